@@ -1,0 +1,26 @@
+"""Self-balancing: tasks weighted by their values instead of by tuning (paper, "self-balancing"; Oksuz et al., 2021)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def self_balance(loss: Tensor, to: Tensor) -> Tensor:
+    """Scale ``loss`` so that its value is that of ``to``; the gradient of ``loss`` is scaled alike, ``to`` gets none.
+
+    Where ``loss`` is 0 there is nothing to scale: it is returned as it is, with its own gradient.
+
+    >>> box = torch.tensor(0.5, requires_grad=True)
+    >>> balanced = self_balance(box * 2, to=torch.tensor(3.0))
+    >>> balanced.backward()
+    >>> balanced.item(), box.grad.item()  # scaled by 3 / 1
+    (3.0, 6.0)
+    """
+    for argument, value in (("loss", loss), ("to", to)):
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise TypeError(f"self_balance: expected {argument} to be a tensor with one value, got {got}")
+    value = loss.detach()
+    scale = torch.where(value == 0, 1, to.detach() / torch.where(value == 0, 1, value))
+    return loss * scale

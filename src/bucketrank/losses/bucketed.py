@@ -1,0 +1,49 @@
+"""The paper's bucketing: the negatives between two positives are compared as one, by their mean (paper, Algorithm 2).
+
+O((P + N) log P + P^2) time. An approximation when delta > 0; at delta 0 equal to the definition (paper, Theorem 1).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bucketrank.losses.comparison import Array, precise
+from bucketrank.losses.pairwise import Pairwise
+
+
+class Bucketed(Pairwise):
+    """Pairwise on at most P + 1 prototypes, each counted as often as its bucket has members."""
+
+    def __init__(self, logits: Tensor, targets: Tensor, delta: float, index: Tensor | None = None) -> None:
+        super().__init__(logits, targets, delta, index)
+        if self.positives.numel() == 0:
+            return
+        # A mean has more digits than its members: the prototypes are kept, and compared, in full precision.
+        members = precise(self.negatives)
+        # A negative as high as a positive ranks above it, as H(0) has it at delta 0: bucket = positives at or below
+        # it.
+        self.bucket = torch.searchsorted(self.scores, members, right=True)
+        buckets = self.positives.numel() + 1
+        self.sizes = torch.bincount(self.bucket, minlength=buckets)
+        # Measured from the positive below (in the lowest bucket: from the lowest one), the mean does not lose digits.
+        base = torch.cat([self.scores[:1], self.scores])
+        offsets = torch.zeros_like(base).index_add_(0, self.bucket, members - base[self.bucket])
+        means = base + offsets / self.sizes.clamp(min=1)
+        # Rounding must not carry a mean out of its bucket.
+        highest = means.scatter_reduce(0, self.bucket, members, "amax", include_self=False)
+        lowest = means.scatter_reduce(0, self.bucket, members, "amin", include_self=False)
+        self.prototypes = means.clamp(lowest, highest)
+
+    def false_positives(self) -> Array:
+        sums = torch.empty_like(self.scores)
+        sizes = self.sizes.to(sums.dtype)
+        for chunk, compared in self._chunks(self.prototypes):
+            sums[chunk] = compared.to(sums.dtype) @ sizes
+        return sums
+
+    def spread(self, weights: Array, own: Array) -> Tensor:
+        sums = torch.zeros(self.sizes.shape, dtype=weights.dtype, device=weights.device)
+        for chunk, compared in self._chunks(self.prototypes):
+            sums += weights[chunk] @ compared.to(weights.dtype)
+        return self._place(sums[self.bucket], own)

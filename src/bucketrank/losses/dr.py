@@ -1,0 +1,64 @@
+"""DR loss (Qian et al., CVPR 2020): ranking by distributions. A differentiable baseline, one pass over the logits."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from bucketrank.losses.functional import check_logits
+
+
+def dr_loss(
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    margin: float = 0.5,
+    positive_temperature: float = 1.0,
+    negative_temperature: float = 0.1 / math.log(3.5),
+    smoothing: float = 6.0,
+    weight: float = 4.0,
+) -> Tensor:
+    """Distributional ranking: the hardest positives should score higher than the hardest negatives, by a margin.
+
+    With p = sigmoid(logit), ``p+`` is the mean of the positives' p weighted by softmax(-p / positive_temperature),
+    ``p-`` that of the negatives' p weighted by softmax(p / negative_temperature); the loss is
+    ``weight * softplus(smoothing * (p- - p+ + margin)) / smoothing``. Without positives p+ is 1; without negatives
+    the loss is 0. Ordinary autograd. Targets as in every loss here.
+
+    >>> dr_loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]))  # p+ = p- = 1/2: 4 * ln(1 + e^3) / 6
+    tensor(2.0324)
+    """
+    check_dr_settings(
+        "dr_loss",
+        margin=margin,
+        positive_temperature=positive_temperature,
+        negative_temperature=negative_temperature,
+        smoothing=smoothing,
+        weight=weight,
+    )
+    check_logits("dr_loss", logits, targets)
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    probabilities = logits.to(dtype).sigmoid()
+    negatives = probabilities[targets == 0]
+    if negatives.numel() == 0:
+        return logits.to(dtype).sum() * 0
+    highest_negative = _weighted_mean(negatives, negatives / negative_temperature)
+    positives = probabilities[targets > 0]
+    lowest_positive = 1.0 if positives.numel() == 0 else _weighted_mean(positives, -positives / positive_temperature)
+    return weight * softplus(smoothing * (highest_negative - lowest_positive + margin)) / smoothing
+
+
+def _weighted_mean(values: Tensor, scores: Tensor) -> Tensor:
+    return (scores.softmax(0) * values).sum()
+
+
+def check_dr_settings(name: str, **settings: float) -> None:
+    """Raise unless these are settings of DR loss."""
+    for setting, value in settings.items():
+        least = -math.inf if setting == "margin" else 0
+        if not math.isfinite(value) or value <= least:
+            above = "" if setting == "margin" else " above 0"
+            raise ValueError(f"{name}: expected {setting} to be a finite number{above}, got {value!r}")

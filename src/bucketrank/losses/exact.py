@@ -1,0 +1,130 @@
+"""Exact bucketing in torch ops: the definition's numbers for every delta, in O((P + N) log P). Any device.
+
+The buckets are cut at the edges of the ramps, ``s_i - delta`` and ``s_i + delta``. Between two neighbouring edges
+every ``H(. - s_i)`` is a straight line, so a bucket's count and sum say all there is to say about its members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from bucketrank.losses.comparison import Array, Comparison, precise
+from bucketrank.losses.dominance import sums_before
+
+# Logits looked up at once: bounds the memory of the look-up, whatever the number of logits.
+BLOCK = 1 << 20
+# A delta below this fraction of the largest positive leaves float64 too few digits to place the edges s +- delta.
+FINEST_DELTA = 1e-9
+
+
+class Exact(Comparison):
+    """Sorts the positives and their edges; each negative only looks its bucket up."""
+
+    def resolves(self) -> bool:
+        return self.delta == 0 or self.delta >= FINEST_DELTA * max(-float(self.scores[0]), float(self.scores[-1]))
+
+    def false_positives(self) -> Array:
+        edges, lower, upper = self._edges()
+        counts = torch.zeros(edges.numel() + 1, dtype=torch.int64, device=edges.device)
+        # Integers add up to the same bits in any order, as atomic additions on a GPU do not for floats.
+        unit = 2.0 ** (61 - self.logits.numel().bit_length())
+        totals = torch.zeros_like(counts)
+        for _, bucket, offset in self._looked_up(edges):
+            counts += torch.bincount(bucket, minlength=counts.numel())
+            if self.delta > 0:
+                totals.index_add_(0, bucket, offset.mul_(unit).to(torch.int64))
+        reached = _suffix_sums(precise(counts[1:]))  # negatives at or above each edge
+        if self.delta == 0:
+            return reached[lower]
+        ramps = _suffix_sums(
+            precise(totals[1:]) / unit + self._widths(edges) * torch.cat([reached[1:], reached.new_zeros(1)])
+        )
+        return ramps[lower] - ramps[upper]
+
+    def spread(self, weights: Array, own: Array) -> Tensor:
+        edges, lower, upper = self._edges()
+        slope = torch.zeros_like(edges)
+        if self.delta == 0:
+            value = torch.zeros_like(edges).index_add_(0, lower, weights).cumsum(0)
+        else:
+            slope = slope.index_add_(0, lower, weights).index_add_(0, upper, -weights).cumsum(0)
+            value = torch.cat([slope.new_zeros(1), (slope * self._widths(edges))[:-1].cumsum(0)])
+        # One row below the lowest edge, where the gradient is zero.
+        table = torch.cat([edges.new_zeros(1, 2), torch.stack([value, slope], 1)])
+        gradient = torch.empty_like(self.logits)
+        for block, bucket, offset in self._looked_up(edges):
+            value, slope = table[bucket].unbind(1)
+            gradient[block] = torch.addcmul(value, slope, offset)
+        return gradient.index_copy_(0, self.index, own.to(gradient.dtype))
+
+    def above(self, values: Array) -> Array:
+        x, low, high = self._windows()
+        sums = _suffix_sums(values)
+        if self.delta == 0:
+            return sums[low]
+        # ramps_k = sum over j >= k of values_j (x_j - x_k): all terms positive, no digits lost.
+        gaps = torch.diff(x, append=x[-1:])[:, None]
+        ramps = _suffix_sums(gaps * torch.cat([sums[1:], sums.new_zeros(1, sums.shape[1])]))
+        sums, ramps = (torch.cat([part, part.new_zeros(1, part.shape[1])]) for part in (sums, ramps))
+        ends = torch.cat([x, x[-1:]])[:, None]
+        x = x[:, None]
+        return ramps[low] + sums[low] * (ends[low] - x + 0.5) - ramps[high] - sums[high] * (ends[high] - x - 0.5)
+
+    def above_worse(self, values: Array) -> Array:
+        x, low, high = self._windows()
+        return sums_before(x, low, high, self.labels, values)
+
+    def below_better(self, values: Array) -> Array:
+        # Seen from the other end of the list, "below and better" is "above and worse".
+        x, low, high = _windows(-self.scores.flip(0), self.delta)
+        return sums_before(x, low, high, -self.labels.flip(0), values.flip(0)[:, None])[:, 0].flip(0)
+
+    def _edges(self) -> tuple[Tensor, Tensor, Tensor]:
+        """All edges in ascending order, and where each positive's lower and upper edge stand among them."""
+        rows = torch.arange(self.scores.numel(), device=self.scores.device)
+        if self.delta == 0:
+            return self.scores, torch.searchsorted(self.scores, self.scores), rows
+        low, high = self.scores - self.delta, self.scores + self.delta
+        lower, upper = rows + torch.searchsorted(high, low), rows + torch.searchsorted(low, high, right=True)
+        edges = torch.empty(2 * rows.numel(), dtype=low.dtype, device=low.device)
+        edges[lower], edges[upper] = low, high
+        return edges, lower, upper
+
+    def _widths(self, edges: Tensor) -> Tensor:
+        """Widths of the buckets in units of 2 delta; nothing happens beyond 1, so none is wider."""
+        return (torch.diff(edges, append=edges[-1:]) / (2 * self.delta)).clamp_(max=1)
+
+    def _looked_up(self, edges: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Blocks of logits: their bucket, and their offset from its lower edge in units of 2 delta.
+
+        Bucket 0 lies below the lowest edge; what is no negative is put there too.
+        """
+        for start in range(0, self.logits.numel(), BLOCK):
+            block = slice(start, start + BLOCK)
+            logits = precise(self.logits[block])
+            bucket = torch.searchsorted(edges, logits, right=True).mul_(self.targets[block] == 0)
+            offset = logits.sub(edges[(bucket - 1).clamp_(min=0)])
+            yield block, bucket, offset.div_(2 * self.delta or 1).clamp_(0, 1)
+
+    def _windows(self) -> tuple[Tensor, Tensor, Tensor]:
+        return _windows(self.scores, self.delta)
+
+
+def _windows(scores: Tensor, delta: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The positives in units of 2 delta, and for each the window of those that compare with it as between 0 and 1.
+
+    Gaps are cut to 1, as nothing depends on what is beyond: the numbers stay small however far the logits are spread.
+    """
+    if delta == 0:
+        low = torch.searchsorted(scores, scores)
+        return scores, low, low
+    excess = (torch.diff(scores, prepend=scores[:1]) - 2 * delta).clamp_(min=0)
+    x = (scores - scores[0] - excess.cumsum(0)) / (2 * delta)
+    return x, torch.searchsorted(x, x - 0.5, right=True), torch.searchsorted(x, x + 0.5)
+
+
+def _suffix_sums(values: Tensor) -> Tensor:
+    return values.flip(0).cumsum(0).flip(0)

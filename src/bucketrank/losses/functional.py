@@ -1,0 +1,142 @@
+"""The ranking losses as functions.
+
+They share one convention. ``logits`` and ``targets`` have the same shape, any shape, and are ranked together as one
+list. A target above 0 marks a positive (Rank & Sort reads its value as the IoU label), 0 a negative, below 0 an
+entry to ignore. ``delta`` is half the width of the smoothed step H; at 0 logits are compared with ``>=``. ``method``
+is ``"exact"`` (O((P + N) log P), the default), ``"pairwise"`` (the definition, O(P (P + N)), the same numbers) or
+``"bucketed"`` (the paper's approximation, O((P + N) log P + P^2)).
+
+The gradients are defined by identity update, not derived from the values. Without positives a loss is 0 and its
+gradient 0. If a logit that is not ignored, or the target of a positive, is NaN or infinite, the loss is NaN and so
+is the gradient at every entry that is not ignored.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bucketrank.losses.autograd import rank
+from bucketrank.losses.backend import METHODS
+
+ALRP_METHODS = ("exact", "pairwise")
+
+
+class RankSortTerms(NamedTuple):
+    """The two terms of Rank & Sort loss; each carries its own gradient, so they can be weighted apart."""
+
+    ranking: Tensor
+    sorting: Tensor
+
+
+class ALRPTerms(NamedTuple):
+    """The two terms of aLRP loss: the first trains the logits, the second the localisation errors."""
+
+    classification: Tensor
+    localisation: Tensor
+
+
+def ap_loss(
+    logits: Tensor, targets: Tensor, *, delta: float = 1.0, method: str = "exact", interpolate: bool = False
+) -> Tensor:
+    """Average Precision loss: the mean, over positives, of the share of negatives ranked above (paper, Eq. 4).
+
+    ``L = 1/|P| sum_i FP(i) / rank(i)`` with ``FP(i) = sum_{j in N} H(s_j - s_i)`` and ``rank(i)`` the same sum over
+    all entries, the positive itself included as H(0). ``method="bucketed"`` is the paper's Bucketed AP loss.
+    ``interpolate=True`` is the original AP loss: a positive counts itself as 1 and is given the best precision reached
+    at or below its score.
+
+    >>> logits, targets = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0])
+    >>> ap_loss(logits, targets, delta=0)  # nothing above the first, one of three above the second: (0/1 + 1/3) / 2
+    tensor(0.1667)
+    """
+    check_settings("ap_loss", delta, method)
+    check_logits("ap_loss", logits, targets)
+    return rank(*_flat(logits, targets), None, "interpolated_ap" if interpolate else "ap", method, float(delta))[0]
+
+
+def rank_sort_loss(logits: Tensor, targets: Tensor, *, delta: float = 0.5, method: str = "exact") -> RankSortTerms:
+    """Rank & Sort loss: AP loss, and positives in the order of their IoU labels (paper, Eq. 10).
+
+    ``ranking`` is AP loss. ``sorting`` is the mean over positives of ``l_S(i) - l_S*(i)``: the average ``1 - IoU``
+    of the positives ranked above i, less the same average over only those with an IoU of at least that of i.
+    ``method="bucketed"`` is the paper's Bucketed RS loss. A positive of IoU 0 would count as a negative: give it a
+    small label instead, as with ``iou.clamp(min=1e-6)``.
+
+    >>> logits, targets = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([0.5, 0.0, 0.9])
+    >>> rank_sort_loss(logits, targets, delta=0)  # sorting: the last sees (0.5 + 0.1) / 2 above it, should see 0.1
+    RankSortTerms(ranking=tensor(0.1667), sorting=tensor(0.1000))
+    """
+    check_settings("rank_sort_loss", delta, method)
+    check_logits("rank_sort_loss", logits, targets)
+    return RankSortTerms(*rank(*_flat(logits, targets), None, "rs", method, float(delta)))
+
+
+def alrp_loss(
+    logits: Tensor, targets: Tensor, localisation: Tensor, *, delta: float = 1.0, method: str = "exact"
+) -> ALRPTerms:
+    """Average Localisation-Recall-Precision loss (Oksuz et al., 2020), for classification and boxes as one.
+
+    ``localisation`` holds one error per positive, in the order of ``logits[targets > 0]``; 1 - GIoU is the usual
+    choice. ``classification`` is AP loss with the positive counted as 1; its gradient also lifts a positive past
+    badly localised ones. ``localisation`` is the mean over positives i of ``sum of localisation_j over s_j >= s_i,
+    divided by rank(i)``, and trains the errors given. Methods: ``"exact"`` and ``"pairwise"``.
+
+    >>> logits, targets = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0])
+    >>> alrp_loss(logits, targets, torch.tensor([0.2, 0.4]), delta=0)  # boxes: (0.2 / 1 + (0.2 + 0.4) / 3) / 2
+    ALRPTerms(classification=tensor(0.1667), localisation=tensor(0.2000))
+    """
+    check_settings("alrp_loss", delta, method, ALRP_METHODS)
+    check_logits("alrp_loss", logits, targets)
+    if not isinstance(localisation, Tensor) or not localisation.is_floating_point():
+        raise TypeError(f"alrp_loss: expected localisation to be a tensor of floats, got {_describe(localisation)}")
+    if localisation.device != logits.device:
+        raise ValueError(f"alrp_loss: expected localisation on {logits.device} like logits, got {localisation.device}")
+    if localisation.dim() != 1:
+        raise ValueError(
+            "alrp_loss: expected localisation of one dimension, an error for each of logits[targets > 0], "
+            f"got shape {tuple(localisation.shape)}"
+        )
+    return ALRPTerms(*rank(*_flat(logits, targets), localisation, "alrp", method, float(delta)))
+
+
+def _flat(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as one list, in a dtype that loses nothing of either and has digits enough."""
+    dtype = torch.promote_types(torch.promote_types(logits.dtype, targets.dtype), torch.float32)
+    return logits.reshape(-1).to(dtype).contiguous(), targets.detach().reshape(-1).to(dtype).contiguous()
+
+
+def check_settings(name: str, delta: float, method: str, methods: tuple[str, ...] = tuple(METHODS)) -> None:
+    """Raise unless these are settings of a ranking loss."""
+    if isinstance(delta, bool) or not isinstance(delta, (int, float)) or not math.isfinite(delta) or delta < 0:
+        raise ValueError(f"{name}: expected delta to be a finite number of at least 0, got {delta!r}")
+    if method not in methods:
+        raise ValueError(f"{name}: expected method to be one of {', '.join(methods)}, got {method!r}")
+
+
+def check_logits(name: str, logits: Tensor, targets: Tensor) -> None:
+    """Raise unless ``targets`` fit ``logits``."""
+    for argument, value in (("logits", logits), ("targets", targets)):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name}: expected {argument} to be a tensor, got {_describe(value)}")
+    if not logits.is_floating_point():
+        raise TypeError(f"{name}: expected logits of a float dtype, got {logits.dtype}; convert with logits.float()")
+    if targets.is_complex():
+        raise TypeError(f"{name}: expected real targets, got {targets.dtype}")
+    if targets.shape != logits.shape:
+        raise ValueError(
+            f"{name}: expected targets of shape {tuple(logits.shape)} like logits, got {tuple(targets.shape)}; "
+            "give every logit a target: above 0 for a positive, 0 for a negative, -1 to ignore it"
+        )
+    if targets.device != logits.device:
+        raise ValueError(
+            f"{name}: expected targets on {logits.device} like logits, got {targets.device}; "
+            "move them with targets.to(logits.device)"
+        )
+
+
+def _describe(value: object) -> str:
+    return str(value.dtype) if isinstance(value, Tensor) else type(value).__name__

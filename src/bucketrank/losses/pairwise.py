@@ -1,0 +1,68 @@
+"""The definition: every positive compared with every logit (paper, Algorithm 1). O(P (P + N)), in O(P + N) memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from bucketrank.losses.comparison import Array, Comparison
+from bucketrank.losses.step import step_
+
+# Comparisons held at once: a chunk of rows of this many entries stays in the processor's cache.
+CHUNK = 1 << 20
+
+
+class Pairwise(Comparison):
+    """Compares in chunks of positives, in the precision of the logits."""
+
+    def __init__(self, logits: Tensor, targets: Tensor, delta: float, index: Tensor | None = None) -> None:
+        super().__init__(logits, targets, delta, index)
+        self.positives = logits[self.index]
+        lowest = self.positives.amin() if self.positives.numel() else torch.inf
+        # Negatives further than delta below every positive compare as 0 (Algorithm 1, line 2).
+        self.relevant = (targets == 0) & (logits >= lowest - delta)
+        self.negatives = logits[self.relevant]
+
+    def _chunks(self, others: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """H(others_j - s_i) for some rows i at a time."""
+        rows = max(1, CHUNK // max(1, others.numel()))
+        for start in range(0, self.positives.numel(), rows):
+            chunk = slice(start, start + rows)
+            yield chunk, step_(others - self.positives[chunk, None], self.delta)
+
+    def false_positives(self) -> Array:
+        sums = torch.empty_like(self.scores)
+        for chunk, compared in self._chunks(self.negatives):
+            sums[chunk] = compared.sum(dim=1, dtype=sums.dtype)
+        return sums
+
+    def above(self, values: Array) -> Array:
+        sums = torch.empty_like(values)
+        for chunk, compared in self._chunks(self.positives):
+            sums[chunk] = compared.to(values.dtype) @ values
+        return sums
+
+    def above_worse(self, values: Array) -> Array:
+        sums, labels = torch.empty_like(values), self.labels
+        for chunk, compared in self._chunks(self.positives):
+            sums[chunk] = (compared * (labels < labels[chunk, None])).to(values.dtype) @ values
+        return sums
+
+    def below_better(self, values: Array) -> Array:
+        sums, labels = torch.zeros_like(values), self.labels
+        for chunk, compared in self._chunks(self.positives):
+            sums += values[chunk] @ (compared * (labels < labels[chunk, None])).to(values.dtype)
+        return sums
+
+    def spread(self, weights: Array, own: Array) -> Tensor:
+        sums = torch.zeros(self.negatives.shape, dtype=weights.dtype, device=weights.device)
+        for chunk, compared in self._chunks(self.negatives):
+            sums += weights[chunk].to(compared.dtype) @ compared
+        return self._place(sums, own)
+
+    def _place(self, gradient: Tensor, own: Tensor) -> Tensor:
+        """``gradient``, one a relevant negative, and ``own``, one a positive, among all logits."""
+        placed = torch.zeros_like(self.logits).masked_scatter_(self.relevant, gradient.to(self.logits.dtype))
+        return placed.index_copy_(0, self.index, own.to(placed.dtype))

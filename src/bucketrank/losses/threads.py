@@ -1,0 +1,50 @@
+"""A few threads of our own for kernels that release the GIL.
+
+numba's own threading layers start OpenMP beside torch's, die in forked workers, or cannot be called from two Python
+threads at once. Plain Python threads do none of that, cost nothing while idle, and follow ``torch.set_num_threads``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from threading import Lock
+from typing import TypeVar
+
+import torch
+
+Result = TypeVar("Result")
+
+# Waking a thread costs some 50 microseconds; for fewer entries it does not pay.
+SMALLEST_PART = 1 << 15
+
+_lock = Lock()
+_pool: Executor | None = None
+
+
+def in_parts(work: Callable[[int, int], Result], size: int, smallest: int = SMALLEST_PART) -> list[Result]:
+    """``work(start, stop)`` over ``range(size)`` cut into parts, one a thread; the results in order of the parts."""
+    parts = max(1, min(torch.get_num_threads(), size // smallest))
+    bounds = [size * part // parts for part in range(parts + 1)]
+    others = [_executor().submit(work, *bounds[part : part + 2]) for part in range(1, parts)]
+    return [work(*bounds[:2]), *(other.result() for other in others)]
+
+
+def _executor() -> Executor:
+    global _pool
+    with _lock:
+        if _pool is None:
+            # Threads are started only as they are needed.
+            _pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="bucketrank")
+        return _pool
+
+
+def _forget_threads() -> None:
+    """Threads do not live on in a forked child, and the lock may have been held."""
+    global _pool, _lock
+    _pool, _lock = None, Lock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+    os.register_at_fork(after_in_child=_forget_threads)
