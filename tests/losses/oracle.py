@@ -65,11 +65,11 @@ def _precisions(s: Tensor, pos: Tensor, neg: Tensor, i: int, delta: float) -> tu
 
 def interpolated_ap(logits: Tensor, targets: Tensor, delta: float) -> Answer:
     s, _, pos, neg = _split(logits, targets)
-    gradient, value, best = torch.zeros_like(s), torch.zeros((), dtype=torch.float64), -1.0
+    gradient, value, best = torch.zeros_like(s), s.new_zeros(()), s.new_tensor(-1.0)
     for i in pos[s[pos].argsort()].tolist():
         above_neg, _, rank = _precisions(s, pos, neg, i, delta)
         precision = 1 - above_neg.sum() / rank
-        factor = 1.0
+        factor = s.new_tensor(1.0)
         if best <= precision:
             best = precision
         else:
@@ -81,7 +81,7 @@ def interpolated_ap(logits: Tensor, targets: Tensor, delta: float) -> Answer:
 
 
 def alrp(logits: Tensor, targets: Tensor, localisation: Tensor, delta: float) -> tuple[Answer, Tensor]:
-    """The answer for the logits (the second term gives them no gradient), and the gradient at the localisation errors."""
+    """The answer for the logits, to which the second term gives no gradient, and that term's gradient at the errors."""
     s, _, pos, neg = _split(logits, targets)
     errors = localisation.detach().double()
     gradient, loc_gradient = torch.zeros_like(s), torch.zeros_like(errors)
@@ -101,7 +101,7 @@ def alrp(logits: Tensor, targets: Tensor, localisation: Tensor, delta: float) ->
 
 def bucketed_rank_sort(logits: Tensor, targets: Tensor, delta: float) -> Answer:
     """Prototypes: the mean of each run of relevant negatives between two positives in the sorted list."""
-    s, t, pos, neg = _split(logits, targets)
+    s, _, pos, neg = _split(logits, targets)
     lowest = s[pos].min()
     members: dict[int, list[int]] = {}
     for j in neg.tolist():

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bucketrank.losses.backend import comparison_of
+from bucketrank.losses.backend import chosen_backend, comparison_of
 from bucketrank.losses.comparison import precise
 from bucketrank.losses.pairwise import Pairwise
 from bucketrank.losses.terms import alrp, average_precision, interpolated_average_precision, rank_sort
@@ -26,17 +26,19 @@ def rank(
     logits: Tensor, targets: Tensor, localisation: Tensor | None, loss: str, method: str, delta: float
 ) -> tuple[Tensor, Tensor]:
     """The two values of a ranking loss; ``logits`` and ``targets`` are flat, contiguous and of one dtype."""
+    # Read here, so that the backward pass, wherever it is called, does as the forward pass did.
+    arguments = logits, targets, localisation, loss, method, chosen_backend(), delta
     if torch.compiler.is_compiling():
-        first, second, *_ = _rank_op(logits, targets, localisation, loss, method, delta)
+        first, second, *_ = _rank_op(*arguments)
     else:
-        first, second = _Rank.apply(logits, targets, localisation, loss, method, delta)
+        first, second = _Rank.apply(*arguments)
     return first, second
 
 
 def _forward(
-    logits: Tensor, targets: Tensor, localisation: Tensor | None, loss: str, method: str, delta: float
+    logits: Tensor, targets: Tensor, localisation: Tensor | None, loss: str, method: str, backend: str, delta: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    comparison = comparison_of(method, logits)(logits, targets, delta)
+    comparison = comparison_of(method, backend, logits)(logits, targets, delta)
     index = comparison.index
     if localisation is not None and localisation.numel() != index.numel():
         raise ValueError(
@@ -64,13 +66,14 @@ def _gradient(
     rows: Tensor,
     value: Tensor,
     method: str,
+    backend: str,
     delta: float,
 ) -> Tensor:
     """The gradient at the logits, given those at the two values."""
     if index.numel() == 0:
         # No positives: value 0, and 0 everywhere. Something was not finite: value NaN, and NaN wherever not ignored.
         return (value * 0).expand_as(logits).masked_fill(targets < 0, 0)
-    comparison = comparison_of(method, logits)(logits, targets, delta, index)
+    comparison = comparison_of(method, backend, logits)(logits, targets, delta, index)
     if not comparison.resolves():
         comparison = Pairwise(logits, targets, delta, index)
     first, second = comparison.vector(first), comparison.vector(second)
@@ -79,7 +82,7 @@ def _gradient(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    logits, targets, localisation, _, ctx.method, ctx.delta = inputs
+    logits, targets, localisation, _, *ctx.settings = inputs
     first, _, index, rows = output
     ctx.dtype = None if localisation is None else localisation.dtype
     ctx.save_for_backward(logits, targets, index, rows, first)
@@ -90,12 +93,12 @@ def _backward(
 ) -> tuple[Any, ...]:
     *saved, value = ctx.saved_tensors
     first, second = (torch.zeros_like(value) if part is None else part for part in (first, second))
-    to_logits = gradient(first, second, *saved, value, ctx.method, ctx.delta)
+    to_logits = gradient(first, second, *saved, value, *ctx.settings)
     to_localisation = None
     if ctx.needs_input_grad[2]:
         _, _, index, rows = saved
         to_localisation = (second * rows[index.argsort(), 3]).to(ctx.dtype)
-    return to_logits, None, to_localisation, None, None, None
+    return to_logits, None, to_localisation, None, None, None, None
 
 
 class _Rank(torch.autograd.Function):
@@ -125,7 +128,7 @@ _rank_op.register_autograd(_backward_op, setup_context=_save)
 
 @_rank_op.register_fake
 def _(
-    logits: Tensor, targets: Tensor, localisation: Tensor | None, loss: str, method: str, delta: float
+    logits: Tensor, targets: Tensor, localisation: Tensor | None, loss: str, method: str, backend: str, delta: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     positives = torch.library.get_ctx().new_dynamic_size()
     index = logits.new_empty(positives, dtype=torch.int64)

@@ -57,12 +57,17 @@ def _fused() -> type[Comparison]:
     return Fused
 
 
-def comparison_of(method: str, logits: Tensor) -> type[Comparison]:
+def chosen_backend() -> str:
+    """What :func:`use_backend` says now."""
+    return _backend
+
+
+def comparison_of(method: str, backend: str, logits: Tensor) -> type[Comparison]:
     """The class that compares these logits by this method."""
-    if method != "exact" or _backend == "torch":
+    if method != "exact" or backend == "torch":
         return METHODS[method]
     if logits.device.type == "cpu" and _has_numba():
         return _fused()
-    if _backend == "fused":
+    if backend == "fused":
         raise ValueError(f"use_backend: the fused kernel takes CPU tensors, got one on {logits.device}")
     return METHODS[method]

@@ -40,13 +40,14 @@ def dr_loss(
         weight=weight,
     )
     check_logits("dr_loss", logits, targets)
-    dtype = torch.promote_types(logits.dtype, torch.float32)
-    probabilities = logits.to(dtype).sigmoid()
-    negatives = probabilities[targets == 0]
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).masked_fill(targets < 0, 0)
+    if not logits.isfinite().all() or not (targets < torch.inf).all():
+        return logits.sum() * torch.nan
+    negatives = logits[targets == 0].sigmoid()
     if negatives.numel() == 0:
-        return logits.to(dtype).sum() * 0
+        return logits.sum() * 0
     highest_negative = _weighted_mean(negatives, negatives / negative_temperature)
-    positives = probabilities[targets > 0]
+    positives = logits[targets > 0].sigmoid()
     lowest_positive = 1.0 if positives.numel() == 0 else _weighted_mean(positives, -positives / positive_temperature)
     return weight * softplus(smoothing * (highest_negative - lowest_positive + margin)) / smoothing
 

@@ -104,8 +104,8 @@ class Exact(Comparison):
         """
         for start in range(0, self.logits.numel(), BLOCK):
             block = slice(start, start + BLOCK)
-            logits = precise(self.logits[block])
-            bucket = torch.searchsorted(edges, logits, right=True).mul_(self.targets[block] == 0)
+            logits = precise(self.logits[block]).masked_fill(self.targets[block] != 0, -torch.inf)
+            bucket = torch.searchsorted(edges, logits, right=True)
             offset = logits.sub(edges[(bucket - 1).clamp_(min=0)])
             yield block, bucket, offset.div_(2 * self.delta or 1).clamp_(0, 1)
 

@@ -1,0 +1,105 @@
+"""What the tests of the losses share: a table of losses with their oracles, ways to compute them, hard inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bucketrank import ap_loss, rank_sort_loss, use_backend
+
+from . import oracle
+
+DELTAS = (0.0, 0.1, 0.5, 1.0, 5.0)
+
+# (method, backend): all that must give the definition's numbers.
+FAITHFUL = (("pairwise", "torch"), ("exact", "torch"), ("exact", "fused"))
+EVERY = (*FAITHFUL, ("bucketed", "torch"))
+
+
+class Loss(NamedTuple):
+    compute: Callable[..., tuple[Tensor, ...]]
+    oracle: Callable[[Tensor, Tensor, float], oracle.Answer]
+
+
+LOSSES = {
+    "ap": Loss(lambda *args, **kwargs: (ap_loss(*args, **kwargs),), oracle.ap),
+    "interpolated_ap": Loss(
+        lambda *args, **kwargs: (ap_loss(*args, interpolate=True, **kwargs),), oracle.interpolated_ap
+    ),
+    "rank_sort": Loss(rank_sort_loss, oracle.rank_sort),
+}
+
+
+def answer(
+    loss: Callable[..., tuple[Tensor, ...]], logits: Tensor, targets: Tensor, *, delta: float, way: tuple[str, str]
+) -> oracle.Answer:
+    """The terms of ``loss`` and the gradient of each."""
+    method, backend = way
+    leaf = logits.detach().clone().requires_grad_()
+    with use_backend(backend):
+        terms = loss(leaf, targets, delta=delta, method=method)
+        gradients = [torch.autograd.grad(term, leaf, retain_graph=True)[0] for term in terms]
+    return oracle.Answer([term.detach() for term in terms], gradients)
+
+
+def assert_same(got: oracle.Answer, expected: oracle.Answer, *, relative: float = 1e-6) -> None:
+    """Values, and gradients by largest difference over largest value, agree to ``relative``."""
+    for ours, theirs in zip(got.values + got.gradients, expected.values + expected.gradients, strict=True):
+        largest = theirs.double().abs().max().item() if theirs.numel() else 0.0
+        # What should be zero may be off by rounding of numbers near 1.
+        allowed = relative * largest if largest > 1e-9 else 1e-12
+        torch.testing.assert_close(ours.double(), theirs.double(), rtol=0, atol=allowed, equal_nan=True)
+
+
+def total(terms: Iterable[Tensor]) -> Tensor:
+    """The loss that trains with all terms."""
+    return torch.stack(list(terms)).sum()
+
+
+def synthetic(size: int, positives: int, *, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """The paper's synthetic data: positives from N(-1, 1), negatives from N(1, 1), labels uniform; shuffled."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(size, generator=generator) + 1
+    logits[:positives] -= 2
+    targets = torch.zeros(size)
+    targets[:positives] = 0.01 + 0.99 * torch.rand(positives, generator=generator)
+    order = torch.randperm(size, generator=generator)
+    return logits[order], targets[order]
+
+
+def _with_ignored(logits: Tensor, targets: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    ignored = (torch.rand(targets.shape, generator=generator) < 0.1) & (targets == 0)
+    return logits, targets.masked_fill(ignored, -1)
+
+
+def hard_inputs() -> dict[str, tuple[Tensor, Tensor]]:
+    """Small inputs, each with a difficulty of its own."""
+    logits, targets = _with_ignored(*synthetic(240, 40), seed=1)
+    on_grid = (logits * 4).round() / 4
+    few_labels = torch.where(targets > 0, (targets * 4).ceil() / 4, targets)
+    clusters = torch.tensor([-3.0, 0.0, 0.0, 7.0]).repeat(60) + logits * 1e-3
+    far = torch.where(targets == 0, logits - 1000, logits)
+    return {
+        "plain": (logits, targets),
+        "ties": (on_grid, targets),
+        "ties and equal labels": (on_grid, few_labels),
+        "all logits equal": (torch.full_like(logits, 0.3), targets),
+        "all labels equal": (logits, (targets > 0).float() - (targets < 0).float()),
+        "clusters": (clusters, targets),
+        "offset 1e4": (logits + 1e4, targets),
+        "offset -1e4, ties": (on_grid - 1e4, few_labels),
+        "spread 1e-4": (logits * 1e-4, targets),
+        "spread 1e3": (logits * 1e3, targets),
+        "one positive": (logits, torch.where(torch.arange(240) == 17, 0.7, 0.0)),
+        "one positive, one negative": (torch.tensor([0.2, 0.1]), torch.tensor([0.0, 0.4])),
+        "one positive alone": (torch.tensor([0.2]), torch.tensor([0.4])),
+        "no negatives": (logits, targets.abs().clamp(min=0.1)),
+        "no relevant negative": (far, targets),
+        "outlier": (torch.where(torch.arange(240) == targets.argmax(), 1e6, logits), targets),
+        # Every comparison lies exactly on an edge of a ramp for delta 0.5 and 1.
+        "on the edges": (torch.arange(240).remainder(5) * 0.5, targets),
+    }

@@ -1,0 +1,165 @@
+"""Autograd, custom ops, torch.compile, autocast, and the same bits every time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from bucketrank import alrp_loss, ap_loss, rank_sort_loss, use_backend
+from bucketrank.losses import autograd
+from bucketrank.losses.backend import comparison_of
+from bucketrank.losses.comparison import Comparison
+
+from .cases import EVERY, FAITHFUL, synthetic, total
+
+every_way = pytest.mark.parametrize("way", EVERY, ids="-".join)
+
+
+# Torch warns of itself while it copies the inputs.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@every_way
+@pytest.mark.parametrize("loss", ["ap", "interpolated_ap", "rs", "alrp"])
+def test_opcheck(loss: str, way: tuple[str, str]) -> None:
+    method, backend = way
+    if loss == "alrp" and method == "bucketed":
+        pytest.skip("aLRP is not bucketed")
+    logits, targets = synthetic(50, 7)
+    localisation = torch.linspace(0, 1, 7, requires_grad=True) if loss == "alrp" else None
+    for flat in (logits, logits.double()):
+        args = (flat.requires_grad_(), targets.to(flat.dtype), localisation, loss, method, backend, 0.5)
+        torch.library.opcheck(autograd._rank_op, args)
+    with torch.no_grad():
+        first, _, index, rows = autograd._forward(logits, targets, localisation, loss, method, backend, 0.5)
+    one = torch.ones(())
+    saved = (one, one, logits.detach(), targets, index, rows, first, method, backend, 0.5)
+    torch.library.opcheck(autograd._gradient_op, saved)
+
+
+@every_way
+@pytest.mark.parametrize("positives", [0, 7])
+def test_compiles_as_one_graph(positives: int, way: tuple[str, str]) -> None:
+    method, backend = way
+
+    def train(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        ranking, sorting = rank_sort_loss(logits * 2, targets, method=method)
+        return ranking + 3 * sorting + ap_loss(logits, targets, method=method)
+
+    logits, targets = synthetic(300, positives)
+    eager, compiled = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    with use_backend(backend):
+        expected = train(eager, targets)
+        expected.backward()
+        # aot_eager traces forward and backward as inductor does, without generating C++.
+        got = torch.compile(train, fullgraph=True, backend="aot_eager")(compiled, targets)
+        got.backward()
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(compiled.grad, eager.grad)
+
+
+@pytest.mark.slow
+def test_compiles_with_inductor_and_changing_sizes() -> None:
+    compiled = torch.compile(lambda logits, targets: total(rank_sort_loss(logits.sigmoid(), targets)), fullgraph=True)
+    for size, positives in ((300, 7), (300, 30), (500, 9)):
+        logits, targets = synthetic(size, positives)
+        ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+        got, expected = compiled(ours, targets), total(rank_sort_loss(theirs.sigmoid(), targets))
+        got.backward()
+        expected.backward()
+        torch.testing.assert_close(got, expected)
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_alrp_compiles_as_one_graph() -> None:
+    logits, targets = synthetic(300, 7)
+    boxes = torch.linspace(0.1, 0.9, 7)
+    answers = []
+    for run in (alrp_loss, torch.compile(alrp_loss, fullgraph=True, backend="aot_eager")):
+        leaf, errors = logits.clone().requires_grad_(), boxes.clone().requires_grad_()
+        classification, localisation = run(leaf, targets, errors)
+        (classification + 2 * localisation).backward()
+        answers.append((classification.detach(), localisation.detach(), leaf.grad, errors.grad))
+    torch.testing.assert_close(answers[0], answers[1])
+
+
+@every_way
+def test_the_backward_pass_uses_the_backend_of_the_forward_pass(way: tuple[str, str], monkeypatch) -> None:
+    method, backend = way
+    logits, targets = synthetic(50, 7)
+    logits.requires_grad_()
+    with use_backend(backend):
+        loss = ap_loss(logits, targets, method=method)
+    asked = []
+
+    def listen(method: str, backend: str, logits: torch.Tensor) -> type[Comparison]:
+        asked.append((method, backend))
+        return comparison_of(method, backend, logits)
+
+    monkeypatch.setattr(autograd, "comparison_of", listen)
+    loss.backward()
+    assert asked == [(method, backend)]
+
+
+def test_a_second_derivative_is_an_error() -> None:
+    logits, targets = synthetic(50, 7)
+    logits.requires_grad_()
+    (gradient,) = torch.autograd.grad(ap_loss(logits, targets) ** 2, logits, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+@every_way
+def test_autocast(way: tuple[str, str]) -> None:
+    layer, data = torch.nn.Linear(8, 4), torch.randn(30, 8)
+    _, targets = synthetic(120, 20)
+    with use_backend(way[1]), torch.autocast("cpu", torch.bfloat16):
+        logits = layer(data)
+        loss = total(rank_sort_loss(logits, targets.view(30, 4), method=way[0]))
+    assert logits.dtype is torch.bfloat16
+    assert loss.dtype is torch.float32
+    loss.backward()
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.isfinite().all()
+
+
+def test_small_gradients_survive_half_precision_with_a_scaled_loss() -> None:
+    logits, targets = synthetic(60_000, 2_000)
+    half = logits.half().requires_grad_()
+    (ap_loss(half, targets) * 65536).backward()
+    full = logits.half().float().requires_grad_()
+    ap_loss(full, targets).backward()
+    assert half.grad is not None
+    assert full.grad is not None
+    torch.testing.assert_close(half.grad.float() / 65536, full.grad, rtol=2e-3, atol=1e-9)
+
+
+@every_way
+@pytest.mark.parametrize("threads", [1, 2])
+def test_two_runs_give_the_same_bits(threads: int, way: tuple[str, str]) -> None:
+    method, backend = way
+    size, positives = (200_000, 5_000) if method == "exact" else (20_000, 500)
+    logits, targets = synthetic(size, positives)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        answers: list[tuple[Any, ...]] = []
+        for _ in range(3):
+            leaf = logits.clone().requires_grad_()
+            with use_backend(backend):
+                terms = rank_sort_loss(leaf, targets, method=method)
+                total(terms).backward()
+            answers.append((*(term.detach() for term in terms), leaf.grad))
+    finally:
+        torch.set_num_threads(before)
+    for run in answers[1:]:
+        assert all(torch.equal(ours, first) for ours, first in zip(run, answers[0], strict=True))
+
+
+@pytest.mark.parametrize("way", FAITHFUL, ids="-".join)
+def test_without_gradients(way: tuple[str, str]) -> None:
+    logits, targets = synthetic(50, 7)
+    with use_backend(way[1]), torch.no_grad():
+        assert not ap_loss(logits.requires_grad_(), targets, method=way[0]).requires_grad
+    with use_backend(way[1]), torch.inference_mode():
+        assert ap_loss(logits.detach().clone(), targets, method=way[0]).isfinite()

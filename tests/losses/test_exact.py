@@ -1,0 +1,96 @@
+"""Every faithful way against the definition, value and gradient."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from . import oracle
+from .cases import DELTAS, FAITHFUL, LOSSES, answer, assert_same, hard_inputs, synthetic
+
+HARD = hard_inputs()
+
+
+@pytest.mark.parametrize("way", FAITHFUL, ids="-".join)
+@pytest.mark.parametrize("delta", DELTAS)
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("case", HARD)
+def test_equals_the_definition(case: str, name: str, delta: float, way: tuple[str, str]) -> None:
+    logits, targets = HARD[case]
+    loss = LOSSES[name]
+    # float64, where nothing but the method can differ; float32 rounding has its own tests.
+    got = answer(loss.compute, logits.double(), targets.double(), delta=delta, way=way)
+    assert_same(got, loss.oracle(logits, targets, delta), relative=1e-9)
+
+
+@pytest.mark.parametrize("way", FAITHFUL[1:], ids="-".join)
+@pytest.mark.parametrize("delta", DELTAS)
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("case", HARD)
+def test_float32_is_within_a_millionth_of_the_definition(
+    case: str, name: str, delta: float, way: tuple[str, str]
+) -> None:
+    logits, targets = HARD[case]
+    loss = LOSSES[name]
+    assert_same(answer(loss.compute, logits, targets, delta=delta, way=way), loss.oracle(logits, targets, delta))
+
+
+@pytest.mark.parametrize("delta", DELTAS)
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize(("size", "positives"), [(3_000, 1), (8_000, 2_000), (70_000, 300)])
+def test_larger_inputs_against_pairwise(size: int, positives: int, name: str, delta: float) -> None:
+    logits, targets = synthetic(size, positives)
+    loss = LOSSES[name].compute
+    expected = answer(loss, logits.double(), targets.double(), delta=delta, way=("pairwise", "torch"))
+    for way in FAITHFUL[1:]:
+        assert_same(answer(loss, logits, targets, delta=delta, way=way), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("positives", "scale", "delta"), [(50_000, 1.0, 0.5), (10_000, 1e3, 0.1), (10_000, 1.0, 0.0)])
+def test_many_positives_against_pairwise(positives: int, scale: float, delta: float) -> None:
+    logits, targets = synthetic(positives + 2_000, positives)
+    logits = logits * scale
+    loss = LOSSES["rank_sort"].compute
+    expected = answer(loss, logits.double(), targets.double(), delta=delta, way=("pairwise", "torch"))
+    for way in FAITHFUL[1:]:
+        assert_same(answer(loss, logits, targets, delta=delta, way=way), expected)
+
+
+@pytest.mark.slow
+def test_backends_agree_with_a_hundred_thousand_positives() -> None:
+    # More than pairwise can check: a P x P matrix would take 80 GB.
+    logits, targets = synthetic(2_000_000, 100_000)
+    loss = LOSSES["rank_sort"].compute
+    fused = answer(loss, logits, targets, delta=0.5, way=("exact", "fused"))
+    assert_same(answer(loss, logits, targets, delta=0.5, way=("exact", "torch")), fused)
+
+
+@pytest.mark.parametrize("way", FAITHFUL[1:], ids="-".join)
+def test_a_delta_below_the_digits_of_the_logits_is_still_exact(way: tuple[str, str]) -> None:
+    # At 1e6 the edges s +- 1e-12 cannot be told from s; a tie must count as 1/2 all the same.
+    logits = torch.tensor([1e6, 1e6, 1e6 + 1, 1e6 - 1])
+    targets = torch.tensor([0.5, 0.0, 0.0, 0.9])
+    loss = LOSSES["rank_sort"]
+    expected = loss.oracle(logits, targets, 1e-12)
+    # The first positive: half the tied negative and the one above, against itself: 1.5 / 2; the last: 2 / 3.5.
+    torch.testing.assert_close(expected.values[0].item(), (1.5 / 2 + 2 / 3.5) / 2)
+    assert_same(answer(loss.compute, logits, targets, delta=1e-12, way=way), expected)
+
+
+@pytest.mark.parametrize("way", FAITHFUL, ids="-".join)
+def test_alrp_equals_the_definition(way: tuple[str, str]) -> None:
+    from bucketrank import alrp_loss, use_backend
+
+    for logits, targets in HARD.values():
+        localisation = torch.linspace(0.1, 1.9, int((targets > 0).sum()), dtype=torch.float64)
+        for delta in DELTAS:
+            leaf, errors = logits.double().requires_grad_(), localisation.clone().requires_grad_()
+            with use_backend(way[1]):
+                terms = alrp_loss(leaf, targets, errors, delta=delta, method=way[0])
+                gradients = [torch.autograd.grad(term, leaf, retain_graph=True)[0] for term in terms]
+                (to_errors,) = torch.autograd.grad(terms.localisation, errors)
+            expected, errors_expected = oracle.alrp(logits, targets, localisation, delta)
+            got = oracle.Answer([*map(torch.Tensor.detach, terms)], gradients)
+            assert_same(got, expected, relative=1e-9)
+            torch.testing.assert_close(to_errors, errors_expected)

@@ -1,0 +1,136 @@
+"""The fused kernel among threads and processes, and the choice of backend."""
+
+from __future__ import annotations
+
+import multiprocessing
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from bucketrank import ap_loss, rank_sort_loss, use_backend
+from bucketrank.losses import backend, threads
+from bucketrank.losses.exact import Exact
+from bucketrank.losses.fused import Fused
+
+from .cases import answer, synthetic, total
+
+
+def _train(seed: int) -> tuple[float, float]:
+    """Large enough for several threads: the loss, and a fingerprint of its gradient."""
+    logits, targets = synthetic(150_000, 5_000, seed=seed)
+    logits.requires_grad_()
+    loss = total(rank_sort_loss(logits, targets))
+    loss.backward()
+    assert logits.grad is not None
+    return loss.item(), (logits.grad.double() * torch.arange(150_000)).sum().item()
+
+
+class _Losses(Dataset[tuple[float, float]]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, seed: int) -> tuple[float, float]:
+        # Workers run on one thread; two of ours all the same, to cross those of the parent with those of the child.
+        with mock.patch.object(torch, "get_num_threads", lambda: 2):
+            return _train(seed)
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+# Torch and pytest hold threads of their own, of which Python 3.12 warns at a fork; DataLoader forks all the same.
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_survives_dataloader_workers(start: str) -> None:
+    expected = [_train(seed) for seed in range(4)]  # the parent's threads are up and have run
+    context = multiprocessing.get_context(start)
+    loader = DataLoader(_Losses(), batch_size=None, num_workers=2, multiprocessing_context=context, timeout=100)
+    torch.testing.assert_close([tuple(map(float, item)) for item in loader], expected)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_many_python_threads_at_once() -> None:
+    expected = [_train(seed) for seed in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(3):
+            assert list(pool.map(_train, range(8))) == expected
+
+
+def test_leaves_torch_threads_and_numba_threading_alone() -> None:
+    code = """
+import torch, numba
+torch.set_num_threads(2)
+from bucketrank import rank_sort_loss
+logits = torch.randn(300_000, requires_grad=True)
+sum(rank_sort_loss(logits, (torch.rand(300_000) < 0.01).float())).backward()
+assert torch.get_num_threads() == 2, torch.get_num_threads()
+try:
+    layer = numba.threading_layer()
+except ValueError:
+    layer = None  # numba has started none
+assert layer is None, layer
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_parts_cover_everything_once_in_order(monkeypatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    for size in (0, 1, 9, 10, 29, 30, 31, 100):
+        parts = threads.in_parts(lambda start, stop: list(range(start, stop)), size, smallest=10)
+        assert [entry for part in parts for entry in part] == list(range(size))
+        assert len(parts) == max(1, min(3, size // 10))
+
+
+def test_an_error_in_a_part_is_raised(monkeypatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+
+    def work(start: int, stop: int) -> None:
+        if start > 0:
+            raise RuntimeError(f"part {start} to {stop}")
+
+    with pytest.raises(RuntimeError, match="part 10 to 20"):
+        threads.in_parts(work, 20, smallest=10)
+
+
+def test_cells_with_many_edges_are_searched() -> None:
+    # One far positive leaves all others in one cell of the look-up table; and more threads than one.
+    logits, targets = synthetic(120_000, 2_000)
+    logits = logits * 1e-3
+    logits[targets.argmax()] = 1e7
+    loss = lambda *args, **kwargs: (ap_loss(*args, **kwargs),)  # noqa: E731
+    fused, plain = (answer(loss, logits, targets, delta=1e-4 * 1e3, way=("exact", name)) for name in ("fused", "torch"))
+    torch.testing.assert_close(fused, plain, rtol=1e-6, atol=1e-12)
+
+
+def test_the_choice_of_backend(monkeypatch) -> None:
+    logits = torch.zeros(1)
+    assert backend.comparison_of("exact", "auto", logits) is Fused
+    assert backend.comparison_of("exact", "fused", logits) is Fused
+    assert backend.comparison_of("exact", "torch", logits) is Exact
+    assert backend.comparison_of("exact", "auto", logits.to("meta")) is Exact
+    with pytest.raises(ValueError, match="the fused kernel takes CPU tensors, got one on meta"):
+        backend.comparison_of("exact", "fused", logits.to("meta"))
+    with (
+        pytest.raises(ValueError, match="use_backend: expected one of auto, fused, torch, got 'cuda'"),
+        use_backend("cuda"),
+    ):
+        pass
+    with pytest.raises(KeyError), use_backend("torch"):
+        raise KeyError
+    assert backend.chosen_backend() == "auto"
+
+    monkeypatch.setattr(backend, "_has_numba", lambda: False)
+    assert backend.comparison_of("exact", "auto", logits) is Exact
+    with pytest.raises(ImportError, match=r"pip install \"bucketrank\[fast\]\""), use_backend("fused"):
+        pass
