@@ -1,13 +1,13 @@
 """Where ranking losses meet autograd: a forward that also prepares the gradient, a backward that spreads it.
 
 A ranking loss has no derivative to take: its gradient is *defined* (identity update). Eager calls go through an
-``autograd.Function``; ``torch.compile`` traces the same three functions as the custom op ``bucketrank::rank``, whose
+``autograd.Function``. ``torch.compile`` sees the custom op ``bucketrank::rank``, made of the same functions; its
 dispatch would cost small inputs a tenth of a millisecond more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bucketrank.losses.backend import chosen_backend, comparison_of
-from bucketrank.losses.comparison import precise
+from bucketrank.losses.comparison import Array, Comparison, precise
 from bucketrank.losses.pairwise import Pairwise
 from bucketrank.losses.terms import alrp, average_precision, interpolated_average_precision, rank_sort
 
@@ -26,7 +26,7 @@ def rank(
     logits: Tensor, targets: Tensor, localisation: Tensor | None, loss: str, method: str, delta: float
 ) -> tuple[Tensor, Tensor]:
     """The two values of a ranking loss; ``logits`` and ``targets`` are flat, contiguous and of one dtype."""
-    # Read here, so that the backward pass, wherever it is called, does as the forward pass did.
+    # The backend is read here, so that the backward pass, wherever it is called, does as the forward pass did.
     arguments = logits, targets, localisation, loss, method, chosen_backend(), delta
     if torch.compiler.is_compiling():
         first, second, *_ = _rank_op(*arguments)
@@ -35,10 +35,11 @@ def rank(
     return first, second
 
 
-def _forward(
+def _compute(
     logits: Tensor, targets: Tensor, localisation: Tensor | None, loss: str, method: str, backend: str, delta: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    comparison = comparison_of(method, backend, logits)(logits, targets, delta)
+) -> tuple[Tensor, Tensor, Comparison, Sequence[Array]]:
+    """The two values, and what :func:`_spread` needs: the comparison, and the vectors of ``Terms``, if any."""
+    comparison = _compare(method, backend, logits, targets, delta)
     index = comparison.index
     if localisation is not None and localisation.numel() != index.numel():
         raise ValueError(
@@ -47,83 +48,73 @@ def _forward(
         )
     if not comparison.finite or index.numel() == 0:
         value = logits.new_full((), 0.0 if comparison.finite else torch.nan)
-        return value, value.clone(), index[:0], precise(logits.new_zeros(0, 3 if localisation is None else 4))
-    if not comparison.resolves():
-        comparison = Pairwise(logits, targets, delta, index)
+        return value, value.clone(), comparison, ()
     if localisation is None:
         terms = LOSSES[loss](comparison)
     else:
-        terms = alrp(comparison, comparison.vector(localisation.detach()[index.argsort().argsort()]))
-    return comparison.scalar(terms.first), comparison.scalar(terms.second), index, torch.as_tensor(terms.rows)
+        in_rank_order = localisation.detach()[index.argsort().argsort()]
+        terms = alrp(comparison, comparison.vector(in_rank_order))
+    return comparison.scalar(terms.first), comparison.scalar(terms.second), comparison, terms.vectors
 
 
-def _gradient(
-    first: Tensor,
-    second: Tensor,
-    logits: Tensor,
-    targets: Tensor,
-    index: Tensor,
-    rows: Tensor,
-    value: Tensor,
-    method: str,
-    backend: str,
-    delta: float,
-) -> Tensor:
-    """The gradient at the logits, given those at the two values."""
-    if index.numel() == 0:
-        # No positives: value 0, and 0 everywhere. Something was not finite: value NaN, and NaN wherever not ignored.
-        return (value * 0).expand_as(logits).masked_fill(targets < 0, 0)
+def _compare(
+    method: str, backend: str, logits: Tensor, targets: Tensor, delta: float, index: Tensor | None = None
+) -> Comparison:
     comparison = comparison_of(method, backend, logits)(logits, targets, delta, index)
-    if not comparison.resolves():
-        comparison = Pairwise(logits, targets, delta, index)
-    first, second = comparison.vector(first), comparison.vector(second)
-    weights, own_first, own_second = comparison.vector(rows[:, :3]).T
-    return comparison.spread(weights * first, own_first * first + own_second * second)
+    return comparison if comparison.resolves() else Pairwise(logits, targets, delta, index)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    logits, targets, localisation, _, *ctx.settings = inputs
-    first, _, index, rows = output
-    ctx.dtype = None if localisation is None else localisation.dtype
-    ctx.save_for_backward(logits, targets, index, rows, first)
+def _spread(first: Tensor | None, second: Tensor | None, comparison: Comparison, vectors: Sequence[Array]) -> Tensor:
+    """The gradient at the logits, given those at the two values, or None for zero."""
+    weights, own_first, own_second = vectors[:3]
+    by_first = 0 if first is None else comparison.vector(first)
+    by_second = 0 if second is None else comparison.vector(second)
+    return comparison.spread(weights * by_first, own_first * by_first + own_second * by_second)
 
 
-def _backward(
-    gradient: Callable[..., Tensor], ctx: Any, first: Tensor | None, second: Tensor | None
-) -> tuple[Any, ...]:
-    *saved, value = ctx.saved_tensors
-    first, second = (torch.zeros_like(value) if part is None else part for part in (first, second))
-    to_logits = gradient(first, second, *saved, value, *ctx.settings)
-    to_localisation = None
-    if ctx.needs_input_grad[2]:
-        _, _, index, rows = saved
-        to_localisation = (second * rows[index.argsort(), 3]).to(ctx.dtype)
-    return to_logits, None, to_localisation, None, None, None, None
+def _nothing(logits: Tensor, targets: Tensor, value: Tensor) -> Tensor:
+    """The gradient where nothing was compared: 0 for a value of 0; for NaN, NaN wherever not ignored."""
+    return (value * 0).expand_as(logits).masked_fill(targets < 0, 0)
 
 
 class _Rank(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
-        output = _forward(*inputs)
-        _save(ctx, inputs, output)
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, localisation: Tensor | None, *settings: Any) -> Any:
+        first, second, ctx.comparison, ctx.vectors = _compute(logits, targets, localisation, *settings)
+        # The comparison looks at logits and targets again: saved too, so that a change in place is an error.
+        ctx.save_for_backward(logits, targets, first)
         ctx.set_materialize_grads(False)
-        return output[:2]
+        return first, second
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, first: Tensor | None, second: Tensor | None) -> tuple[Any, ...]:
-        return _backward(_gradient, ctx, first, second)
+        # What guards against second derivatives costs small inputs a tenth of their time: only where they can be asked.
+        return (_eager_backward_once if torch.is_grad_enabled() else _eager_backward)(ctx, first, second)
 
 
-_rank_op = torch.library.custom_op("bucketrank::rank", _forward, mutates_args=())
-_gradient_op = torch.library.custom_op("bucketrank::rank_gradient", _gradient, mutates_args=())
+def _eager_backward(ctx: Any, first: Tensor | None, second: Tensor | None) -> tuple[Any, ...]:
+    logits, targets, value = ctx.saved_tensors
+    to_localisation = None
+    if not ctx.vectors:
+        to_logits = _nothing(logits, targets, value)
+    else:
+        to_logits = _spread(first, second, ctx.comparison, ctx.vectors)
+        if ctx.needs_input_grad[2] and second is not None:
+            to_localisation = second * torch.as_tensor(ctx.vectors[3])[ctx.comparison.index.argsort()]
+    return to_logits, None, to_localisation, None, None, None, None
 
 
-def _backward_op(ctx: Any, first: Tensor | None, second: Tensor | None, *_: Any) -> tuple[Any, ...]:
-    return _backward(_gradient_op, ctx, first, second)
+_eager_backward_once = once_differentiable(_eager_backward)
 
 
-_rank_op.register_autograd(_backward_op, setup_context=_save)
+@torch.library.custom_op("bucketrank::rank", mutates_args=())
+def _rank_op(
+    logits: Tensor, targets: Tensor, localisation: Tensor | None, loss: str, method: str, backend: str, delta: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    first, second, comparison, vectors = _compute(logits, targets, localisation, loss, method, backend, delta)
+    if vectors:
+        return first, second, comparison.index, torch.stack([torch.as_tensor(vector) for vector in vectors])
+    return first, second, comparison.index[:0].clone(), _rows(logits, localisation, 0)
 
 
 @_rank_op.register_fake
@@ -132,14 +123,49 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     positives = torch.library.get_ctx().new_dynamic_size()
     index = logits.new_empty(positives, dtype=torch.int64)
-    return (
-        logits.new_empty(()),
-        logits.new_empty(()),
-        index,
-        precise(logits.new_empty(positives, 3 if localisation is None else 4)),
-    )
+    return logits.new_empty(()), logits.new_empty(()), index, _rows(logits, localisation, positives)
+
+
+def _rows(logits: Tensor, localisation: Tensor | None, positives: int | torch.SymInt) -> Tensor:
+    """Room for the vectors of ``Terms``."""
+    return precise(logits.new_empty(3 if localisation is None else 4, positives))
+
+
+@torch.library.custom_op("bucketrank::rank_gradient", mutates_args=())
+def _gradient_op(
+    first: Tensor,
+    second: Tensor,
+    logits: Tensor,
+    targets: Tensor,
+    value: Tensor,
+    index: Tensor,
+    rows: Tensor,
+    method: str,
+    backend: str,
+    delta: float,
+) -> Tensor:
+    if index.numel() == 0:
+        return _nothing(logits, targets, value)
+    comparison = _compare(method, backend, logits, targets, delta, index)
+    return _spread(first, second, comparison, [comparison.vector(row) for row in rows])
 
 
 @_gradient_op.register_fake
 def _(first: Tensor, second: Tensor, logits: Tensor, *_: object) -> Tensor:
     return torch.empty_like(logits)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    logits, targets, _, _, *ctx.settings = inputs
+    first, _, index, rows = output
+    ctx.save_for_backward(logits, targets, first, index, rows)
+
+
+def _backward(ctx: Any, first: Tensor, second: Tensor, *_: Any) -> tuple[Any, ...]:
+    *_, index, rows = ctx.saved_tensors
+    to_localisation = second * rows[3][index.argsort()] if ctx.needs_input_grad[2] else None
+    to_logits = _gradient_op(first, second, *ctx.saved_tensors, *ctx.settings)
+    return to_logits, None, to_localisation, None, None, None, None
+
+
+_rank_op.register_autograd(_backward, setup_context=_save)

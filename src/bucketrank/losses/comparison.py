@@ -6,6 +6,7 @@ The losses (``terms.py``) are written once, in these few questions; each method 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ class Comparison(ABC):
         self.index = index
         self.scores = precise(logits[index])
 
-    @property
+    @cached_property
     def labels(self) -> Array:
         """The targets of the positives."""
         return self.vector(self.targets[self.index])

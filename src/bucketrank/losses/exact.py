@@ -24,7 +24,8 @@ class Exact(Comparison):
     """Sorts the positives and their edges; each negative only looks its bucket up."""
 
     def resolves(self) -> bool:
-        return self.delta == 0 or self.delta >= FINEST_DELTA * max(-float(self.scores[0]), float(self.scores[-1]))
+        largest = max(-float(self.scores[0]), float(self.scores[-1])) if len(self.scores) else 0.0
+        return self.delta == 0 or self.delta >= FINEST_DELTA * largest
 
     def false_positives(self) -> Array:
         edges, lower, upper = self._edges()

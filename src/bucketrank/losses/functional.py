@@ -106,7 +106,9 @@ def alrp_loss(
 def _flat(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Both as one list, in a dtype that loses nothing of either and has digits enough."""
     dtype = torch.promote_types(torch.promote_types(logits.dtype, targets.dtype), torch.float32)
-    return logits.reshape(-1).to(dtype).contiguous(), targets.detach().reshape(-1).to(dtype).contiguous()
+    if logits.dim() != 1:  # a view would be one more node for the backward pass to visit
+        logits, targets = logits.reshape(-1), targets.reshape(-1)
+    return logits.to(dtype).contiguous(), targets.detach().to(dtype).contiguous()
 
 
 def check_settings(name: str, delta: float, method: str, methods: tuple[str, ...] = tuple(METHODS)) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,27 +24,45 @@ class Fused(Exact):
     xp: Any = np
 
     def __init__(self, logits: Tensor, targets: Tensor, delta: float, index: Tensor | None = None) -> None:
-        self.logits, self.targets, self.delta = logits, targets, delta
+        self.delta = delta
         self.entries = s, t = logits.detach().numpy(), targets.numpy()
-        self.at = np.flatnonzero(t > 0) if index is None else index.numpy()
+        if index is None:
+            self.at = np.flatnonzero(t > 0)
+            self.at = self.at[s[self.at].astype(np.float64).argsort()]
+        else:
+            self.at = index.numpy()
+        self.index = torch.from_numpy(self.at)
         self.scores = s[self.at].astype(np.float64)
         if index is None:
-            order = self.scores.argsort()
-            self.at, self.scores = self.at[order], self.scores[order]
             self.finite = self._fill()
-            index = torch.from_numpy(self.at)
-        self.index = index
+
+    @cached_property
+    def labels(self) -> Array:
+        return self.entries[1][self.at].astype(np.float64)
+
+    @cached_property
+    def look_up(self) -> tuple[Array, Array, tuple[Array, float]]:
+        """Edges and their owners, and the table that finds the bucket of a logit."""
+        edges, owners, *table = kernels.look_up_table(self.scores, self.delta)
+        return edges, owners, tuple(table)
+
+    @cached_property
+    def windows(self) -> tuple[Array, Array, Array]:
+        """See :func:`kernels.windows`."""
+        x, low, high = kernels.windows(self.scores, self.delta)
+        return x, low, high
 
     def _fill(self) -> bool:
-        """Fill the buckets, and tell whether all was finite."""
+        """Fill the buckets, and tell whether all that takes part is finite."""
         s, t = self.entries
-        if not self.scores.size or not -np.inf < self.scores[0] <= self.scores[-1] < np.inf:
-            return not self.scores.size and all(
-                in_parts(lambda start, stop: kernels.all_finite(start, stop, s, t), t.size)
-            )
-        self.edges, self.owners, *table = kernels.look_up_table(self.scores, self.delta)
-        given = s, t, self.edges, *table
-        (self.buckets, finite), *parts = in_parts(lambda start, stop: kernels.fill_buckets(start, stop, *given), t.size)
+        if not self.at.size:
+            return all(in_parts(lambda start, stop: kernels.all_finite(start, stop, s, t), t.size))
+        if not -np.inf < self.scores[0] <= self.scores[-1] < np.inf:
+            return False
+        edges, _, table = self.look_up
+        (self.buckets, finite), *parts = in_parts(
+            lambda start, stop: kernels.fill_buckets(start, stop, s, t, edges, *table), t.size
+        )
         for buckets, also_finite in parts:
             self.buckets += buckets
             finite &= also_finite
@@ -59,30 +78,39 @@ class Fused(Exact):
         return np.minimum.accumulate(values)
 
     def false_positives(self) -> Array:
-        return kernels.count_false_positives(self.edges, self.owners, self.buckets, self.delta)
+        edges, owners, _ = self.look_up
+        return kernels.count_false_positives(edges, owners, self.buckets, self.delta)
 
     def spread(self, weights: Array, own: Array) -> Tensor:
-        edges, owners, *table = kernels.look_up_table(self.scores, self.delta)
-        gradient = np.empty_like(self.entries[0])
-        given = *self.entries, edges, *table, kernels.gradient_table(edges, owners, weights, self.delta), gradient
-        in_parts(lambda start, stop: kernels.write_gradient(start, stop, *given), gradient.size)
+        s, t = self.entries
+        edges, owners, table = self.look_up
+        rows = kernels.gradient_table(edges, owners, weights, self.delta)
+        gradient = np.empty_like(s)
+        in_parts(
+            lambda start, stop: kernels.write_gradient(start, stop, s, t, edges, *table, rows, gradient), gradient.size
+        )
         gradient[self.at] = own
         return torch.from_numpy(gradient)
 
     def above(self, values: Array) -> Array:
-        return kernels.sum_above(*kernels.windows(self.scores, self.delta), values)
+        return kernels.sum_above(*self.windows, values)
 
     def above_worse(self, values: Array) -> Array:
-        return _above_worse(self.scores, self.labels, values, self.delta)
+        return _above_worse(self.windows, self.labels, values)
 
     def below_better(self, values: Array) -> Array:
         # Seen from the other end of the list, "below and better" is "above and worse". Copies, as numba would
         # compile its loops once more for arrays that run backwards.
-        return _above_worse(-self.scores[::-1], -self.labels[::-1], values[::-1, None].copy(), self.delta)[::-1, 0]
+        windows = kernels.windows(-self.scores[::-1], self.delta)
+        return _above_worse(windows, -self.labels[::-1], values[::-1, None].copy())[::-1, 0]
 
 
-def _above_worse(scores: Array, labels: Array, values: Array, delta: float) -> Array:
+def _above_worse(windows: tuple[Array, Array, Array], labels: Array, values: Array) -> Array:
     sums = np.empty_like(values)
-    given = *kernels.windows(scores, delta), labels.argsort(), labels, values, sums
-    in_parts(lambda start, stop: kernels.sum_above_worse(start, stop, *given), scores.size, FEWEST_POSITIVES)
+    order = labels.argsort()
+    in_parts(
+        lambda start, stop: kernels.sum_above_worse(start, stop, *windows, order, labels, values, sums),
+        labels.size,
+        FEWEST_POSITIVES,
+    )
     return sums

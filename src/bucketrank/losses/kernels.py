@@ -28,22 +28,25 @@ def all_finite(start, stop, logits, targets):
 
 @kernel
 def merge_edges(scores, delta):
-    """The edges, ascending, then infinity; and their owners: i for the lower edge of positive i, ~i for its upper."""
-    size = scores.size
-    if delta == 0:
-        edges = np.full(size + 1, np.inf)
-        edges[:size] = scores
-        return edges, np.arange(size)
-    edges = np.full(2 * size + 1, np.inf)
-    owners = np.empty(2 * size, np.int64)
+    """The edges in ascending order, and their owners: i for the lower edge of positive i, ~i for its upper edge.
+
+    Before them the lowest once more, after them infinity: bucket k, which holds the logits that k edges lie at or
+    below, reaches from ``edges[k]`` to ``edges[k + 1]``. Bucket 0 lies below all edges.
+    """
+    size = scores.size if delta == 0 else 2 * scores.size
+    edges = np.full(size + 2, np.inf)
+    owners = np.empty(size, np.int64)
     low = high = 0
-    for k in range(2 * size):
-        if low < size and scores[low] - delta <= scores[high] + delta:
-            edges[k], owners[k] = scores[low] - delta, low
+    for k in range(size):
+        if delta == 0:
+            edges[k + 1], owners[k] = scores[k], k
+        elif low < scores.size and scores[low] - delta <= scores[high] + delta:
+            edges[k + 1], owners[k] = scores[low] - delta, low
             low += 1
         else:
-            edges[k], owners[k] = scores[high] + delta, ~high
+            edges[k + 1], owners[k] = scores[high] + delta, ~high
             high += 1
+    edges[0] = edges[1]
     return edges, owners
 
 
@@ -57,13 +60,13 @@ def cell_of(x, low, cells_per_unit, last):
 def look_up_table(scores, delta):
     """The edges, their owners, how many edges come before each of the equal cells over their range, cells per unit."""
     edges, owners = merge_edges(scores, delta)
-    size = edges.size - 1
+    size = owners.size
     cells = CELLS_PER_EDGE * size
-    span = edges[size - 1] - edges[0]
+    span = edges[size] - edges[0]
     cells_per_unit = cells / span if span > 0 else 0.0
     before = np.zeros(cells + 1, np.uint32)
     for k in range(size):
-        before[cell_of(edges[k], edges[0], cells_per_unit, cells - 1.0) + np.uint64(1)] += np.uint32(1)
+        before[cell_of(edges[k + 1], edges[0], cells_per_unit, cells - 1.0) + np.uint64(1)] += np.uint32(1)
     for cell in range(cells):
         before[cell + 1] += before[cell]
     return edges, owners, before, cells_per_unit
@@ -76,33 +79,32 @@ def bucket_of(x, edges, before, cells_per_unit):
     cell = cell_of(x, edges[0], cells_per_unit, before.size - 2.0)
     low, high = np.uint64(before[cell]), np.uint64(before[cell + one])
     if high - low <= one:  # nearly always, and then no branch depends on x: the processor need not guess
-        return low + np.uint64(edges[low] <= x)
+        return low + np.uint64(edges[low + one] <= x)
     while high - low > np.uint64(WALK):
         middle = (low + high) >> one
-        if edges[middle] <= x:
+        if edges[middle + one] <= x:
             low = middle + one
         else:
             high = middle
-    while low < high and edges[low] <= x:
+    while low < high and edges[low + one] <= x:
         low += one
     return low
 
 
 @kernel
 def fill_buckets(start, stop, logits, targets, edges, before, cells_per_unit):
-    """Per bucket: its lower edge, how many of these negatives it holds, and their offsets from the edge, summed.
+    """Per bucket: how many of these negatives it holds, and their offsets from its lower edge, summed.
 
-    Bucket 0 lies below the lowest edge, and counts for nothing. Also tells whether all that takes part is finite.
+    Also tells whether all that takes part is finite.
     """
-    buckets = np.zeros((edges.size, 4))  # four columns: a row does not straddle cache lines
-    buckets[1:, 0] = edges[:-1]
+    buckets = np.zeros((edges.size - 1, 2))
     broken = False
     for j in range(start, stop):
         target, x = targets[j], np.float64(logits[j])
         if target == 0:
             k = bucket_of(x, edges, before, cells_per_unit)
-            buckets[k, 1] += 1
-            buckets[k, 2] += x - buckets[k, 0]
+            buckets[k, 0] += 1
+            buckets[k, 1] += x - edges[k]
             broken |= x - x != 0
         elif not target < 0:  # a positive, or NaN
             broken |= (x - x != 0) | (target - target != 0)
@@ -115,52 +117,53 @@ def count_false_positives(edges, owners, buckets, delta):
     count = 0.0  # negatives above the current edge
     if delta == 0:
         sums = np.empty(owners.size)
-        for k in range(owners.size - 1, -1, -1):
-            count += buckets[k + 1, 1]
-            sums[k] = count
+        for k in range(owners.size, 0, -1):
+            count += buckets[k, 0]
+            sums[k - 1] = count
         for k in range(1, owners.size):  # tied positives see the same negatives: all that the first of them sees
-            if edges[k] == edges[k - 1]:
+            if edges[k + 1] == edges[k]:
                 sums[k] = sums[k - 1]
         return sums
     sums = np.empty(owners.size // 2)
     ramp = 0.0  # the distances of those negatives from the current edge, added up
     covering = 0  # ramps that cover the current bucket
-    for k in range(owners.size - 1, -1, -1):
+    for k in range(owners.size, 0, -1):
         # Nothing depends on a bucket that no ramp covers; leaving it out keeps the numbers small.
         if covering > 0:
-            ramp += count * (edges[k + 1] - edges[k]) + buckets[k + 1, 2]
-        count += buckets[k + 1, 1]
-        if owners[k] >= 0:
-            sums[owners[k]] = (ramp - sums[owners[k]]) / (2 * delta)
+            ramp += count * (edges[k + 1] - edges[k]) + buckets[k, 1]
+        count += buckets[k, 0]
+        owner = owners[k - 1]
+        if owner >= 0:
+            sums[owner] = (ramp - sums[owner]) / (2 * delta)
             covering -= 1
         else:
-            sums[~owners[k]] = ramp
+            sums[~owner] = ramp
             covering += 1
     return sums
 
 
 @kernel
 def gradient_table(edges, owners, weights, delta):
-    """Per bucket: its lower edge, sum over i of weights_i H(. - s_i) there, and the slope of that sum inside."""
-    table = np.zeros((edges.size, 4))
-    table[1:, 0] = edges[:-1]
+    """Per bucket: sum over i of weights_i H(. - s_i) at its lower edge, and the slope of that sum inside."""
+    table = np.zeros((edges.size - 1, 2))
     value = slope = 0.0
     covering = 0
-    for k in range(owners.size):
+    for k in range(1, owners.size + 1):
+        owner = owners[k - 1]
         if delta == 0:
-            value += weights[k]
+            value += weights[owner]
         else:
             if covering > 0:
                 value += slope * (edges[k] - edges[k - 1])
-            if owners[k] >= 0:
-                slope += weights[owners[k]] / (2 * delta)
+            if owner >= 0:
+                slope += weights[owner] / (2 * delta)
                 covering += 1
             else:
-                slope -= weights[~owners[k]] / (2 * delta)
+                slope -= weights[~owner] / (2 * delta)
                 covering -= 1
             if covering == 0:  # without what rounding left of it: the bucket may be very wide
                 slope = 0.0
-        table[k + 1, 1], table[k + 1, 2] = value, slope
+        table[k, 0], table[k, 1] = value, slope
     return table
 
 
@@ -172,7 +175,7 @@ def write_gradient(start, stop, logits, targets, edges, before, cells_per_unit, 
         if targets[j] == 0:
             x = np.float64(logits[j])
             k = bucket_of(x, edges, before, cells_per_unit)
-            here = table[k, 1] + table[k, 2] * (x - table[k, 0])
+            here = table[k, 0] + table[k, 1] * (x - edges[k])
         gradient[j] = here
 
 
@@ -210,22 +213,21 @@ def windows(scores, delta):
 def sum_above(x, low, high, values):
     """sum over j of h_ij values_j: h_ij is 0 for j < low_i, 1 for j >= high_i and x_j - x_i + 1/2 for those between."""
     size, columns = values.shape
-    count = np.zeros((size + 1, columns))  # from j on, the sum of values
-    ramp = np.zeros((size + 1, columns))  # from j on, values times distance from x_j: no term is negative
-    for j in range(size - 1, -1, -1):
-        gap = x[j + 1] - x[j] if j + 1 < size else 0.0
-        for c in range(columns):
-            ramp[j, c] = ramp[j + 1, c] + count[j + 1, c] * gap
-            count[j, c] = count[j + 1, c] + values[j, c]
     sums = np.empty((size, columns))
-    for i in range(size):
-        a, b = low[i], high[i]
-        for c in range(columns):
-            total = count[b, c]
+    count = np.zeros(size + 1)  # from j on, the sum of values
+    ramp = np.zeros(size + 1)  # from j on, values times distance from x_j: no term is negative
+    for c in range(columns):
+        for j in range(size - 1, -1, -1):
+            gap = x[j + 1] - x[j] if j + 1 < size else 0.0
+            ramp[j] = ramp[j + 1] + count[j + 1] * gap
+            count[j] = count[j + 1] + values[j, c]
+        for i in range(size):
+            a, b = low[i], high[i]
+            total = count[b]
             if a < b:
-                total = ramp[a, c] + count[a, c] * (x[a] - x[i] + 0.5)
+                total = ramp[a] + count[a] * (x[a] - x[i] + 0.5)
                 if b < size:
-                    total -= ramp[b, c] + count[b, c] * (x[b] - x[i] - 0.5)
+                    total -= ramp[b] + count[b] * (x[b] - x[i] - 0.5)
             sums[i, c] = total
     return sums
 

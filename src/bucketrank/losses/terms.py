@@ -6,6 +6,7 @@ lowest logit first; torch tensors or numpy arrays, as the comparison has them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from bucketrank.losses.comparison import Array, Comparison
@@ -20,10 +21,10 @@ class Terms(NamedTuple):
 
     first: Array
     second: Array
-    # A row a positive: the weight w_i with which it pushes down the negatives j, each by w_i H(s_j - s_i), for the
-    # first value; the gradients of the first and of the second value at its own logit; for aLRP, that at its
-    # localisation error.
-    rows: Array
+    # Of each positive: the weight w_i with which it pushes down the negatives j, each by w_i H(s_j - s_i), for the
+    # first value; the gradients of the first and of the second value at its own logit; for aLRP, that of the second
+    # value at its localisation error.
+    vectors: Sequence[Array]
 
 
 def average_precision(comparison: Comparison) -> Terms:
@@ -31,7 +32,8 @@ def average_precision(comparison: Comparison) -> Terms:
     false_positives = comparison.false_positives()
     rank = _rank_among_positives(comparison) + false_positives
     error = false_positives / rank
-    return _means(comparison, [error, 0 * error], [1 / rank, -error, 0 * error])
+    nothing = 0 * error
+    return _means((error, nothing), (1 / rank, -error, nothing))
 
 
 def interpolated_average_precision(comparison: Comparison) -> Terms:
@@ -43,7 +45,8 @@ def interpolated_average_precision(comparison: Comparison) -> Terms:
     # The mass pushed down the negatives is that of the error. Without an own error there is no false positive to
     # push.
     weights = error / comparison.xp.where(own_error > 0, own_error, 1) / rank
-    return _means(comparison, [error, 0 * error], [weights, -error, 0 * error])
+    nothing = 0 * error
+    return _means((error, nothing), (weights, -error, nothing))
 
 
 def rank_sort(comparison: Comparison) -> Terms:
@@ -63,7 +66,7 @@ def rank_sort(comparison: Comparison) -> Terms:
     share = xp.where(missorted, (mean_worse - mean_others) / all_count, 0)
     sorting_error = share * worse_count
     demotion = comparison.below_better(share)
-    return _means(comparison, [error, sorting_error], [1 / rank, -error, demotion - sorting_error])
+    return _means((error, sorting_error), (1 / rank, -error, demotion - sorting_error))
 
 
 def alrp(comparison: Comparison, localisation: Array) -> Terms:
@@ -78,7 +81,7 @@ def alrp(comparison: Comparison, localisation: Array) -> Terms:
     # mean over i of (sum of localisation_j over s_j >= s_i) / rank(i) = mean over j of localisation_j * factors_j
     last_tied = xp.searchsorted(scores, scores, side="right") - 1
     factors = (1 / rank).cumsum(0)[last_tied]
-    return _means(comparison, [false_positives / rank, factors * localisation], [weights, -push, 0 * rank, factors])
+    return _means((false_positives / rank, factors * localisation), (weights, -push, 0 * rank, factors))
 
 
 def _rank_among_positives(comparison: Comparison, itself: float | None = None) -> Array:
@@ -87,8 +90,8 @@ def _rank_among_positives(comparison: Comparison, itself: float | None = None) -
     return rank if itself is None else rank + (itself - step_at_tie(comparison.delta))
 
 
-def _means(comparison: Comparison, values: list[Array], columns: list[Array]) -> Terms:
+def _means(values: tuple[Array, Array], vectors: Sequence[Array]) -> Terms:
     """The terms as means over the positives."""
-    positives = columns[0].shape[0]
+    positives = vectors[0].shape[0]
     first, second = (value.sum() / positives for value in values)
-    return Terms(first, second, comparison.xp.stack(columns, 1) / positives)
+    return Terms(first, second, [vector / positives for vector in vectors])

@@ -25,7 +25,9 @@ _pool: Executor | None = None
 
 def in_parts(work: Callable[[int, int], Result], size: int, smallest: int = SMALLEST_PART) -> list[Result]:
     """``work(start, stop)`` over ``range(size)`` cut into parts, one a thread; the results in order of the parts."""
-    parts = max(1, min(torch.get_num_threads(), size // smallest))
+    parts = min(torch.get_num_threads(), size // smallest)
+    if parts <= 1:
+        return [work(0, size)]
     bounds = [size * part // parts for part in range(parts + 1)]
     others = [_executor().submit(work, *bounds[part : part + 2]) for part in range(1, parts)]
     return [work(*bounds[:2]), *(other.result() for other in others)]
