@@ -1,0 +1,62 @@
+# Every target sets itself up: a virtual environment in .venv, then the pinned packages. Only python3 (3.10 or newer) and make
+# are needed. `make test PYTHON=python3.12` chooses another interpreter for a new environment.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+DEMO := runs/bench-quick
+# The pins need Python 3.11; on 3.10 pip chooses the newest versions that still support it.
+PINS = $(shell $(BIN)/python -c 'import sys; print("-c constraints.txt" if sys.version_info >= (3, 11) else "")')
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format docs serve figures constraints clean
+
+help:  ## this list
+	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## /\1\t/' | awk -F '\t' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+setup: $(STAMP)  ## create .venv and install (the other targets do this by themselves)
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --disable-pip-version-check $(PINS) -e '.[dev,docs]'
+	@touch $@
+
+demo: $(STAMP)  ## every loss against focal loss in less than a minute, with a figure
+	$(BIN)/bucketrank bench losses --quick --out $(DEMO)
+	@echo "The figure: $(DEMO)/losses.png  (the table beside it: losses.md)"
+
+test: $(STAMP)  ## the tests and the docstrings' examples
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)  ## ruff (rules and format) and mypy over the whole tree
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP)  ## let ruff put the code in order
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(STAMP)  ## build the documentation into site/, warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+serve: $(STAMP)  ## the documentation in a browser, rebuilt at every save
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+figures: $(STAMP)  ## draw the documentation's figures again
+	$(BIN)/python -m docs.figures.exact_bucketing
+	$(BIN)/python -m docs.figures.delta
+
+constraints:  ## pin the newest versions of everything: a fresh environment, frozen into constraints.txt
+	rm -rf build/pins && $(PYTHON) -m venv build/pins
+	build/pins/bin/python -m pip install --disable-pip-version-check -e '.[dev,docs]'
+	printf '# What the set-up installs, pinned (Python 3.11 and newer). Written by: make constraints\n' > constraints.txt
+	build/pins/bin/python -m pip freeze --all --exclude-editable --exclude pip >> constraints.txt
+	rm -rf build/pins
+
+clean:  ## remove the environment and everything the commands wrote
+	rm -rf $(VENV) runs site build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,78 @@
+"""What installing and importing the package promises."""
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bucketrank
+
+ROOT = Path(__file__).parents[1]
+
+# Imports what the first argument says and prints the packages this loaded beyond torch and the standard library.
+PROBE = """
+import json, sys, torch
+before = set(sys.modules)
+exec(sys.argv[1])
+loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
+heavy = {"torch._dynamo", "torch._inductor"} & (set(sys.modules) - before)
+print(json.dumps(sorted(loaded - set(sys.stdlib_module_names) - {"torch", "bucketrank"} | heavy)))
+"""
+
+IMPORT_EVERYTHING = "from bucketrank import " + ", ".join(bucketrank.__all__)
+
+
+def run(program: str, *arguments: str) -> str:
+    command = [sys.executable, "-W", "error", "-c", program, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def loaded_by(statement: str) -> list[str]:
+    loaded: list[str] = json.loads(run(PROBE, statement))
+    return loaded
+
+
+def test_version_is_that_of_the_metadata():
+    assert bucketrank.__version__ == importlib.metadata.version("bucketrank")
+    assert f'\nversion = "{bucketrank.__version__}"\n' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_types_are_shipped():
+    assert (Path(bucketrank.__file__).parent / "py.typed").is_file()
+
+
+def test_every_public_name_is_there():
+    missing = [name for name in bucketrank.__all__ if not hasattr(bucketrank, name)]
+    assert missing == []
+    with pytest.raises(AttributeError, match="no_such_loss"):
+        _ = bucketrank.no_such_loss
+
+
+def test_import_loads_torch_and_nothing_else():
+    assert loaded_by(IMPORT_EVERYTHING) == []
+
+
+@pytest.mark.parametrize("planted", ["rich", "matplotlib", "jsonargparse", "numba", "torch._dynamo"])
+def test_that_test_bites(planted):
+    assert planted in loaded_by(f"{IMPORT_EVERYTHING}; import {planted}")
+
+
+def test_the_bare_package_does_not_even_load_torch():
+    assert run("import sys, bucketrank; print('torch' in sys.modules)") == "False\n"
+
+
+def test_losses_work_without_any_extra():
+    program = """
+import sys
+sys.modules.update(dict.fromkeys(["numba", "llvmlite", "rich", "matplotlib", "jsonargparse", "torchvision"]))
+import torch, bucketrank
+logits = torch.tensor([3.0, 2.0, 1.0], requires_grad=True)
+loss = bucketrank.ap_loss(logits, torch.tensor([1.0, 0.0, 1.0]), delta=0)
+loss.backward()
+print([round(x, 4) for x in [loss.item(), *logits.grad.tolist()]])
+"""
+    # The second positive has one negative among three above it: (0/1 + 1/3) / 2, and the same pushes both apart.
+    assert run(program) == "[0.1667, 0.0, 0.1667, -0.1667]\n"
