@@ -40,19 +40,19 @@ def _compute(
 ) -> tuple[Tensor, Tensor, Comparison, Sequence[Array]]:
     """The two values, and what :func:`_spread` needs: the comparison, and the vectors of ``Terms``, if any."""
     comparison = _compare(method, backend, logits, targets, delta)
-    index = comparison.index
-    if localisation is not None and localisation.numel() != index.numel():
+    positives = len(comparison.scores)
+    if localisation is not None and localisation.numel() != positives:
         raise ValueError(
             "alrp_loss: expected one localisation error for each of logits[targets > 0], "
-            f"{index.numel()} of them, got {localisation.numel()}"
+            f"{positives} of them, got {localisation.numel()}"
         )
-    if not comparison.finite or index.numel() == 0:
+    if not comparison.finite or positives == 0:
         value = logits.new_full((), 0.0 if comparison.finite else torch.nan)
         return value, value.clone(), comparison, ()
     if localisation is None:
         terms = LOSSES[loss](comparison)
     else:
-        in_rank_order = localisation.detach()[index.argsort().argsort()]
+        in_rank_order = localisation.detach()[comparison.index.argsort().argsort()]
         terms = alrp(comparison, comparison.vector(in_rank_order))
     return comparison.scalar(terms.first), comparison.scalar(terms.second), comparison, terms.vectors
 

@@ -30,7 +30,6 @@ class Comparison(ABC):
     """
 
     xp: Any = torch
-    index: Tensor
     # Whether all that takes part is a finite number: logits not ignored, targets of positives. Else there is nothing
     # to ask.
     finite: bool
@@ -45,8 +44,13 @@ class Comparison(ABC):
             index = index[logits[index].argsort(stable=True)]
             finite = logits.masked_fill(targets < 0, 0).isfinite().all() & (targets < torch.inf).all()
             self.finite = bool(finite)
-        self.index = index
+        self._index = index
         self.scores = precise(logits[index])
+
+    @property
+    def index(self) -> Tensor:
+        """The flat positions of the positives."""
+        return self._index
 
     @cached_property
     def labels(self) -> Array:

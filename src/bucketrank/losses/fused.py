@@ -26,25 +26,24 @@ class Fused(Exact):
     def __init__(self, logits: Tensor, targets: Tensor, delta: float, index: Tensor | None = None) -> None:
         self.delta = delta
         self.entries = s, t = logits.detach().numpy(), targets.numpy()
-        if index is None:
-            self.at = np.flatnonzero(t > 0)
-            self.at = self.at[s[self.at].astype(np.float64).argsort()]
-        else:
-            self.at = index.numpy()
-        self.index = torch.from_numpy(self.at)
+        self.at = (t > 0).nonzero()[0] if index is None else index.numpy()
         self.scores = s[self.at].astype(np.float64)
         if index is None:
+            order = self.scores.argsort()
+            self.at, self.scores = self.at[order], self.scores[order]
+        if self.at.size and -np.inf < self.scores[0] <= self.scores[-1] < np.inf:
+            # Edges and their owners, and the table that finds the bucket of a logit.
+            self.edges, self.owners, *self.table = kernels.look_up_table(self.scores, delta)
+        if index is None:
             self.finite = self._fill()
+
+    @property
+    def index(self) -> Tensor:
+        return torch.from_numpy(self.at)
 
     @cached_property
     def labels(self) -> Array:
         return self.entries[1][self.at].astype(np.float64)
-
-    @cached_property
-    def look_up(self) -> tuple[Array, Array, tuple[Array, float]]:
-        """Edges and their owners, and the table that finds the bucket of a logit."""
-        edges, owners, *table = kernels.look_up_table(self.scores, self.delta)
-        return edges, owners, tuple(table)
 
     @cached_property
     def windows(self) -> tuple[Array, Array, Array]:
@@ -57,11 +56,10 @@ class Fused(Exact):
         s, t = self.entries
         if not self.at.size:
             return all(in_parts(lambda start, stop: kernels.all_finite(start, stop, s, t), t.size))
-        if not -np.inf < self.scores[0] <= self.scores[-1] < np.inf:
+        if not hasattr(self, "edges"):
             return False
-        edges, _, table = self.look_up
         (self.buckets, finite), *parts = in_parts(
-            lambda start, stop: kernels.fill_buckets(start, stop, s, t, edges, *table), t.size
+            lambda start, stop: kernels.fill_buckets(start, stop, s, t, self.edges, *self.table), t.size
         )
         for buckets, also_finite in parts:
             self.buckets += buckets
@@ -78,17 +76,14 @@ class Fused(Exact):
         return np.minimum.accumulate(values)
 
     def false_positives(self) -> Array:
-        edges, owners, _ = self.look_up
-        return kernels.count_false_positives(edges, owners, self.buckets, self.delta)
+        return kernels.count_false_positives(self.edges, self.owners, self.buckets, self.delta)
 
     def spread(self, weights: Array, own: Array) -> Tensor:
         s, t = self.entries
-        edges, owners, table = self.look_up
-        rows = kernels.gradient_table(edges, owners, weights, self.delta)
+        rows = kernels.gradient_table(self.edges, self.owners, weights, self.delta)
         gradient = np.empty_like(s)
-        in_parts(
-            lambda start, stop: kernels.write_gradient(start, stop, s, t, edges, *table, rows, gradient), gradient.size
-        )
+        given = s, t, self.edges, *self.table, rows, gradient
+        in_parts(lambda start, stop: kernels.write_gradient(start, stop, *given), gradient.size)
         gradient[self.at] = own
         return torch.from_numpy(gradient)
 

@@ -1,0 +1,1 @@
+"""Ranking losses for models of other libraries: one module for each library."""
