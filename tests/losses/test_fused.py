@@ -99,7 +99,7 @@ def test_parts_cover_everything_once_in_order(monkeypatch) -> None:
     for size in (0, 1, 9, 10, 29, 30, 31, 100):
         parts = threads.in_parts(lambda start, stop: list(range(start, stop)), size, smallest=10)
         assert [entry for part in parts for entry in part] == list(range(size))
-        assert len(parts) == max(1, min(3, size // 10))
+        assert len(parts) == (1 if size < 20 else 2 * min(3, size // 10))
 
 
 def test_an_error_in_a_part_is_raised(monkeypatch) -> None:
@@ -109,7 +109,7 @@ def test_an_error_in_a_part_is_raised(monkeypatch) -> None:
         if start > 0:
             raise RuntimeError(f"part {start} to {stop}")
 
-    with pytest.raises(RuntimeError, match="part 10 to 20"):
+    with pytest.raises(RuntimeError, match="part 5 to 10"):
         threads.in_parts(work, 20, smallest=10)
 
 

@@ -7,6 +7,7 @@ threads at once. Plain Python threads do none of that, cost nothing while idle, 
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from threading import Lock
@@ -19,18 +20,39 @@ Result = TypeVar("Result")
 # Waking a thread costs some 50 microseconds; for fewer entries it does not pay.
 SMALLEST_PART = 1 << 15
 
+PARTS_PER_THREAD = 2
+
 _lock = Lock()
 _pool: Executor | None = None
 
 
 def in_parts(work: Callable[[int, int], Result], size: int, smallest: int = SMALLEST_PART) -> list[Result]:
-    """``work(start, stop)`` over ``range(size)`` cut into parts, one a thread; the results in order of the parts."""
-    parts = min(torch.get_num_threads(), size // smallest)
-    if parts <= 1:
+    """``work(start, stop)`` over ``range(size)`` cut into parts, on several threads; the results in order of the parts.
+
+    How it is cut depends on the number of threads alone, so that sums over the parts come out the same every time.
+    """
+    threads = min(torch.get_num_threads(), size // smallest)
+    if threads <= 1:
         return [work(0, size)]
+    # More parts than threads: whoever shares its core, often with a spinning thread of OpenMP, does fewer of them.
+    parts = PARTS_PER_THREAD * threads
     bounds = [size * part // parts for part in range(parts + 1)]
-    others = [_executor().submit(work, *bounds[part : part + 2]) for part in range(1, parts)]
-    return [work(*bounds[:2]), *(other.result() for other in others)]
+    left = deque(range(parts))
+    results: dict[int, Result] = {}
+
+    def take_parts() -> None:
+        while left:
+            try:
+                part = left.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            results[part] = work(bounds[part], bounds[part + 1])
+
+    others = [_executor().submit(take_parts) for _ in range(threads - 1)]
+    take_parts()
+    for other in others:
+        other.result()
+    return [results[part] for part in range(parts)]
 
 
 def _executor() -> Executor:
