@@ -54,7 +54,9 @@ def _compute(
     else:
         in_rank_order = localisation.detach()[comparison.index.argsort().argsort()]
         terms = alrp(comparison, comparison.vector(in_rank_order))
-    return comparison.scalar(terms.first), comparison.scalar(terms.second), comparison, terms.vectors
+    first = comparison.scalar(terms.first)
+    second = torch.zeros_like(first) if terms.second is None else comparison.scalar(terms.second)
+    return first, second, comparison, terms.vectors
 
 
 def _compare(
@@ -66,10 +68,12 @@ def _compare(
 
 def _spread(first: Tensor | None, second: Tensor | None, comparison: Comparison, vectors: Sequence[Array]) -> Tensor:
     """The gradient at the logits, given those at the two values, or None for zero."""
-    weights, own_first, own_second = vectors[:3]
+    weights, own, *more = vectors
     by_first = 0 if first is None else comparison.vector(first)
-    by_second = 0 if second is None else comparison.vector(second)
-    return comparison.spread(weights * by_first, own_first * by_first + own_second * by_second)
+    weights, own = weights * by_first, own * by_first
+    if more and second is not None:
+        own = own + more[0] * comparison.vector(second)
+    return comparison.spread(weights, own)
 
 
 def _nothing(logits: Tensor, targets: Tensor, value: Tensor) -> Tensor:
@@ -114,7 +118,7 @@ def _rank_op(
     first, second, comparison, vectors = _compute(logits, targets, localisation, loss, method, backend, delta)
     if vectors:
         return first, second, comparison.index, torch.stack([torch.as_tensor(vector) for vector in vectors])
-    return first, second, comparison.index[:0].clone(), _rows(logits, localisation, 0)
+    return first, second, comparison.index[:0].clone(), _rows(logits, loss, 0)
 
 
 @_rank_op.register_fake
@@ -123,12 +127,12 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     positives = torch.library.get_ctx().new_dynamic_size()
     index = logits.new_empty(positives, dtype=torch.int64)
-    return logits.new_empty(()), logits.new_empty(()), index, _rows(logits, localisation, positives)
+    return logits.new_empty(()), logits.new_empty(()), index, _rows(logits, loss, positives)
 
 
-def _rows(logits: Tensor, localisation: Tensor | None, positives: int | torch.SymInt) -> Tensor:
+def _rows(logits: Tensor, loss: str, positives: int | torch.SymInt) -> Tensor:
     """Room for the vectors of ``Terms``."""
-    return precise(logits.new_empty(3 if localisation is None else 4, positives))
+    return precise(logits.new_empty({"rs": 3, "alrp": 4}.get(loss, 2), positives))
 
 
 @torch.library.custom_op("bucketrank::rank_gradient", mutates_args=())

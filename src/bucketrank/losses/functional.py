@@ -105,10 +105,13 @@ def alrp_loss(
 
 def _flat(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Both as one list, in a dtype that loses nothing of either and has digits enough."""
-    dtype = torch.promote_types(torch.promote_types(logits.dtype, targets.dtype), torch.float32)
-    if logits.dim() != 1:  # a view would be one more node for the backward pass to visit
+    # Each step only where it is needed: on small inputs these calls cost as much as the loss.
+    if logits.dim() != 1:
         logits, targets = logits.reshape(-1), targets.reshape(-1)
-    return logits.to(dtype).contiguous(), targets.detach().to(dtype).contiguous()
+    if not logits.dtype == targets.dtype == torch.float32:
+        dtype = torch.promote_types(torch.promote_types(logits.dtype, targets.dtype), torch.float32)
+        logits, targets = logits.to(dtype), targets.to(dtype)
+    return logits.contiguous(), targets.detach().contiguous()
 
 
 def check_settings(name: str, delta: float, method: str, methods: tuple[str, ...] = tuple(METHODS)) -> None:

@@ -17,13 +17,13 @@ ALRP_LEAST_FALSE_POSITIVES = 1e-5
 
 
 class Terms(NamedTuple):
-    """Two values and what the backward pass needs."""
+    """One value or two, and what the backward pass needs."""
 
     first: Array
-    second: Array
+    second: Array | None
     # Of each positive: the weight w_i with which it pushes down the negatives j, each by w_i H(s_j - s_i), for the
-    # first value; the gradients of the first and of the second value at its own logit; for aLRP, that of the second
-    # value at its localisation error.
+    # first value; the gradients of the first and, if there is one, of the second value at its own logit; for aLRP,
+    # that of the second value at its localisation error.
     vectors: Sequence[Array]
 
 
@@ -32,8 +32,7 @@ def average_precision(comparison: Comparison) -> Terms:
     false_positives = comparison.false_positives()
     rank = _rank_among_positives(comparison) + false_positives
     error = false_positives / rank
-    nothing = 0 * error
-    return _means((error, nothing), (1 / rank, -error, nothing))
+    return _means((error,), (1 / rank, -error))
 
 
 def interpolated_average_precision(comparison: Comparison) -> Terms:
@@ -45,8 +44,7 @@ def interpolated_average_precision(comparison: Comparison) -> Terms:
     # The mass pushed down the negatives is that of the error. Without an own error there is no false positive to
     # push.
     weights = error / comparison.xp.where(own_error > 0, own_error, 1) / rank
-    nothing = 0 * error
-    return _means((error, nothing), (weights, -error, nothing))
+    return _means((error,), (weights, -error))
 
 
 def rank_sort(comparison: Comparison) -> Terms:
@@ -90,8 +88,8 @@ def _rank_among_positives(comparison: Comparison, itself: float | None = None) -
     return rank if itself is None else rank + (itself - step_at_tie(comparison.delta))
 
 
-def _means(values: tuple[Array, Array], vectors: Sequence[Array]) -> Terms:
+def _means(values: Sequence[Array], vectors: Sequence[Array]) -> Terms:
     """The terms as means over the positives."""
-    positives = vectors[0].shape[0]
-    first, second = (value.sum() / positives for value in values)
+    positives = len(vectors[0])
+    first, second = (*(value.sum() / positives for value in values), None)[:2]
     return Terms(first, second, [vector / positives for vector in vectors])
