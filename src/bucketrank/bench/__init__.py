@@ -1,0 +1,1 @@
+"""Measuring the losses: ``bucketrank bench losses``, which needs ``pip install "bucketrank[bench]"``."""

@@ -1,0 +1,136 @@
+"""The door: quick to open, says where else to knock."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bucketrank import __version__, cli
+from bucketrank.cli import main
+
+
+def fresh(code: str) -> str:
+    """What a new interpreter prints."""
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["--version"], ["bench", "--help"], ["bench", "losses", "--help"]])
+def test_help_waits_for_nothing_heavy(words: list[str]) -> None:
+    code = f"""
+import sys
+from bucketrank.cli import main
+try:
+    status = main({words!r})
+except SystemExit as end:
+    status = end.code
+heavy = [name for name in ("torch", "numpy", "numba", "matplotlib", "rich") if name in sys.modules]
+print(f"status {{status}}, heavy {{heavy}}")
+"""
+    assert fresh(code).splitlines()[-1] == "status 0, heavy []"
+
+
+def test_that_test_bites() -> None:
+    assert fresh("import sys, bucketrank; bucketrank.ap_loss; print('torch' in sys.modules)") == "True\n"
+
+
+def test_overview_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert "bucketrank bench losses  Time, memory" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"bucketrank {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "words", [["bench", "loses"], ["losses"], ["benhc", "losses"], ["bnech"], ["bench", "x", "--quick"]]
+)
+def test_a_wrong_command_names_the_nearest(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert 'the nearest is "bucketrank bench losses"' in capsys.readouterr().err
+
+
+def test_nearest_of_several(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def nothing() -> None:
+        """Nothing."""
+
+    monkeypatch.setattr(cli, "COMMANDS", {"bench": {"losses": nothing, "detectors": nothing}, "train": nothing})
+    for typed, nearest in (
+        ("trian", "train"),
+        ("detector", "bench detectors"),
+        ("bench loss", "bench losses"),
+        ("bnech detectors", "bench detectors"),
+    ):
+        assert main(typed.split()) == 2
+        assert f'"bucketrank {nearest}"' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("module", ["rich", "matplotlib", "jsonargparse"])
+def test_a_missing_package_says_how_to_install_it(
+    module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    assert main(["bench", "losses"]) == 2
+    assert capsys.readouterr().err == (
+        f'bucketrank: this command needs {module}; install with: pip install "bucketrank[bench]"\n'
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--sizes", "many"], "--sizes: expected numbers with commas between, got 'many'"),
+        (["--percent", "1,two"], "--percent: expected numbers with commas between, got '1,two'"),
+        (["--percent", "150"], "--percent: expected percentages between 0 and 100, got (150.0,)"),
+        (["--repeats", "1"], "--repeats: expected at least 3, got 1"),
+    ],
+)
+def test_wrong_values_name_the_flag(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "losses", *words]) == 2
+    assert capsys.readouterr().err == f"bucketrank: bench losses: {message}\n"
+
+
+def test_flags_follow_the_signature(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, object] = {}
+    monkeypatch.setattr("bucketrank.bench.losses.run", lambda settings, progress: given.update(vars(settings)))
+    monkeypatch.setattr("bucketrank.bench.report.show", lambda *_: None)
+    monkeypatch.setattr("bucketrank.bench.report.write", lambda *_: [])
+    main(["bench", "losses", "--quick", "--max-seconds-per-cell", "7", "--memory", "--sizes", "2K,1.5M", "--large"])
+    assert given["max_seconds_per_cell"] == 7.0
+    assert given["memory"] is given["large"] is True
+    assert given["sizes"] == (2000, 1_500_000)
+    assert given["percent"] == (0.1, 1.0, 5.0), "from --quick"
+    main(["bench", "losses", "--no-memory", "--percent", "3"])
+    assert given["memory"] is given["large"] is False
+    assert given["percent"] == (3.0,)
+    assert given["repeats"] == 40
+
+
+def test_control_c_ends_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "COMMANDS", {"train": interrupt})
+    assert main(["train"]) == 130
+    assert capsys.readouterr().err == "bucketrank: interrupted\n"
+
+
+def test_from_the_command_to_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "results"
+    words = ["--sizes", "500,2K", "--percent", "1,5", "--repeats", "3", "--no-memory", "--seed", "7", "--out", str(out)]
+    assert main(["bench", "losses", *words]) == 0
+    assert sorted(path.name for path in out.iterdir()) == ["losses.json", "losses.md", "losses.png", "losses.svg"]
+    document = json.loads((out / "losses.json").read_text(encoding="utf-8"))
+    assert document["settings"]["sizes"] == [500, 2000]
+    assert str(tmp_path) not in (out / "losses.json").read_text(encoding="utf-8")
+    assert len(document["results"]) == 4 * 11
+    printed = capsys.readouterr().out
+    assert "AP loss: time" in printed
+    assert "losses.png" in printed
