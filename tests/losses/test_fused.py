@@ -94,6 +94,24 @@ assert layer is None, layer
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_works_where_nothing_can_be_cached() -> None:
+    code = """
+import numba, torch
+njit = numba.njit
+
+def njit_without_a_place(cache=False, **settings):
+    if cache:
+        raise RuntimeError("cannot cache function: no locator available")
+    return njit(**settings)
+
+numba.njit = njit_without_a_place
+from bucketrank import ap_loss, use_backend
+with use_backend("fused"):
+    assert ap_loss(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.0]), delta=0).item() == 0.5
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_parts_cover_everything_once_in_order(monkeypatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     for size in (0, 1, 9, 10, 29, 30, 31, 100):

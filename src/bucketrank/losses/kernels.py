@@ -7,12 +7,18 @@ Indices into the look-up table and the buckets are unsigned, which spares numba 
 import numpy as np
 from numba import njit
 
-kernel = njit(nogil=True, cache=True, error_model="numpy")
-
 # Cells of the look-up table for each edge: enough that most cells hold no edge or one.
 CELLS_PER_EDGE = 8
 # Edges in one cell up to which walking beats halving.
 WALK = 8
+
+
+def kernel(function):
+    """Compile ``function`` when it is first called, and keep the result on disk if there is a place for it."""
+    try:
+        return njit(nogil=True, cache=True, error_model="numpy")(function)
+    except RuntimeError:  # neither the package's folder nor the user's can be written: compiled in every process
+        return njit(nogil=True, error_model="numpy")(function)
 
 
 @kernel
