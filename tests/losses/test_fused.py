@@ -100,9 +100,11 @@ import numba, torch
 njit = numba.njit
 
 def njit_without_a_place(cache=False, **settings):
-    if cache:
-        raise RuntimeError("cannot cache function: no locator available")
-    return njit(**settings)
+    def decorate(function):
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return njit(**settings)(function)
+    return decorate
 
 numba.njit = njit_without_a_place
 from bucketrank import ap_loss, use_backend

@@ -1,16 +1,18 @@
 """The compiled loops behind ``fused.py``, in plain Python for numba.
 
 All release the GIL, so that parts of one call run on several threads. Compiled on first use and cached on disk.
-Indices into the look-up table and the buckets are unsigned, which spares numba the test for negative ones.
+Indices into the look-up table are unsigned, which spares numba the test for negative ones.
 """
 
 import numpy as np
 from numba import njit
 
 # Cells of the look-up table for each edge: enough that most cells hold no edge or one.
-CELLS_PER_EDGE = 8
+CELLS_PER_EDGE = 4
 # Edges in one cell up to which walking beats halving.
 WALK = 8
+# Logits looked up together.
+BLOCK = 512
 
 
 def kernel(function):
@@ -59,7 +61,7 @@ def merge_edges(scores, delta):
 @kernel
 def cell_of(x, low, cells_per_unit, last):
     """The cell of the look-up table that holds ``x``: never decreasing in ``x``, and always a cell."""
-    return np.uint64(min(max(0.0, (x - low) * cells_per_unit), last))
+    return np.uint32(np.int32(min(max(0.0, (x - low) * cells_per_unit), last)))
 
 
 @kernel
@@ -72,29 +74,46 @@ def look_up_table(scores, delta):
     cells_per_unit = cells / span if span > 0 else 0.0
     before = np.zeros(cells + 1, np.uint32)
     for k in range(size):
-        before[cell_of(edges[k + 1], edges[0], cells_per_unit, cells - 1.0) + np.uint64(1)] += np.uint32(1)
+        before[cell_of(edges[k + 1], edges[0], cells_per_unit, cells - 1.0) + np.uint32(1)] += np.uint32(1)
     for cell in range(cells):
         before[cell + 1] += before[cell]
     return edges, owners, before, cells_per_unit
 
 
 @kernel
-def bucket_of(x, edges, before, cells_per_unit):
-    """How many edges are at or below ``x``."""
-    one = np.uint64(1)
-    cell = cell_of(x, edges[0], cells_per_unit, before.size - 2.0)
-    low, high = np.uint64(before[cell]), np.uint64(before[cell + one])
-    if high - low <= one:  # nearly always, and then no branch depends on x: the processor need not guess
-        return low + np.uint64(edges[low + one] <= x)
-    while high - low > np.uint64(WALK):
-        middle = (low + high) >> one
-        if edges[middle + one] <= x:
-            low = middle + one
+def search_edges(x, edges, low, high):
+    """How many edges are at or below ``x``, known to be ``low`` to ``high``."""
+    while high - low > WALK:
+        middle = (low + high) >> 1
+        if edges[middle + 1] <= x:
+            low = middle + 1
         else:
             high = middle
-    while low < high and edges[low + one] <= x:
-        low += one
+    while low < high and edges[low + 1] <= x:
+        low += 1
     return low
+
+
+@kernel
+def find_buckets(start, size, logits, edges, before, cells_per_unit, found, edges_in_cell):
+    """For each of ``size`` logits from ``start`` on, how many edges are at or below it, into ``found``.
+
+    In stages: within one, no logit waits for another, so the processor fetches many parts of the tables at a time.
+    """
+    last = before.size - 2.0
+    one = np.uint32(1)
+    for i in range(size):
+        found[i] = cell_of(np.float64(logits[start + i]), edges[0], cells_per_unit, last)
+    for i in range(size):
+        cell = found[i]
+        found[i] = before[cell]
+        edges_in_cell[i] = before[cell + one] - before[cell]
+    for i in range(size):
+        low, x = found[i], np.float64(logits[start + i])
+        if edges_in_cell[i] <= one:  # nearly always, and then no branch depends on x: the processor need not guess
+            found[i] = low + np.uint32(edges[low + one] <= x)
+        else:
+            found[i] = search_edges(x, edges, np.int64(low), np.int64(low) + np.int64(edges_in_cell[i]))
 
 
 @kernel
@@ -104,16 +123,20 @@ def fill_buckets(start, stop, logits, targets, edges, before, cells_per_unit):
     Also tells whether all that takes part is finite.
     """
     buckets = np.zeros((edges.size - 1, 2))
+    found, scratch = np.empty(BLOCK, np.uint32), np.empty(BLOCK, np.uint32)
     broken = False
-    for j in range(start, stop):
-        target, x = targets[j], np.float64(logits[j])
-        if target == 0:
-            k = bucket_of(x, edges, before, cells_per_unit)
-            buckets[k, 0] += 1
-            buckets[k, 1] += x - edges[k]
-            broken |= x - x != 0
-        elif not target < 0:  # a positive, or NaN
-            broken |= (x - x != 0) | (target - target != 0)
+    for first in range(start, stop, BLOCK):
+        size = min(BLOCK, stop - first)
+        find_buckets(first, size, logits, edges, before, cells_per_unit, found, scratch)
+        for i in range(size):
+            target, x = targets[first + i], np.float64(logits[first + i])
+            if target == 0:
+                k = found[i]
+                buckets[k, 0] += 1
+                buckets[k, 1] += x - edges[k]
+                broken |= x - x != 0
+            elif not target < 0:  # a positive, or NaN
+                broken |= (x - x != 0) | (target - target != 0)
     return buckets, not broken
 
 
@@ -176,13 +199,14 @@ def gradient_table(edges, owners, weights, delta):
 @kernel
 def write_gradient(start, stop, logits, targets, edges, before, cells_per_unit, table, gradient):
     """The gradient at these entries: read off the table at the negatives, 0 elsewhere."""
-    for j in range(start, stop):
-        here = 0.0
-        if targets[j] == 0:
-            x = np.float64(logits[j])
-            k = bucket_of(x, edges, before, cells_per_unit)
-            here = table[k, 0] + table[k, 1] * (x - edges[k])
-        gradient[j] = here
+    found, scratch = np.empty(BLOCK, np.uint32), np.empty(BLOCK, np.uint32)
+    for first in range(start, stop, BLOCK):
+        size = min(BLOCK, stop - first)
+        find_buckets(first, size, logits, edges, before, cells_per_unit, found, scratch)
+        for i in range(size):
+            k, x = found[i], np.float64(logits[first + i])
+            negative = targets[first + i] == 0
+            gradient[first + i] = table[k, 0] + table[k, 1] * (x - edges[k]) if negative else 0.0
 
 
 @kernel
