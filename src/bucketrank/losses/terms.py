@@ -32,7 +32,7 @@ def average_precision(comparison: Comparison) -> Terms:
     false_positives = comparison.false_positives()
     rank = _rank_among_positives(comparison) + false_positives
     error = false_positives / rank
-    return _means((error,), (1 / rank, -error))
+    return _means((error,), (1 / rank, 0 - error))  # 0 - error, as -error would print as -0. where there is none
 
 
 def interpolated_average_precision(comparison: Comparison) -> Terms:
@@ -44,7 +44,7 @@ def interpolated_average_precision(comparison: Comparison) -> Terms:
     # The mass pushed down the negatives is that of the error. Without an own error there is no false positive to
     # push.
     weights = error / comparison.xp.where(own_error > 0, own_error, 1) / rank
-    return _means((error,), (weights, -error))
+    return _means((error,), (weights, 0 - error))
 
 
 def rank_sort(comparison: Comparison) -> Terms:
@@ -64,7 +64,7 @@ def rank_sort(comparison: Comparison) -> Terms:
     share = xp.where(missorted, (mean_worse - mean_others) / all_count, 0)
     sorting_error = share * worse_count
     demotion = comparison.below_better(share)
-    return _means((error, sorting_error), (1 / rank, -error, demotion - sorting_error))
+    return _means((error, sorting_error), (1 / rank, 0 - error, demotion - sorting_error))
 
 
 def alrp(comparison: Comparison, localisation: Array) -> Terms:
@@ -79,7 +79,7 @@ def alrp(comparison: Comparison, localisation: Array) -> Terms:
     # mean over i of (sum of localisation_j over s_j >= s_i) / rank(i) = mean over j of localisation_j * factors_j
     last_tied = xp.searchsorted(scores, scores, side="right") - 1
     factors = (1 / rank).cumsum(0)[last_tied]
-    return _means((false_positives / rank, factors * localisation), (weights, -push, 0 * rank, factors))
+    return _means((false_positives / rank, factors * localisation), (weights, 0 - push, 0 * rank, factors))
 
 
 def _rank_among_positives(comparison: Comparison, itself: float | None = None) -> Array:
