@@ -1,0 +1,19 @@
+"""A ranking loss for an existing torchvision detector, in place.
+
+>>> import torch
+>>> from torchvision.models.detection import retinanet_resnet50_fpn
+>>> model = retinanet_resnet50_fpn(weights=None, weights_backbone=None, num_classes=4, min_size=64)
+>>> model = use_ranking_loss(model, loss="rs")
+>>> losses = model([torch.rand(3, 64, 64)], [{"boxes": torch.tensor([[8.0, 8, 40, 40]]), "labels": torch.tensor([1])}])
+>>> sorted(losses)
+['bbox_regression', 'classification_rank', 'classification_sort']
+>>> _ = undo(model)
+"""
+
+from bucketrank.integrations.torchvision.signatures import check_signatures
+
+check_signatures()  # before the classes below are built on them
+
+from bucketrank.integrations.torchvision.switch import undo, use_ranking_loss  # noqa: E402
+
+__all__ = ["undo", "use_ranking_loss"]

@@ -1,0 +1,478 @@
+"""The torchvision adapters, each on a tiny model with random weights."""
+
+import copy
+import importlib.util
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
+from torchvision.models.detection._utils import BoxCoder
+from torchvision.models.detection.roi_heads import RoIHeads
+from torchvision.models.detection.rpn import RegionProposalNetwork
+from torchvision.models.detection.ssd import SSD
+from torchvision.ops import box_iou, generalized_box_iou_loss
+
+from bucketrank.integrations import torchvision as adapter
+from bucketrank.integrations.ranking import Ranking
+from bucketrank.integrations.torchvision import undo, use_ranking_loss
+from bucketrank.integrations.torchvision.coding import relative_boxes
+from bucketrank.integrations.torchvision.odds import log_odds
+from bucketrank.integrations.torchvision.roi_heads import at_most
+from bucketrank.integrations.torchvision.signatures import check_signatures
+from bucketrank.integrations.torchvision.terms import BACKGROUND, IGNORED, head_terms, paired_iou
+from bucketrank.losses import ap_loss, rank_sort_loss
+
+from . import tiny
+from .processes import train_in_process
+
+ROI = ["loss_classifier_rank", "loss_classifier_sort", "loss_box_reg"]
+RPN = ["loss_objectness_rank", "loss_objectness_sort", "loss_rpn_box_reg"]
+DENSE = ["classification_rank", "classification_sort", "bbox_regression"]
+KEYS = {
+    "faster_rcnn": [*ROI, *RPN],
+    "mask_rcnn": [*ROI, *RPN, "loss_mask"],
+    "keypoint_rcnn": [*ROI, *RPN, "loss_keypoint"],
+    "retinanet": DENSE,
+    "fcos": [*DENSE, "bbox_ctrness"],
+    "ssd": DENSE,
+}
+SOFTMAX = ["faster_rcnn", "ssd"]
+every_model = pytest.mark.parametrize("name", tiny.MODELS)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def trained() -> dict[str, nn.Module]:
+    """Softmax models trained with their own loss."""
+    torch.set_num_threads(1)
+    models = {}
+    for name in SOFTMAX:
+        models[name] = tiny.build(name)
+        tiny.train(models[name], 60, lambda step: tiny.batch(2, 1, 2, seed=100 + step))
+    return models
+
+
+def gradient(value: Tensor) -> Tensor:
+    assert value.grad is not None
+    return value.grad
+
+
+def thresholds(model: nn.Module) -> dict[str, float]:
+    return {name: vars(part)["score_thresh"] for name, part in model.named_modules() if hasattr(part, "score_thresh")}
+
+
+def snapshot(model: nn.Module) -> dict[str, object]:
+    """Everything undo has to restore, but for the parameters' values."""
+    plain = {
+        name: {key for key in vars(part) if not key.startswith("_backward") and not key.startswith("_forward")}
+        for name, part in model.named_modules()
+    }
+    return {
+        "classes": {name: type(part) for name, part in model.named_modules()},
+        "attributes": plain,
+        "thresholds": thresholds(model),
+        "keys": list(model.state_dict()),
+        "identities": {name: id(parameter) for name, parameter in model.named_parameters()},
+    }
+
+
+def detections_equal(first: list[dict[str, Tensor]], second: list[dict[str, Tensor]]) -> None:
+    for one, other in zip(first, second, strict=True):
+        assert list(one) == list(other)
+        for key in one:
+            torch.testing.assert_close(one[key], other[key], rtol=0, atol=0)
+
+
+class TestTraining:
+    @pytest.mark.parametrize("ranked", [True, False], ids=["ranking", "own"])
+    @every_model
+    def test_overfits_one_batch(self, name, ranked):
+        model = tiny.build(name)
+        if ranked:
+            use_ranking_loss(model)
+        images, targets = tiny.batch(2, 1, 2)
+        untrained = tiny.average_precision(model, images, targets)["AP50"]
+        totals = tiny.train(model, 50, lambda step: (images, targets))
+        assert totals[-1] < 0.6 * totals[0]
+        trained = tiny.average_precision(model, images, targets)["AP50"]
+        assert trained > untrained + 0.3
+        assert trained > (0.8 if ranked else 0.4)
+
+    @pytest.mark.parametrize("loss", ["rs", "ap"])
+    @every_model
+    def test_the_loss_dict_names_the_terms(self, name, loss):
+        model = use_ranking_loss(tiny.build(name), loss=loss)
+        losses = model(*tiny.batch(2, 1))
+        assert set(losses) == {key for key in KEYS[name] if loss == "rs" or not key.endswith("_sort")}
+        boxes = [("loss_box_reg", "loss_classifier"), ("loss_rpn_box_reg", "loss_objectness")]
+        for box, scores in [*boxes, ("bbox_regression", "classification")]:
+            if box in losses:  # self-balanced, head by head
+                terms = [losses[f"{scores}_{term}"] for term in ("rank", "sort") if f"{scores}_{term}" in losses]
+                torch.testing.assert_close(losses[box], torch.stack(terms).sum())
+
+    @pytest.mark.parametrize("loss", ["rs", "ap"])
+    @every_model
+    def test_the_ranking_loss_is_called_with_the_settings(self, name, loss, monkeypatch):
+        calls = []
+
+        def counted(logits, targets, *, delta, method):
+            calls.append((len(targets.flatten()), int((targets > 0).sum()), delta, method))
+            return original(logits, targets, delta=delta, method=method)
+
+        original = rank_sort_loss if loss == "rs" else ap_loss
+        monkeypatch.setattr(f"bucketrank.integrations.ranking.{original.__name__}", counted)
+        model = use_ranking_loss(tiny.build(name), loss=loss, method="pairwise", delta=0.25)
+        images, targets = tiny.batch(2, 1)
+        model(images, targets)
+        assert len(calls) == (2 if "rcnn" in name else 1)
+        for entries, positives, delta, method in calls:
+            assert entries > 20 * positives > 0  # nothing is sampled away
+            assert (delta, method) == (0.25, "pairwise")
+        undo(model)(images, targets)
+        assert len(calls) == (2 if "rcnn" in name else 1)
+
+    @every_model
+    def test_every_parameter_that_had_a_gradient_has_one(self, name):
+        reached = []
+        for model in (tiny.build(name), use_ranking_loss(tiny.build(name))):
+            sum(model(*tiny.batch(2, 1)).values()).backward()
+            reached.append({key for key, value in model.named_parameters() if value.grad is not None})
+            assert all(value.grad.isfinite().all() for value in model.parameters() if value.grad is not None)
+        assert reached[0] == reached[1]
+
+    @pytest.mark.parametrize("objects", [(0, 0), (0, 2)], ids=["batch", "image"])
+    @every_model
+    def test_without_objects(self, name, objects):
+        model = use_ranking_loss(tiny.build(name))
+        losses = model(*tiny.batch(*objects))
+        assert set(losses) == set(KEYS[name])
+        sum(losses.values()).backward()
+        gradients = [gradient(value) for value in model.parameters()]
+        assert all(found.isfinite().all() for found in gradients)
+        values = {key: loss.item() for key, loss in losses.items() if key not in {"loss_mask", "loss_keypoint"}}
+        if any(objects):
+            assert all(value > 0 for value in values.values())
+        else:
+            assert set(values.values()) == {0.0}
+            assert not any(found.any() for found in gradients)
+
+    @every_model
+    def test_bf16_autocast(self, name):
+        images, targets = tiny.batch(2, 1)
+        expected = use_ranking_loss(tiny.build(name))(images, targets)
+        model = use_ranking_loss(tiny.build(name))
+        with torch.autocast("cpu", torch.bfloat16):
+            losses = model(images, targets)
+        sum(losses.values()).backward()
+        assert {loss.dtype for loss in losses.values()} == {torch.float32}
+        for key in losses:
+            if key.endswith("_rank"):  # the other terms depend on which proposals the RPN puts first
+                torch.testing.assert_close(losses[key], expected[key], rtol=0.05, atol=0.01)
+        assert all(gradient(value).isfinite().all() for value in model.parameters())
+        assert any(gradient(value).any() for value in model.parameters())
+
+    def test_the_proposal_head_weighs_a_fifth(self, monkeypatch):
+        values: list[Tensor] = []
+
+        def noted(logits, targets, **settings):
+            terms = rank_sort_loss(logits, targets, **settings)
+            values.append(terms.ranking)
+            return terms
+
+        monkeypatch.setattr("bucketrank.integrations.ranking.rank_sort_loss", noted)
+        losses = use_ranking_loss(tiny.build("faster_rcnn"))(*tiny.batch(2, 1))
+        torch.testing.assert_close(losses["loss_objectness_rank"], 0.2 * values[0])
+        torch.testing.assert_close(losses["loss_classifier_rank"], values[1])
+
+    def test_centre_ness_is_trained_as_before(self):
+        images, targets = tiny.batch(2, 1, 0)
+        own, ranked = tiny.build("fcos"), use_ranking_loss(tiny.build("fcos"))
+        losses = [model(images, targets)["bbox_ctrness"] for model in (own, ranked)]
+        torch.testing.assert_close(losses[0], losses[1], rtol=0, atol=0)
+        branches = [model.head.regression_head.bbox_ctrness.weight for model in (own, ranked)]
+        gradients = [torch.autograd.grad(loss, branch)[0] for loss, branch in zip(losses, branches, strict=True)]
+        torch.testing.assert_close(gradients[0], gradients[1], rtol=0, atol=0)
+        assert gradients[0].any()
+
+    def test_the_mask_head_sees_no_more_proposals_than_before(self):
+        model = tiny.build("mask_rcnn")
+        model.roi_heads.fg_bg_sampler.batch_size_per_image = 8  # a quarter of them positive: 2 an image
+        use_ranking_loss(model)
+        seen: list[int] = []
+        model.roi_heads.mask_head.register_forward_hook(lambda _module, _inputs, output: seen.append(len(output)))
+        images, targets = tiny.batch(2, 2)
+        model(images, targets)
+        assert 0 < seen[0] <= 4
+
+    def test_at_most(self):
+        labels = torch.tensor([3, 0, 2, 2, 0, 1])
+        kept = at_most(2, labels)
+        assert (kept > 0).sum() == 2
+        assert ((kept == labels) | (kept == 0)).all()
+        torch.testing.assert_close(at_most(9, labels), labels)
+
+
+class TestSeveralProcesses:
+    def test_ddp_with_a_process_that_has_no_object(self, tmp_path):
+        spawn(train_in_process, (str(tmp_path), list(tiny.MODELS)), nprocs=2)
+        for name in tiny.MODELS:
+            first, second = (torch.load(tmp_path / f"{name}{rank}.pt", weights_only=True) for rank in range(2))
+            before = tiny.build(name).state_dict()
+            for key in before:
+                torch.testing.assert_close(first[key], second[key], rtol=0, atol=0)
+            moved = [key for key in before if not torch.equal(first[key], before[key])]
+            assert len(moved) > 0.9 * len(before)  # a level without positives learns no boxes
+
+
+class TestUndo:
+    @every_model
+    def test_restores_the_model_exactly(self, name):
+        model = tiny.build(name).eval()
+        images, targets = tiny.batch(2, 1, seed=3)
+        before, weights = snapshot(model), copy.deepcopy(model.state_dict())
+        with torch.no_grad():
+            detections = model(images)
+
+        use_ranking_loss(model)
+        assert snapshot(model) != before
+        model.train()(images, targets)  # leaves nothing behind
+        model.eval()(images)
+        assert undo(model) is model
+
+        assert snapshot(model) == before
+        for key, value in model.state_dict().items():
+            torch.testing.assert_close(value, weights[key], rtol=0, atol=0)
+        with torch.no_grad():
+            detections_equal(model(images), detections)
+        own = model.train()(images, targets)
+        assert not any(key.endswith(("_rank", "_sort")) for key in own)
+
+    @every_model
+    def test_state_dict_round_trip(self, name):
+        source = use_ranking_loss(tiny.build(name))
+        tiny.train(source, 2, lambda step: tiny.batch(2, 1))
+        ranked, plain = use_ranking_loss(tiny.build(name, seed=1)), tiny.build(name, seed=1)
+        images, _ = tiny.batch(2, 1, seed=5)
+        for target in (ranked, plain):
+            target.load_state_dict(source.state_dict())
+        for part in thresholds(plain):
+            plain.get_submodule(part).score_thresh = 0.0
+        with torch.no_grad():
+            expected = source.eval()(images)
+            detections_equal(ranked.eval()(images), expected)
+            detections_equal(plain.eval()(images), expected)  # weights go back to a stock model too
+
+    @pytest.mark.parametrize(
+        "duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["copy", "pickle"]
+    )
+    @every_model
+    def test_a_copy_is_undone_by_itself(self, name, duplicate):
+        model = use_ranking_loss(tiny.build(name), loss="ap")
+        twin = undo(duplicate(model))
+        assert "_rank" in str(list(model(*tiny.batch(1, 1))))
+        assert "_rank" not in str(list(twin(*tiny.batch(1, 1))))
+
+    def test_a_second_call_replaces_the_settings(self):
+        model = tiny.build("retinanet")
+        before = snapshot(model)
+        use_ranking_loss(model, loss="rs")
+        model.score_thresh = 0.3
+        use_ranking_loss(model, loss="ap", delta=0.1)
+        assert "classification_sort" not in model(*tiny.batch(1, 1))
+        assert model.head.ranking == Ranking(loss="ap", delta=0.1)
+        assert model.score_thresh == 0
+        assert snapshot(undo(model)) == before
+
+    def test_a_second_call_reaches_a_new_part(self):
+        model = use_ranking_loss(tiny.build("retinanet"))
+        model.head = tiny.build("retinanet").head
+        assert "classification" in model(*tiny.batch(1, 1))
+        assert "classification_rank" in use_ranking_loss(model)(*tiny.batch(1, 1))
+
+    def test_a_model_with_its_own_loss_is_an_error(self):
+        with pytest.raises(ValueError, match="undo: expected a model after use_ranking_loss, got SSD"):
+            undo(tiny.build("ssd"))
+
+
+class TestDetections:
+    @pytest.mark.parametrize("name", SOFTMAX)
+    def test_ap_is_the_same_right_after_the_call(self, name, trained):
+        images, targets = tiny.batch(*[2] * 16, seed=7)
+        own = tiny.average_precision(trained[name], images, targets)
+        ranked = tiny.average_precision(use_ranking_loss(copy.deepcopy(trained[name])), images, targets)
+        assert own["AP50"] > 0.2
+        assert ranked["AP"] >= own["AP"] - 1e-6  # what the thresholds had cut can only add recall
+        assert ranked["AP"] <= own["AP"] + 0.05
+
+    @pytest.mark.parametrize("name", SOFTMAX)
+    def test_detections_above_the_old_threshold_are_the_same(self, name, trained):
+        images, _ = tiny.batch(2, 2, seed=8)
+        own, ranked = trained[name].eval(), use_ranking_loss(copy.deepcopy(trained[name])).eval()
+        cut = max(thresholds(own).values())
+        with torch.no_grad():
+            before, after = own(images), ranked(images)
+        assert sum(len(one["scores"]) for one in before) > 0
+        kept = [{key: value[other["scores"] > cut] for key, value in other.items()} for other in after]
+        detections_equal(before, kept)
+
+    @pytest.mark.parametrize("name", SOFTMAX)
+    def test_what_is_ranked_is_what_scores(self, name, trained, monkeypatch):
+        """The sigmoid of the logits given to the loss is the probability by which detections are sorted."""
+        seen: list[Tensor] = []
+        model = use_ranking_loss(copy.deepcopy(trained[name])).train()
+        outputs: list[Any] = []
+        part = model.roi_heads.box_predictor if name == "faster_rcnn" else model.head
+        part.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
+
+        def noted(logits, targets, **settings):
+            seen.append(logits)
+            return rank_sort_loss(logits, targets, **settings)
+
+        monkeypatch.setattr("bucketrank.integrations.ranking.rank_sort_loss", noted)
+        model(*tiny.batch(2, 2))
+        raw = outputs[0][0] if name == "faster_rcnn" else outputs[0]["cls_logits"].flatten(0, 1)
+        ranked = next(logits for logits in seen if logits.shape == raw[:, 1:].shape)
+        torch.testing.assert_close(ranked.sigmoid(), raw.softmax(-1)[:, 1:])
+
+    @every_model
+    def test_no_score_is_too_low_to_be_kept(self, name):
+        model = tiny.build(name).eval()
+        images, _ = tiny.batch(2)
+        use_ranking_loss(model)
+        assert set(thresholds(model).values()) == {0.0}
+        with torch.no_grad():
+            found = model(images)[0]
+        assert len(found["scores"]) >= 50
+        assert found["scores"].min() < 0.4
+
+
+class TestErrors:
+    def test_an_unknown_model(self):
+        with pytest.raises(TypeError, match=r"FasterRCNN.*RetinaNet.*got Linear;.*docs/any-model.md"):
+            use_ranking_loss(nn.Linear(2, 2))
+
+    def test_a_part_with_a_loss_of_its_own(self):
+        class Own(RoIHeads):  # type: ignore[misc]
+            pass
+
+        model = tiny.build("faster_rcnn")
+        before = snapshot(model)
+        model.roi_heads.__class__ = Own
+        with pytest.raises(
+            TypeError, match=r"expected the losses of FasterRCNN in one of torchvision's own .* got Own"
+        ):
+            use_ranking_loss(model)
+        model.roi_heads.__class__ = RoIHeads
+        assert snapshot(model) == before
+
+    @pytest.mark.parametrize("settings", [{"loss": "focal"}, {"method": "guess"}, {"delta": -1.0}])
+    def test_wrong_settings_leave_the_model_alone(self, settings):
+        model = tiny.build("ssd")
+        before = snapshot(model)
+        with pytest.raises(ValueError, match="use_ranking_loss: expected"):
+            use_ranking_loss(model, **settings)
+        assert snapshot(model) == before
+
+
+class TestSignatures:
+    CHANGES = (
+        (RoIHeads, "subsample", lambda self, labels, generator: None),
+        (RegionProposalNetwork, "compute_loss", lambda self, objectness: None),
+        (SSD, "compute_loss", None),
+    )
+
+    def test_fit(self):
+        check_signatures()
+
+    @pytest.mark.parametrize(("owner", "method", "changed"), CHANGES)
+    def test_that_do_not_fit_name_the_versions_at_import(self, owner, method, changed, monkeypatch):
+        monkeypatch.setattr(owner, method, changed)
+        path = Path(adapter.__file__)
+        spec: Any = importlib.util.spec_from_file_location("imported_again", path)
+        with pytest.raises(ImportError, match=rf"expected torchvision 0\.21 to .*{owner.__name__}\.{method}.*install"):
+            spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+    def test_without_torchvision_the_extra_is_named(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "torchvision", None)
+        with pytest.raises(ImportError, match=r"pip install \"bucketrank\[torchvision\]\""):
+            check_signatures()
+
+
+class TestPieces:
+    def test_log_odds_against_the_definition(self):
+        torch.manual_seed(0)
+        z = (torch.randn(200, 7, dtype=torch.float64) * 12).requires_grad_()
+        others = [torch.cat([z[:, :c], z[:, c + 1 :]], 1).logsumexp(1) for c in range(7)]
+        expected = z - torch.stack(others, 1)
+        weights = torch.randn_like(z)
+        (wanted,) = torch.autograd.grad((expected * weights).sum(), z)
+
+        x = z.detach().float().requires_grad_()
+        odds = log_odds(x)
+        (odds * weights).sum().backward()
+        torch.testing.assert_close(odds.double(), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(gradient(x).double(), wanted, rtol=1e-4, atol=1e-4)
+
+    @pytest.mark.parametrize("row", [[0.0, 0.0], [0.0, 200.0, -200.0], [5.0, 5.0, 5.0, 5.0]])
+    def test_log_odds_at_the_edges(self, row):
+        z = torch.tensor([row], requires_grad=True)
+        odds = log_odds(z)
+        odds.sum().backward()
+        assert odds.isfinite().all()
+        assert gradient(z).isfinite().all()
+        torch.testing.assert_close(odds.sigmoid(), z.softmax(-1))
+
+    def test_paired_iou_is_the_diagonal_of_box_iou(self):
+        boxes, objects = (torch.rand(2, 50, 4) * 20).split(1)
+        boxes, objects = (torch.cat([b[0, :, :2], b[0, :, :2] + b[0, :, 2:]], 1) for b in (boxes, objects))
+        torch.testing.assert_close(paired_iou(boxes, objects), box_iou(boxes, objects).diagonal())
+        assert paired_iou(boxes[:0], objects[:0]).shape == (0,)
+
+    def test_relative_boxes_keep_iou_and_giou(self):
+        torch.manual_seed(0)
+        coder = BoxCoder((10.0, 10.0, 5.0, 5.0))
+        corner, size = torch.rand(30, 2) * 100, torch.rand(30, 2) * 50 + 5
+        anchors = torch.cat([corner, corner + size], 1)
+        codes, wanted = torch.randn(2, 30, 4).unbind()
+        decoded = [coder.decode_single(code, anchors) for code in (codes, wanted)]
+        relative = [relative_boxes(coder, code) for code in (codes, wanted)]
+        torch.testing.assert_close(paired_iou(*relative), paired_iou(*decoded))
+        torch.testing.assert_close(generalized_box_iou_loss(*relative), generalized_box_iou_loss(*decoded))
+
+    def test_terms_by_hand(self):
+        """Two positives, a negative above both and one ignored; boxes of IoU 1/2 and 1."""
+        logits = torch.tensor([[2.0], [1.0], [3.0], [9.0]], requires_grad=True)
+        labels = torch.tensor([0, 0, BACKGROUND, IGNORED])
+        boxes = torch.tensor([[0.0, 0, 1, 1], [0, 0, 1, 1]], requires_grad=True)
+        objects = torch.tensor([[0.0, 0, 2, 1], [0, 0, 1, 1]])
+        terms = head_terms(Ranking(delta=0.0), logits, labels, boxes=boxes, objects=objects)
+        # Positive of IoU 1/2: itself and the negative above, 1/2. Positive of IoU 1: one negative among three, 1/3.
+        torch.testing.assert_close(terms["rank"], torch.tensor((1 / 2 + 1 / 3) / 2))
+        # The second sees (1/2 + 0) / 2 above it, should see 0; the first sees itself alone.
+        torch.testing.assert_close(terms["sort"], torch.tensor((0 + 1 / 4) / 2))
+        torch.testing.assert_close(terms["box"], terms["rank"] + terms["sort"])
+        terms["box"].backward()
+        assert gradient(boxes)[0].any()
+        assert logits.grad is None  # confidences weigh, they are not trained by the boxes
+
+    def test_boxes_are_weighted_by_confidence(self):
+        logits = torch.tensor([[0.0, -9.0], [-9.0, -2.0], [1.0, 1.0]])
+        labels = torch.tensor([0, 1, BACKGROUND])
+        boxes = torch.tensor([[0.0, 0, 1, 1], [0, 0, 1, 1]], requires_grad=True)
+        objects = torch.tensor([[0.0, 0, 2, 1], [0, 0, 2, 1]])
+        head_terms(Ranking(), logits, labels, boxes=boxes, objects=objects)["box"].backward()
+        ratio = gradient(boxes)[0] / gradient(boxes)[1]
+        confidence = torch.tensor([0.0, -2.0]).sigmoid()
+        torch.testing.assert_close(ratio[2], confidence[0] / confidence[1])
