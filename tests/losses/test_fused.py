@@ -23,21 +23,21 @@ from .cases import answer, synthetic, total
 
 def _train(seed: int) -> tuple[float, float]:
     """Large enough for several threads: the loss, and a fingerprint of its gradient."""
-    logits, targets = synthetic(150_000, 5_000, seed=seed)
+    logits, targets = synthetic(300_000, 20_000, seed=seed)
     logits.requires_grad_()
     loss = total(rank_sort_loss(logits, targets))
     loss.backward()
     assert logits.grad is not None
-    return loss.item(), (logits.grad.double() * torch.arange(150_000)).sum().item()
+    return loss.item(), (logits.grad.double() * torch.arange(300_000)).sum().item()
 
 
 def _compare(seed: int) -> tuple[float, float]:
     """The same kernels without the autograd engine, which torch forbids in a forked child of one that has used it."""
-    logits, targets = synthetic(150_000, 5_000, seed=seed)
+    logits, targets = synthetic(300_000, 20_000, seed=seed)
     with torch.no_grad():
         loss = total(rank_sort_loss(logits, targets))
-    gradient = Fused(logits, targets, 0.5).spread(np.ones(5_000), np.zeros(5_000))
-    return loss.item(), (gradient.double() * torch.arange(150_000)).sum().item()
+    gradient = Fused(logits, targets, 0.5).spread(np.ones(20_000), np.zeros(20_000))
+    return loss.item(), (gradient.double() * torch.arange(300_000)).sum().item()
 
 
 class _Losses(Dataset[tuple[float, float]]):
@@ -135,7 +135,7 @@ def test_an_error_in_a_part_is_raised(monkeypatch) -> None:
 
 def test_cells_with_many_edges_are_searched() -> None:
     # One far positive leaves all others in one cell of the look-up table; and more threads than one.
-    logits, targets = synthetic(120_000, 2_000)
+    logits, targets = synthetic(300_000, 2_000)
     logits = logits * 1e-3
     logits[targets.argmax()] = 1e7
     loss = lambda *args, **kwargs: (ap_loss(*args, **kwargs),)  # noqa: E731

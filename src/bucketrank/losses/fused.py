@@ -15,7 +15,7 @@ from bucketrank.losses.exact import Exact
 from bucketrank.losses.threads import in_parts
 
 # The smallest share of a thread in the sums over positives, each worth hundreds of negatives.
-FEWEST_POSITIVES = 1 << 11
+FEWEST_POSITIVES = 1 << 13
 
 
 class Fused(Exact):

@@ -17,8 +17,8 @@ import torch
 
 Result = TypeVar("Result")
 
-# Waking a thread costs some 50 microseconds; for fewer entries it does not pay.
-SMALLEST_PART = 1 << 15
+# A second thread wakes late, often on a core where a thread of OpenMP still spins: for fewer it does not pay.
+SMALLEST_PART = 1 << 17
 
 PARTS_PER_THREAD = 2
 
