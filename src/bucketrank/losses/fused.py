@@ -22,6 +22,7 @@ class Fused(Exact):
     """The same numbers as :class:`Exact`, from the loops of ``kernels.py``."""
 
     xp: Any = np
+    found: Array | None = None
 
     def __init__(self, logits: Tensor, targets: Tensor, delta: float, index: Tensor | None = None) -> None:
         self.delta = delta
@@ -58,9 +59,10 @@ class Fused(Exact):
             return all(in_parts(lambda start, stop: kernels.all_finite(start, stop, s, t), t.size))
         if not hasattr(self, "edges"):
             return False
-        (self.buckets, finite), *parts = in_parts(
-            lambda start, stop: kernels.fill_buckets(start, stop, s, t, self.edges, *self.table), t.size
-        )
+        # Found once and kept for the backward pass: four bytes a logit, for a fifth of the time.
+        self.found = np.empty(t.size, np.uint32)
+        given = s, t, self.edges, *self.table, self.found
+        (self.buckets, finite), *parts = in_parts(lambda start, stop: kernels.fill_buckets(start, stop, *given), t.size)
         for buckets, also_finite in parts:
             self.buckets += buckets
             finite &= also_finite
@@ -80,9 +82,11 @@ class Fused(Exact):
 
     def spread(self, weights: Array, own: Array) -> Tensor:
         s, t = self.entries
+        if self.found is None:
+            self._fill()
         rows = kernels.gradient_table(self.edges, self.owners, weights, self.delta)
         gradient = np.empty_like(s)
-        given = s, t, self.edges, *self.table, rows, gradient
+        given = s, t, self.edges, self.found, rows, gradient
         in_parts(lambda start, stop: kernels.write_gradient(start, stop, *given), gradient.size)
         gradient[self.at] = own
         return torch.from_numpy(gradient)

@@ -95,43 +95,43 @@ def search_edges(x, edges, low, high):
 
 
 @kernel
-def find_buckets(start, size, logits, edges, before, cells_per_unit, found, edges_in_cell):
-    """For each of ``size`` logits from ``start`` on, how many edges are at or below it, into ``found``.
+def find_buckets(start, stop, logits, edges, before, cells_per_unit, found, edges_in_cell):
+    """For each of these logits, how many edges are at or below it, into ``found``.
 
     In stages: within one, no logit waits for another, so the processor fetches many parts of the tables at a time.
     """
     last = before.size - 2.0
     one = np.uint32(1)
-    for i in range(size):
-        found[i] = cell_of(np.float64(logits[start + i]), edges[0], cells_per_unit, last)
-    for i in range(size):
-        cell = found[i]
-        found[i] = before[cell]
-        edges_in_cell[i] = before[cell + one] - before[cell]
-    for i in range(size):
-        low, x = found[i], np.float64(logits[start + i])
-        if edges_in_cell[i] <= one:  # nearly always, and then no branch depends on x: the processor need not guess
-            found[i] = low + np.uint32(edges[low + one] <= x)
+    for j in range(start, stop):
+        found[j] = cell_of(np.float64(logits[j]), edges[0], cells_per_unit, last)
+    for j in range(start, stop):
+        cell = found[j]
+        found[j] = before[cell]
+        edges_in_cell[j - start] = before[cell + one] - before[cell]
+    for j in range(start, stop):
+        low, inside, x = found[j], edges_in_cell[j - start], np.float64(logits[j])
+        if inside <= one:  # nearly always, and then no branch depends on x: the processor need not guess
+            found[j] = low + np.uint32(edges[low + one] <= x)
         else:
-            found[i] = search_edges(x, edges, np.int64(low), np.int64(low) + np.int64(edges_in_cell[i]))
+            found[j] = search_edges(x, edges, np.int64(low), np.int64(low) + np.int64(inside))
 
 
 @kernel
-def fill_buckets(start, stop, logits, targets, edges, before, cells_per_unit):
+def fill_buckets(start, stop, logits, targets, edges, before, cells_per_unit, found):
     """Per bucket: how many of these negatives it holds, and their offsets from its lower edge, summed.
 
-    Also tells whether all that takes part is finite.
+    Also leaves the bucket of every logit in ``found``, and tells whether all that takes part is finite.
     """
     buckets = np.zeros((edges.size - 1, 2))
-    found, scratch = np.empty(BLOCK, np.uint32), np.empty(BLOCK, np.uint32)
+    scratch = np.empty(BLOCK, np.uint32)
     broken = False
     for first in range(start, stop, BLOCK):
-        size = min(BLOCK, stop - first)
-        find_buckets(first, size, logits, edges, before, cells_per_unit, found, scratch)
-        for i in range(size):
-            target, x = targets[first + i], np.float64(logits[first + i])
+        end = min(first + BLOCK, stop)
+        find_buckets(first, end, logits, edges, before, cells_per_unit, found, scratch)
+        for j in range(first, end):
+            target, x = targets[j], np.float64(logits[j])
             if target == 0:
-                k = found[i]
+                k = found[j]
                 buckets[k, 0] += 1
                 buckets[k, 1] += x - edges[k]
                 broken |= x - x != 0
@@ -197,16 +197,11 @@ def gradient_table(edges, owners, weights, delta):
 
 
 @kernel
-def write_gradient(start, stop, logits, targets, edges, before, cells_per_unit, table, gradient):
+def write_gradient(start, stop, logits, targets, edges, found, table, gradient):
     """The gradient at these entries: read off the table at the negatives, 0 elsewhere."""
-    found, scratch = np.empty(BLOCK, np.uint32), np.empty(BLOCK, np.uint32)
-    for first in range(start, stop, BLOCK):
-        size = min(BLOCK, stop - first)
-        find_buckets(first, size, logits, edges, before, cells_per_unit, found, scratch)
-        for i in range(size):
-            k, x = found[i], np.float64(logits[first + i])
-            negative = targets[first + i] == 0
-            gradient[first + i] = table[k, 0] + table[k, 1] * (x - edges[k]) if negative else 0.0
+    for j in range(start, stop):
+        k, x = found[j], np.float64(logits[j])
+        gradient[j] = table[k, 0] + table[k, 1] * (x - edges[k]) if targets[j] == 0 else 0.0
 
 
 @kernel
