@@ -1,4 +1,4 @@
-"""One GPU's share of a real batch: 20 million logits with 100,000 positives, against a twentieth of them."""
+"""One GPU's share of a real batch: 20 million logits, 20,000 or 100,000 positives, against a twentieth of them."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ from bucketrank.bench.synthetic import draw
 from bucketrank.bench.timing import Contender, Spread, interleave, ratio
 
 SIZE = 20_000_000
-PERCENT = 0.5
+PERCENT = (0.1, 0.5)
 ROUNDS = 5
 
 
 def run_large(settings: Settings, progress: Progress, *, size: int = SIZE) -> list[LargeResult]:
     """Both backends of ``exact``, both losses; memory is always measured."""
     names = [name for name in METHODS if METHODS[name] == "exact" and not unavailable(name, settings.device)]
-    progress.begin(f"L = {size}", len(names) * len(LOSSES) * (2 * ROUNDS + 3))
+    cells = [(name, loss, percent) for percent in PERCENT for loss in LOSSES for name in names]
+    progress.begin(f"L = {size}", len(cells) * (2 * ROUNDS + 3))
     with MemoryMeter() as meter:
-        return [_measure(name, loss, size, settings, progress, meter) for loss in LOSSES for name in names]
+        return [_measure(*cell, size, settings, progress, meter) for cell in cells]
 
 
 def _measure(
-    name: str, loss: str, size: int, settings: Settings, progress: Progress, meter: MemoryMeter
+    name: str, loss: str, percent: float, size: int, settings: Settings, progress: Progress, meter: MemoryMeter
 ) -> LargeResult:
-    text = f"{LOSSES[loss]} {name} at L = {size}, {PERCENT:g} % positives"
-    data, part = (draw(n, PERCENT, seed=settings.seed, device=settings.device) for n in (size, max(size // 20, 2)))
+    text = f"{LOSSES[loss]} {name} at L = {size}, {percent:g} % positives"
+    data, part = (draw(n, percent, seed=settings.seed, device=settings.device) for n in (size, max(size // 20, 2)))
     job = Job(
         name=name,
         loss=loss,
         size=size,
-        percent=PERCENT,
+        percent=percent,
         seed=settings.seed,
         device=settings.device,
         threads=torch.get_num_threads(),
