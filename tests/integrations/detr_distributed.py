@@ -1,4 +1,4 @@
-"""Trains models in two processes, the second without any object: run by torchrun, prints one line for each model."""
+"""Trains models in two processes, the second without any object: run by torchrun, prints a line a model and process."""
 
 from __future__ import annotations
 
@@ -37,5 +37,8 @@ if __name__ == "__main__":
     dist.init_process_group("gloo")
     for argument in sys.argv[1:]:
         name, _, unused = argument.partition(":")
-        print(train(name, find_unused_parameters=unused == "unused"), flush=True)
+        lines: list[str | None] = [None, None]
+        dist.all_gather_object(lines, train(name, find_unused_parameters=unused == "unused"))
+        if dist.get_rank() == 0:  # one process prints for both: two would write into each other's lines
+            print(*lines, sep="\n", flush=True)
     dist.destroy_process_group()
