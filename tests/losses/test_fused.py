@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from bucketrank import ap_loss, rank_sort_loss, use_backend
-from bucketrank.losses import backend, threads
+from bucketrank.losses import backend, fused, threads
 from bucketrank.losses.exact import Exact
 from bucketrank.losses.fused import Fused
 
@@ -139,8 +139,17 @@ def test_cells_with_many_edges_are_searched() -> None:
     logits = logits * 1e-3
     logits[targets.argmax()] = 1e7
     loss = lambda *args, **kwargs: (ap_loss(*args, **kwargs),)  # noqa: E731
-    fused, plain = (answer(loss, logits, targets, delta=1e-4 * 1e3, way=("exact", name)) for name in ("fused", "torch"))
-    torch.testing.assert_close(fused, plain, rtol=1e-6, atol=1e-12)
+    ours, plain = (answer(loss, logits, targets, delta=1e-4 * 1e3, way=("exact", name)) for name in ("fused", "torch"))
+    torch.testing.assert_close(ours, plain, rtol=1e-6, atol=1e-12)
+
+
+def test_buckets_found_again_are_the_buckets_kept(monkeypatch) -> None:
+    logits, targets = synthetic(300_000, 20_000)
+    kept = answer(rank_sort_loss, logits, targets, delta=0.5, way=("exact", "fused"))
+    monkeypatch.setattr(fused, "MOST_KEPT", 0)
+    again = answer(rank_sort_loss, logits, targets, delta=0.5, way=("exact", "fused"))
+    for ours, theirs in zip(kept.values + kept.gradients, again.values + again.gradients, strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_the_choice_of_backend(monkeypatch) -> None:

@@ -16,13 +16,16 @@ from bucketrank.losses.threads import in_parts
 
 # The smallest share of a thread in the sums over positives, each worth hundreds of negatives.
 FEWEST_POSITIVES = 1 << 13
+# Up to this many logits it is quicker to keep their buckets than to find them twice; beyond, memory is slower.
+MOST_KEPT = 1 << 22
 
 
 class Fused(Exact):
     """The same numbers as :class:`Exact`, from the loops of ``kernels.py``."""
 
     xp: Any = np
-    found: Array | None = None
+    # The bucket of every logit, kept from the forward to the backward pass; empty if it is to be found again.
+    found: Array = np.empty(0, np.uint32)
 
     def __init__(self, logits: Tensor, targets: Tensor, delta: float, index: Tensor | None = None) -> None:
         self.delta = delta
@@ -59,8 +62,8 @@ class Fused(Exact):
             return all(in_parts(lambda start, stop: kernels.all_finite(start, stop, s, t), t.size))
         if not hasattr(self, "edges"):
             return False
-        # Found once and kept for the backward pass: four bytes a logit, for a fifth of the time.
-        self.found = np.empty(t.size, np.uint32)
+        if t.size <= MOST_KEPT:
+            self.found = np.empty(t.size, np.uint32)
         given = s, t, self.edges, *self.table, self.found
         (self.buckets, finite), *parts = in_parts(lambda start, stop: kernels.fill_buckets(start, stop, *given), t.size)
         for buckets, also_finite in parts:
@@ -82,11 +85,9 @@ class Fused(Exact):
 
     def spread(self, weights: Array, own: Array) -> Tensor:
         s, t = self.entries
-        if self.found is None:
-            self._fill()
         rows = kernels.gradient_table(self.edges, self.owners, weights, self.delta)
         gradient = np.empty_like(s)
-        given = s, t, self.edges, self.found, rows, gradient
+        given = s, t, self.edges, *self.table, self.found, rows, gradient
         in_parts(lambda start, stop: kernels.write_gradient(start, stop, *given), gradient.size)
         gradient[self.at] = own
         return torch.from_numpy(gradient)

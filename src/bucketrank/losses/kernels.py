@@ -96,42 +96,44 @@ def search_edges(x, edges, low, high):
 
 @kernel
 def find_buckets(start, stop, logits, edges, before, cells_per_unit, found, edges_in_cell):
-    """For each of these logits, how many edges are at or below it, into ``found``.
+    """For each of these logits, how many edges are at or below it, into ``found`` from its beginning on.
 
     In stages: within one, no logit waits for another, so the processor fetches many parts of the tables at a time.
     """
     last = before.size - 2.0
     one = np.uint32(1)
-    for j in range(start, stop):
-        found[j] = cell_of(np.float64(logits[j]), edges[0], cells_per_unit, last)
-    for j in range(start, stop):
-        cell = found[j]
-        found[j] = before[cell]
-        edges_in_cell[j - start] = before[cell + one] - before[cell]
-    for j in range(start, stop):
-        low, inside, x = found[j], edges_in_cell[j - start], np.float64(logits[j])
+    for i in range(stop - start):
+        found[i] = cell_of(np.float64(logits[start + i]), edges[0], cells_per_unit, last)
+    for i in range(stop - start):
+        cell = found[i]
+        found[i] = before[cell]
+        edges_in_cell[i] = before[cell + one] - before[cell]
+    for i in range(stop - start):
+        low, inside, x = found[i], edges_in_cell[i], np.float64(logits[start + i])
         if inside <= one:  # nearly always, and then no branch depends on x: the processor need not guess
-            found[j] = low + np.uint32(edges[low + one] <= x)
+            found[i] = low + np.uint32(edges[low + one] <= x)
         else:
-            found[j] = search_edges(x, edges, np.int64(low), np.int64(low) + np.int64(inside))
+            found[i] = search_edges(x, edges, np.int64(low), np.int64(low) + np.int64(inside))
 
 
 @kernel
 def fill_buckets(start, stop, logits, targets, edges, before, cells_per_unit, found):
     """Per bucket: how many of these negatives it holds, and their offsets from its lower edge, summed.
 
-    Also leaves the bucket of every logit in ``found``, and tells whether all that takes part is finite.
+    Also leaves the bucket of every logit in ``found``, unless that is empty, and tells whether all that takes part is
+    finite.
     """
     buckets = np.zeros((edges.size - 1, 2))
-    scratch = np.empty(BLOCK, np.uint32)
+    block, scratch = np.empty(BLOCK, np.uint32), np.empty(BLOCK, np.uint32)
     broken = False
     for first in range(start, stop, BLOCK):
         end = min(first + BLOCK, stop)
-        find_buckets(first, end, logits, edges, before, cells_per_unit, found, scratch)
+        here = found[first:end] if found.size else block
+        find_buckets(first, end, logits, edges, before, cells_per_unit, here, scratch)
         for j in range(first, end):
             target, x = targets[j], np.float64(logits[j])
             if target == 0:
-                k = found[j]
+                k = here[j - first]
                 buckets[k, 0] += 1
                 buckets[k, 1] += x - edges[k]
                 broken |= x - x != 0
@@ -197,11 +199,20 @@ def gradient_table(edges, owners, weights, delta):
 
 
 @kernel
-def write_gradient(start, stop, logits, targets, edges, found, table, gradient):
-    """The gradient at these entries: read off the table at the negatives, 0 elsewhere."""
-    for j in range(start, stop):
-        k, x = found[j], np.float64(logits[j])
-        gradient[j] = table[k, 0] + table[k, 1] * (x - edges[k]) if targets[j] == 0 else 0.0
+def write_gradient(start, stop, logits, targets, edges, before, cells_per_unit, found, table, gradient):
+    """The gradient at these entries: read off the table at the negatives, 0 elsewhere.
+
+    ``found`` holds the bucket of every logit, or is empty.
+    """
+    block, scratch = np.empty(BLOCK, np.uint32), np.empty(BLOCK, np.uint32)
+    for first in range(start, stop, BLOCK):
+        end = min(first + BLOCK, stop)
+        here = found[first:end] if found.size else block
+        if not found.size:
+            find_buckets(first, end, logits, edges, before, cells_per_unit, here, scratch)
+        for j in range(first, end):
+            k, x = here[j - first], np.float64(logits[j])
+            gradient[j] = table[k, 0] + table[k, 1] * (x - edges[k]) if targets[j] == 0 else 0.0
 
 
 @kernel
