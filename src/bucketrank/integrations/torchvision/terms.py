@@ -8,6 +8,7 @@ from torchvision.ops import generalized_box_iou_loss
 
 from bucketrank.integrations.ranking import Ranking
 from bucketrank.losses import self_balance
+from bucketrank.ops.boxes import paired_iou as paired_iou
 
 BACKGROUND, IGNORED = -1, -2  # as torchvision's Matcher numbers them
 
@@ -33,14 +34,6 @@ def head_terms(
     errors = generalized_box_iou_loss(boxes, objects)
     box = (errors * confidences).sum() / confidences.sum().clamp(min=1e-10)
     return terms | {"box": self_balance(box, to=torch.stack(list(terms.values())).sum())}
-
-
-def paired_iou(boxes: Tensor, objects: Tensor) -> Tensor:
-    """The IoU of each box with the object in the same row; torchvision's ``box_iou`` would compare all pairs."""
-    shared = (torch.minimum(boxes[:, 2:], objects[:, 2:]) - torch.maximum(boxes[:, :2], objects[:, :2])).clamp(min=0)
-    overlap = shared.prod(1)
-    areas = (boxes[:, 2:] - boxes[:, :2]).prod(1) + (objects[:, 2:] - objects[:, :2]).prod(1)
-    return overlap / (areas - overlap).clamp(min=1e-6)
 
 
 def named(terms: dict[str, Tensor], scores: str, boxes: str, *, weight: float = 1.0) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bucketrank.integrations.ranking import Ranking
 from bucketrank.losses import self_balance
+from bucketrank.ops.boxes import paired_iou
 
 Target = dict[str, Tensor]
 Matching = Sequence[tuple[Tensor, Tensor]]  # for each image: queries, and the objects they are matched to
@@ -55,12 +56,9 @@ def rank_queries(
 
 
 def overlaps(boxes: Tensor, others: Tensor) -> Tensor:
-    """IoU of each box with the other in its place; both (n, 4) as centre and size."""
-    low = torch.maximum(boxes[:, :2] - boxes[:, 2:] / 2, others[:, :2] - others[:, 2:] / 2)
-    high = torch.minimum(boxes[:, :2] + boxes[:, 2:] / 2, others[:, :2] + others[:, 2:] / 2)
-    shared = (high - low).clamp(min=0).prod(-1)
-    union = boxes[:, 2:].prod(-1) + others[:, 2:].prod(-1) - shared
-    return shared / union.clamp(min=torch.finfo(union.dtype).tiny)
+    """IoU of each box with the other in its place; both (n, 4) as centre and size, in units of the image."""
+    boxes, others = (torch.cat([b[:, :2] - b[:, 2:] / 2, b[:, :2] + b[:, 2:] / 2], 1) for b in (boxes, others))
+    return paired_iou(boxes, others, smallest_union=torch.finfo(boxes.dtype).tiny)
 
 
 def balance(losses: dict[str, Tensor]) -> dict[str, Tensor]:

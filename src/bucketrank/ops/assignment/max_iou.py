@@ -1,0 +1,72 @@
+"""Assignment by IoU thresholds, as in RPN, RetinaNet and the heads of R-CNNs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bucketrank.ops.assignment.checks import IGNORED, NEGATIVE, check_boxes, check_valid, without_objects
+from bucketrank.ops.boxes import paired_iou
+
+# Pairs compared at once: bounds the memory, whatever the number of objects.
+BLOCK = 1 << 22
+
+
+@torch.no_grad()
+def assign_max_iou(
+    candidates: Tensor,
+    objects: Tensor,
+    *,
+    positive: float,
+    negative: float,
+    low_quality: float | None = None,
+    valid: Tensor | None = None,
+) -> Tensor:
+    """Give each candidate (A, 4) to the object (G, 4) it overlaps most, by two thresholds on that IoU.
+
+    Below ``negative`` it is a negative; at ``positive`` or above it is the object's, the first one's if several are
+    overlapped alike; in between it is ignored. With ``low_quality`` an object then claims all candidates that tie for
+    its own best IoU, if that is at least ``low_quality`` and above 0, whatever they were before; where two objects
+    claim one candidate, the later has it. Candidates that are not ``valid`` are ignored, and no object's best.
+
+    O(A G) time; the memory does not grow with G.
+
+    >>> candidates = torch.tensor([[0.0, 0, 4, 4], [0, 0, 4, 2], [0, 0, 2, 2], [8, 8, 9, 9]])
+    >>> assign_max_iou(candidates, torch.tensor([[0.0, 0, 4, 4]]), positive=0.7, negative=0.3)  # IoU 1, 1/2, 1/4, 0
+    tensor([ 0, -2, -1, -1])
+    """
+    name = "assign_max_iou"
+    check_boxes(name, candidates=candidates, objects=objects)
+    check_valid(name, valid, len(candidates))
+    if not 0 <= negative <= positive <= 1:
+        raise ValueError(
+            f"{name}: expected 0 <= negative <= positive <= 1, got negative {negative!r}, positive {positive!r}"
+        )
+    if low_quality is not None and not 0 <= low_quality <= 1:
+        raise ValueError(f"{name}: expected low_quality to be None or from 0 to 1, got {low_quality!r}")
+    assignment = without_objects(candidates, valid)
+    if not len(candidates) or not len(objects):
+        return assignment
+
+    dtype = torch.promote_types(torch.promote_types(candidates.dtype, objects.dtype), torch.float32)
+    candidates, objects = candidates.to(dtype), objects.to(dtype)
+    best = candidates.new_full((len(candidates),), -1)
+    owner, claimed = torch.zeros_like(assignment), torch.full_like(assignment, NEGATIVE)
+    numbers = torch.arange(len(objects), device=objects.device)[:, None]
+    step = max(1, BLOCK // len(candidates))
+    for start in range(0, len(objects), step):
+        block = slice(start, start + step)
+        overlaps = paired_iou(candidates, objects[block, None])  # (objects of the block, A)
+        if valid is not None:
+            overlaps.masked_fill_(~valid, -1)
+        highest, index = overlaps.max(0)
+        owner = torch.where(highest > best, index + start, owner)
+        best = torch.maximum(best, highest)
+        if low_quality is not None:
+            reached = overlaps.amax(1, keepdim=True)
+            ties = (overlaps == reached) & (reached >= low_quality) & (reached > 0)
+            claimed = torch.maximum(claimed, torch.where(ties, numbers[block], NEGATIVE).amax(0))
+
+    owner = owner.masked_fill_(best < positive, IGNORED).masked_fill_(best < negative, NEGATIVE)
+    owner = torch.where(claimed >= 0, claimed, owner)
+    return torch.where(assignment == IGNORED, assignment, owner)
