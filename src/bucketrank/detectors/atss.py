@@ -1,0 +1,82 @@
+"""ATSS (Zhang et al., CVPR 2020): positives chosen by the statistics of the anchors nearest to an object."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torchvision.models.detection._utils import BoxCoder
+
+from bucketrank.detectors.backbone import BackboneSettings
+from bucketrank.detectors.criterion import HeadRecipe, build_criterion
+from bucketrank.detectors.dense import DenseDetector
+from bucketrank.detectors.dense_head import DenseHead, DenseOutput
+from bucketrank.detectors.neck import FeaturePyramid
+from bucketrank.detectors.settings import InputSettings, LossSettings
+from bucketrank.detectors.targets import Target
+from bucketrank.ops.anchors import Anchors
+from bucketrank.ops.assignment import assign_atss
+from bucketrank.ops.boxes import centerness, centres
+
+
+class ATSS(DenseDetector):
+    """ATSS. Ranking losses: three anchors a place, no centerness; score-based ones: one anchor, centerness."""
+
+    recipe = HeadRecipe(ranking_box_weight=2.0, scored_box_weight=2.0, prior=0.01)
+    votes = False  # whether detections are moved by score voting, unless the setting says otherwise
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        backbone: BackboneSettings,
+        loss: LossSettings,
+        inputs: InputSettings,
+        channels: int = 256,
+        convs: int = 4,
+        anchors: int | None = None,
+        topk: int = 9,
+        candidates: int = 1000,
+        score_threshold: float = 0.0,
+        nms: float = 0.6,
+        detections: int = 100,
+        vote: bool | None = None,
+    ) -> None:
+        criterion = build_criterion(loss, self.recipe)
+        super().__init__(
+            num_classes,
+            backbone=backbone,
+            inputs=inputs,
+            candidates=candidates,
+            score_threshold=score_threshold,
+            nms=nms,
+            detections=detections,
+            vote=self.votes if vote is None else vote,
+        )
+        self.topk = topk
+        self.criterion = criterion
+        self.neck = FeaturePyramid(self.backbone.channels, channels, first_level=3, extra="convs_on_output")
+        count = (3 if criterion.ranking else 1) if anchors is None else anchors
+        scales = (8.0,) if count == 1 else tuple(4 * 2 ** (step / count) for step in range(count))
+        self.anchors = Anchors(self.neck.strides, scales=scales, ratios=(1.0,), size_divisor=inputs.size_divisor)
+        self.coder = BoxCoder(weights=(10.0, 10.0, 5.0, 5.0))
+        self.head = DenseHead(
+            channels,
+            num_classes=num_classes,
+            anchors=count,
+            levels=len(self.neck.strides),
+            convs=convs,
+            quality=not criterion.ranking,
+            prior=criterion.initial_score,
+        )
+
+    def assign(self, output: DenseOutput, anchors: Tensor, valid: Tensor, truths: list[Target]) -> list[Tensor]:
+        return [
+            assign_atss(anchors, truth["boxes"], per_level=output.per_level, topk=self.topk, valid=here)
+            for truth, here in zip(truths, valid, strict=True)
+        ]
+
+    def quality(self, anchors: Tensor, boxes: Tensor, objects: Tensor) -> Tensor:
+        return centerness(centres(anchors), objects)
+
+    def scores(self, output: DenseOutput) -> Tensor:
+        scores = super().scores(output)
+        return scores if output.quality is None else scores * output.quality.float().sigmoid()[..., None]

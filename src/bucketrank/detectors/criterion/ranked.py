@@ -1,0 +1,139 @@
+"""The ranking losses: every candidate takes part; boxes by GIoU, weighted by confidence."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bucketrank.detectors.criterion.assigned import Assigned
+from bucketrank.detectors.criterion.base import Criterion, HeadRecipe, Terms, confidences, dice_errors
+from bucketrank.detectors.settings import LossSettings
+from bucketrank.losses import alrp_loss, ap_loss, dr_loss, rank_sort_loss, self_balance
+from bucketrank.losses.functional import ALRP_METHODS, check_settings
+from bucketrank.ops.boxes import paired_iou
+
+# The label of a positive whose box does not overlap at all: above 0, or it would count as a negative.
+SMALLEST_LABEL = 1e-6
+
+
+class Ranked(Criterion):
+    """What the ranking losses share."""
+
+    ranking = True
+    delta = 1.0
+
+    def __init__(self, settings: LossSettings, recipe: HeadRecipe) -> None:
+        super().__init__(settings, recipe)
+        if settings.delta is not None:
+            self.delta = settings.delta
+        self.check()
+
+    def check(self) -> None:
+        """Raise unless the settings are ones of this loss."""
+        check_settings(f"loss {self.settings.name}", self.delta, self.settings.method)
+
+    def forward(self, found: Assigned) -> Terms:
+        weight = self.recipe.ranking_weight
+        return {name: weight * term for name, term in self.terms(found).items()}
+
+    def terms(self, found: Assigned) -> Terms:
+        """The terms before the head's weight."""
+        raise NotImplementedError
+
+    def boxes(self, found: Assigned) -> Tensor:
+        """The box loss: the mean over positives, weighted by confidence (upstream: the highest score of any class)."""
+        return self.mean(self.box_errors(found), confidences(found.logits[found.positives]))
+
+    def masks(self, logits: Tensor, targets: Tensor, *, confidences: Tensor, balance: Tensor) -> Tensor:
+        return self.mean(dice_errors(logits, targets), confidences)
+
+
+class RankSort(Ranked):
+    """RS loss (BRS with ``method="bucketed"``); boxes and masks are balanced to its value: nothing is to be tuned."""
+
+    delta = 0.5
+
+    def terms(self, found: Assigned) -> Terms:
+        labels = paired_iou(found.boxes.detach(), found.objects).clamp(min=SMALLEST_LABEL)
+        ranking, sorting = self.scope.rank(self._loss, found.logits, found.targets(labels), images=found.images)
+        return {
+            "rank": ranking,
+            "sort": sorting,
+            "box": self_balance(self.boxes(found), to=ranking + sorting),
+        }
+
+    def _loss(self, logits: Tensor, targets: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor]:
+        return rank_sort_loss(logits, targets, delta=self.delta, method=self.settings.method)
+
+    def masks(self, logits: Tensor, targets: Tensor, *, confidences: Tensor, balance: Tensor) -> Tensor:
+        return self_balance(super().masks(logits, targets, confidences=confidences, balance=balance), to=balance)
+
+
+class AveragePrecision(Ranked):
+    """AP loss (BAP with ``method="bucketed"``)."""
+
+    def terms(self, found: Assigned) -> Terms:
+        (rank,) = self.scope.rank(self._loss, found.logits, found.targets(1.0), images=found.images)
+        return {"rank": rank, "box": self.box_weight * self.boxes(found)}
+
+    def _loss(self, logits: Tensor, targets: Tensor, _: Tensor | None) -> tuple[Tensor]:
+        settings = self.settings
+        return (ap_loss(logits, targets, delta=self.delta, method=settings.method, interpolate=settings.interpolate),)
+
+
+class ALRP(Ranked):
+    """aLRP loss; the weight of the boxes is set anew every ``balance_period`` iterations, from those before."""
+
+    balance: Tensor
+    sums: Tensor
+    seen: Tensor
+
+    def __init__(self, settings: LossSettings, recipe: HeadRecipe) -> None:
+        super().__init__(settings, recipe)
+        self.register_buffer("balance", torch.tensor(50.0))
+        self.register_buffer("sums", torch.zeros(2))
+        self.register_buffer("seen", torch.tensor(0))
+
+    def check(self) -> None:
+        check_settings(f"loss {self.settings.name}", self.delta, self.settings.method, ALRP_METHODS)
+
+    def terms(self, found: Assigned) -> Terms:
+        # An error of 1 is a box that only just deserves its object: GIoU loss runs to 2, and is halved.
+        errors = self.box_errors(found) / (2 * (1 - self.recipe.least_iou))
+        classification, localisation = self.scope.rank(
+            self._loss, found.logits, found.targets(1.0), images=found.images, values=errors
+        )
+        balanced = localisation * self.balance.clone()
+        if self.training:
+            self._account(classification.detach(), localisation.detach())
+        return {"rank": classification, "box": balanced}
+
+    def _loss(self, logits: Tensor, targets: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor]:
+        localisation = logits.new_zeros(0) if values is None else values
+        return alrp_loss(logits, targets, localisation, delta=self.delta, method=self.settings.method)
+
+    @torch.no_grad()
+    def _account(self, classification: Tensor, localisation: Tensor) -> None:
+        self.sums += torch.stack([classification, localisation])
+        self.seen += 1
+        full = self.seen >= self.settings.balance_period
+        fresh = self.sums.sum() / self.sums[1].clamp(min=1e-10)
+        self.balance.copy_(torch.where(full & (self.sums[1] > 0), fresh, self.balance))
+        self.sums.mul_(torch.where(full, 0.0, 1.0))
+        self.seen.mul_(torch.where(full, 0, 1))
+
+
+class DR(Ranked):
+    """DR loss: distributions ranked instead of entries."""
+
+    prior = 0.5
+
+    def check(self) -> None:
+        """DR loss has neither delta nor method."""
+
+    def terms(self, found: Assigned) -> Terms:
+        (rank,) = self.scope.rank(self._loss, found.logits, found.targets(1.0), images=found.images)
+        return {"rank": rank, "box": self.box_weight * self.boxes(found)}
+
+    def _loss(self, logits: Tensor, targets: Tensor, _: Tensor | None) -> tuple[Tensor]:
+        return (dr_loss(logits, targets),)

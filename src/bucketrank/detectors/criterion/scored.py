@@ -1,0 +1,80 @@
+"""The score-based losses: one score at a time. The baselines, each with what its recipe has."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchvision.ops import sigmoid_focal_loss
+
+from bucketrank.detectors.criterion.assigned import Assigned
+from bucketrank.detectors.criterion.base import Criterion, Terms
+from bucketrank.ops.assignment import IGNORED
+
+
+class Scored(Criterion):
+    """What the score-based losses share: classification, boxes, and the quality branch where the head has one."""
+
+    def forward(self, found: Assigned) -> Terms:
+        weight = self.recipe.scored_weight
+        return {name: weight * term for name, term in self.terms(found).items()}
+
+    def terms(self, found: Assigned) -> Terms:
+        """The terms before the head's weight."""
+        taken = found.labels != IGNORED
+        norm = self.scope.total((taken if self.samples else found.positives).sum().float()).clamp(min=1)
+        terms = {"cls": self.scope.total(self.classification(found.logits[taken], found.labels[taken])) / norm}
+        errors = self.box_errors(found)
+        if found.quality_logits is None or found.quality is None:
+            return terms | {"box": self.box_weight * self.scope.total(errors.sum()) / norm}
+        quality = F.binary_cross_entropy_with_logits(found.quality_logits, found.quality, reduction="sum")
+        return terms | {
+            "box": self.box_weight * self.mean(errors, found.quality),
+            "quality": self.recipe.quality_weight * self.scope.total(quality) / norm,
+        }
+
+    def classification(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The sum over the candidates (R, C), none of them ignored."""
+        raise NotImplementedError
+
+    def masks(self, logits: Tensor, targets: Tensor, *, confidences: Tensor, balance: Tensor) -> Tensor:
+        return self.mean(
+            F.binary_cross_entropy_with_logits(logits.float(), targets.float(), reduction="none").flatten(1).mean(1),
+            torch.ones_like(confidences),
+        )
+
+
+class Focal(Scored):
+    """Focal loss over all candidates, divided by the number of positives."""
+
+    prior = 0.01
+
+    def classification(self, logits: Tensor, labels: Tensor) -> Tensor:
+        alpha, gamma = self.settings.focal_alpha, self.settings.focal_gamma
+        total: Tensor = sigmoid_focal_loss(logits, _one_hot(logits, labels), alpha, gamma, reduction="sum")
+        return total
+
+
+class CrossEntropy(Scored):
+    """Cross-entropy: in the R-CNNs over a balanced sample, with softmax and background in their box heads."""
+
+    @property
+    def samples(self) -> bool:
+        return self.recipe.samples
+
+    @property
+    def softmax(self) -> bool:
+        return self.recipe.softmax
+
+    def classification(self, logits: Tensor, labels: Tensor) -> Tensor:
+        if self.softmax:
+            background = logits.shape[1] - 1
+            return F.cross_entropy(logits, torch.where(labels >= 0, labels, background), reduction="sum")
+        return F.binary_cross_entropy_with_logits(logits, _one_hot(logits, labels), reduction="sum")
+
+
+def _one_hot(logits: Tensor, labels: Tensor) -> Tensor:
+    targets = torch.zeros_like(logits)
+    rows = torch.where(labels >= 0)[0]
+    targets[rows, labels[rows]] = 1
+    return targets

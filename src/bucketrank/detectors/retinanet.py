@@ -1,0 +1,85 @@
+"""RetinaNet (Lin et al., ICCV 2017): positives by the IoU of anchor and object."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torchvision.models.detection._utils import BoxCoder
+
+from bucketrank.detectors.backbone import BackboneSettings
+from bucketrank.detectors.criterion import HeadRecipe, build_criterion
+from bucketrank.detectors.dense import DenseDetector
+from bucketrank.detectors.dense_head import DenseHead, DenseOutput
+from bucketrank.detectors.neck import FeaturePyramid
+from bucketrank.detectors.settings import InputSettings, LossSettings
+from bucketrank.detectors.targets import Target
+from bucketrank.ops.anchors import Anchors
+from bucketrank.ops.assignment import assign_max_iou
+
+
+class RetinaNet(DenseDetector):
+    """RetinaNet. Ranking losses: two scales an octave, decoded boxes by GIoU; score-based ones: three, codes by L1."""
+
+    recipe = HeadRecipe(box_loss="l1", prior=0.01)
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        backbone: BackboneSettings,
+        loss: LossSettings,
+        inputs: InputSettings,
+        channels: int = 256,
+        convs: int = 4,
+        scales: int | None = None,
+        positive_iou: float = 0.5,
+        negative_iou: float = 0.4,
+        candidates: int = 1000,
+        score_threshold: float = 0.0,
+        nms: float = 0.5,
+        detections: int = 100,
+    ) -> None:
+        criterion = build_criterion(loss, self.recipe)
+        super().__init__(
+            num_classes,
+            backbone=backbone,
+            inputs=inputs,
+            candidates=candidates,
+            score_threshold=score_threshold,
+            nms=nms,
+            detections=detections,
+        )
+        self.positive_iou, self.negative_iou = positive_iou, negative_iou
+        self.criterion = criterion
+        self.neck = FeaturePyramid(self.backbone.channels, channels, first_level=3, extra="convs_on_input")
+        steps = (2 if criterion.ranking else 3) if scales is None else scales
+        ratios = (0.5, 1.0, 2.0)
+        self.anchors = Anchors(
+            self.neck.strides,
+            scales=tuple(4 * 2 ** (step / steps) for step in range(steps)),
+            ratios=ratios,
+            size_divisor=inputs.size_divisor,
+        )
+        self.coder = BoxCoder(weights=(1.0, 1.0, 1.0, 1.0) if criterion.box_loss != "giou" else (10.0, 10.0, 5.0, 5.0))
+        self.head = DenseHead(
+            channels,
+            num_classes=num_classes,
+            anchors=steps * len(ratios),
+            levels=len(self.neck.strides),
+            convs=convs,
+            normalise=False,
+            scale=False,
+            prior=criterion.initial_score,
+        )
+
+    def assign(self, output: DenseOutput, anchors: Tensor, valid: Tensor, truths: list[Target]) -> list[Tensor]:
+        return [
+            assign_max_iou(
+                anchors,
+                truth["boxes"],
+                positive=self.positive_iou,
+                negative=self.negative_iou,
+                low_quality=0.0,
+                valid=here,
+            )
+            for truth, here in zip(truths, valid, strict=True)
+        ]

@@ -1,0 +1,100 @@
+"""The one-stage detectors: order of anchors, assignment, detections, voting."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from bucketrank.detectors.dense_head import DenseHead
+from bucketrank.detectors.postprocess import best_entries, voted, without_duplicates
+from bucketrank.ops.assignment import IGNORED
+
+from .test_rcnn import captured
+from .tiny import scene, tiny
+
+
+def test_logits_and_codes_are_numbered_as_the_anchors_are():
+    """Location by location, and at each the anchors: channel a * C + c of the map is anchor a, class c."""
+    head: Any = DenseHead(32, num_classes=2, anchors=3, levels=1, convs=0, quality=True)
+    with torch.no_grad():
+        for layer in (head.classes, head.boxes, head.quality):
+            layer.weight.zero_()
+            layer.bias.copy_(torch.arange(len(layer.bias)))
+        output = head([torch.zeros(1, 32, 2, 2)])
+    assert output.logits.shape == (1, 12, 2)
+    torch.testing.assert_close(output.logits[0, :3], torch.arange(6.0).reshape(3, 2))
+    torch.testing.assert_close(output.codes[0, 3:6], torch.arange(12.0).reshape(3, 4))
+    torch.testing.assert_close(output.quality[0, :3], torch.arange(3.0))
+    assert output.per_level == [12]
+
+
+def test_every_level_has_its_scale():
+    head: Any = DenseHead(32, num_classes=2, anchors=1, levels=2, convs=0)
+    with torch.no_grad():
+        head.boxes.weight.zero_()
+        head.boxes.bias.fill_(1.0)
+        head.scales.copy_(torch.tensor([2.0, 3.0]))
+        codes = head([torch.zeros(1, 32, 1, 1)] * 2).codes
+    torch.testing.assert_close(codes[0], torch.tensor([[2.0] * 4, [3.0] * 4]))
+
+
+@pytest.mark.parametrize("name", ["retinanet", "atss", "paa"])
+def test_anchors_on_padding_are_ignored_and_the_self_balance_shows(name):
+    images, targets = scene()
+    model = tiny(name, min_size=64, max_size=160)  # the second image is smaller and padded
+    (found,) = captured(model, images, targets)
+    per_image = len(found.labels) // 2
+    anchors = torch.cat(model.anchors(model.neck(model.backbone(torch.zeros(1, 3, 64, 128)))))
+    assert per_image >= len(anchors)
+    assert found.positives.any()
+    assert (found.labels[found.images == 0] == IGNORED).any() or name != "atss"
+    terms = model(images, targets)
+    torch.testing.assert_close(terms["box"], terms["rank"] + terms["sort"])
+
+
+def test_positives_sit_on_their_objects():
+    images, targets = scene()
+    for name in ("retinanet", "atss", "paa"):
+        (found,) = captured(tiny(name), images, targets)
+        assert 2 <= int(found.positives.sum()) < 400
+        classes = {int(label) - 1 for target in targets for label in target["labels"]}
+        assert set(found.labels[found.positives].tolist()) <= classes
+
+
+def test_best_entries():
+    scores = torch.tensor([[0.1, 0.9], [0.5, 0.0], [0.7, 0.2]])
+    values, rows, columns = best_entries(scores, most=3, threshold=0.0)
+    torch.testing.assert_close(values, torch.tensor([0.9, 0.7, 0.5]))
+    assert rows.tolist() == [0, 2, 1]
+    assert columns.tolist() == [1, 0, 0]
+    assert len(best_entries(scores, most=10, threshold=0.0)[0]) == 5  # 0 is no detection
+    assert len(best_entries(scores, most=10, threshold=0.5)[0]) == 2
+
+
+def test_duplicates_go_within_a_class_only():
+    boxes = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 9], [0, 0, 10, 9], [30, 30, 30, 40]])
+    scores, labels = torch.tensor([0.9, 0.8, 0.7, 0.6]), torch.tensor([0, 0, 1, 0])
+    result = without_duplicates(boxes, scores, labels, iou=0.5, most=10)
+    torch.testing.assert_close(result["scores"], torch.tensor([0.9, 0.7]))  # the last has no area
+
+
+def test_voting_by_hand():
+    boxes = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 8], [0, 0, 10, 8], [20, 20, 30, 30]])
+    scores, labels = torch.tensor([0.9, 0.8, 0.7, 0.6]), torch.tensor([0, 0, 1, 0])
+    # The second box overlaps the first by 0.8: its vote is 0.8 * exp(-0.04 / 0.025).
+    vote = 0.8 * torch.exp(torch.tensor(-1.6))
+    y2 = (0.9 * 10 + vote * 8) / (0.9 + vote)
+    torch.testing.assert_close(
+        voted(boxes, scores, labels, torch.tensor([0]))[0], torch.stack([*torch.tensor([0.0, 0, 10]), y2])
+    )
+
+
+def test_quality_multiplies_the_score_in_atss_and_paa_takes_the_root():
+    images, _ = scene()
+    for name, power in (("atss", 1.0), ("paa", 0.5)):
+        model = tiny(name, loss="focal").eval()
+        with torch.no_grad():
+            batch, _ = model.transform(images)
+            output = model.head(model.neck(model.backbone(batch.tensors)))
+            expected = (output.logits.sigmoid() * output.quality.sigmoid()[..., None]) ** power
+            torch.testing.assert_close(model.scores(output), expected)
