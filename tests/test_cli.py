@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 
@@ -18,7 +19,10 @@ def fresh(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
 
 
-@pytest.mark.parametrize("words", [[], ["--help"], ["--version"], ["bench", "--help"], ["bench", "losses", "--help"]])
+@pytest.mark.parametrize(
+    "words",
+    [[], ["--help"], ["--version"], ["bench", "--help"], ["bench", "losses", "--help"], ["check-data", "--help"]],
+)
 def test_help_waits_for_nothing_heavy(words: list[str]) -> None:
     code = f"""
 import sys
@@ -37,9 +41,24 @@ def test_that_test_bites() -> None:
     assert fresh("import sys, bucketrank; bucketrank.ap_loss; print('torch' in sys.modules)") == "True\n"
 
 
+def test_data_is_checked_and_converted_without_torch(tmp_path: Path) -> None:
+    code = f"""
+import sys
+from bucketrank.cli import main
+from bucketrank.data import write_shapes
+write_shapes({str(tmp_path / "shapes")!r}, train=2, val=1, size=64)
+status = main(["check-data", {str(tmp_path / "shapes")!r}])
+status += main(["convert", "voc", {str(tmp_path)!r}, {str(tmp_path / "new")!r}])
+print(f"status {{status}}, torch {{'torch' in sys.modules}}")
+"""
+    assert fresh(code).splitlines()[-1] == "status 1, torch False", "the conversion finds nothing, and says so"
+
+
 def test_overview_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
-    assert "bucketrank bench losses  Time, memory" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split()[:5] == ["bucketrank", "bench", "losses", "Time,", "memory"] for line in lines)
+    assert any(line.startswith("  bucketrank convert voc ") for line in lines)
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,6 +72,43 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_wrong_command_names_the_nearest(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     assert 'the nearest is "bucketrank bench losses"' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "nearest"),
+    [
+        (["bench", "losses", "--quik"], "--quick"),
+        (["bench", "losses", "--max-second-per-cell", "3"], "--max-seconds-per-cell"),
+        (["bench", "losses", "--no-memroy"], "--no-memory"),
+        (["bench", "losses", "--quick", "--repeat=3"], "--repeats"),
+        (["check-data", "folder", "--mask"], "--masks"),
+        (["check-data", "--worker", "3", "folder"], "--workers"),
+        (["convert", "yolo", "a", "b", "--cpoy"], "--copy"),
+    ],
+)
+def test_a_wrong_flag_names_the_nearest(words: list[str], nearest: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    typed = next(word for word in words if word.startswith("--") and word not in ("--quick",))
+    assert f'there is no flag "{typed.partition("=")[0]}"; the nearest is "{nearest}"' in capsys.readouterr().err
+
+
+def test_what_comes_without_a_flag(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    given: list[object] = []
+
+    def copy(
+        source: Annotated[Path, "from"], destination: Annotated[Path, "to"], *, fast: Annotated[bool, "go"] = False
+    ) -> int:
+        """Copies."""
+        given.extend([source, destination, fast])
+        return 3
+
+    monkeypatch.setattr(cli, "COMMANDS", {"copy": copy})
+    assert main(["copy", "a", "--fast", "b"]) == 3, "what a command returns is the exit status"
+    assert given == [Path("a"), Path("b"), True]
+    with pytest.raises(SystemExit) as end:
+        main(["copy", "a"])
+    assert end.value.code == 2
+    assert "destination" in capsys.readouterr().err
 
 
 def test_nearest_of_several(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,6 +135,15 @@ def test_a_missing_package_says_how_to_install_it(
     assert capsys.readouterr().err == (
         f'bucketrank: this command needs {module}; install with: pip install "bucketrank[bench]"\n'
     )
+
+
+@pytest.mark.parametrize(("module", "package"), [("PIL", "pillow"), ("faster_coco_eval", "faster-coco-eval")])
+def test_a_package_that_data_needs(
+    module: str, package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    assert main(["check-data", "folder"]) == 2
+    assert f'needs {package}; install with: pip install "bucketrank[detect]"' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

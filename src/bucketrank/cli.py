@@ -15,8 +15,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_type_hints
 
-Command = Callable[..., None]
+from bucketrank.data.problems import DataError
+
+Command = Callable[..., int | None]  # what it returns is the exit status
 Commands = dict[str, Union[Command, "Commands"]]
+
+
+PACKAGES = {"PIL": "pillow", "faster_coco_eval": "faster-coco-eval", "yaml": "PyYAML"}  # where the names differ
 
 
 class UsageError(Exception):
@@ -38,12 +43,10 @@ def bench_losses(
 ) -> None:
     """Time, memory and operations of every ranking loss, by method and backend, against focal loss."""
     require("rich", "matplotlib")
-    from rich.console import Console
-
     from bucketrank.bench.losses import run
     from bucketrank.bench.numbers import parse_size
-    from bucketrank.bench.progress import Bar
     from bucketrank.bench.report import show, write
+    from bucketrank.bench.session import present
     from bucketrank.bench.study import QUICK, Settings
 
     given: dict[str, Any] = {"repeats": repeats, "max_seconds_per_cell": max_seconds_per_cell, "memory": memory}
@@ -54,21 +57,101 @@ def bench_losses(
         settings = Settings(seed=seed, device=device, large=large, **chosen)
     except ValueError as error:
         raise UsageError(f"bench losses: {error}") from error
+    present(settings, out, run=run, show=show, write=write)
 
-    console = Console()
-    if not console.is_terminal:
-        # Into a file or a log: as wide as the tables are.
-        console = Console(width=160)
-    with Bar(console) as progress:
-        study = run(settings, progress)
-    show(study, console)
-    for path in write(study, out):
-        console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+
+def bench_detectors(
+    *,
+    quick: Annotated[bool, "smaller images and fewer rounds: less than two minutes on two cores"] = False,
+    out: Annotated[Path, "directory for the JSON, the Markdown and the figure"] = Path("runs/bench-detectors"),
+    detectors: Annotated[str | None, "names with commas between (all six)"] = None,
+    backbone: Annotated[str, "a model of timm, swin_tiny or swin_large"] = "resnet18",
+    image_size: Annotated[str | None, "height x width in pixels (256x320; --quick: 128x160)"] = None,
+    batch: Annotated[int, "images"] = 2,
+    classes: Annotated[int, "kinds of objects"] = 20,
+    objects: Annotated[int, "in each image"] = 8,
+    channels: Annotated[int, "of the pyramid and the heads"] = 64,
+    proposals: Annotated[int | None, "that reach the box heads of the R-CNNs, an image (1000; --quick: 600)"] = None,
+    rounds: Annotated[int | None, "in which the contenders take turns (10; --quick: 4)"] = None,
+    seed: Annotated[int, "of images, objects and weights"] = 0,
+    device: Annotated[str, "a torch device, like cpu or cuda:0"] = "cpu",
+    threads: Annotated[int | None, "of torch on the CPU (as many as it takes by itself)"] = None,
+    max_seconds_per_step: Annotated[float | None, "skip what an estimate says takes longer (20; --quick: 5)"] = None,
+) -> None:
+    """Seconds per iteration of each detector with Rank & Sort loss by every method, against score-based losses."""
+    given: dict[str, Any] = {name: value for name, value in locals().items() if value is not None}
+    require("rich", "matplotlib", "timm", "torchvision", extra="detect")
+    from bucketrank.bench.detectors.measure import run
+    from bucketrank.bench.detectors.report import show, write
+    from bucketrank.bench.detectors.study import QUICK, Settings, parse_image_size
+    from bucketrank.bench.session import present
+
+    del given["quick"], given["out"]
+    try:
+        if detectors is not None:
+            given["detectors"] = tuple(detectors.split(","))
+        if image_size is not None:
+            given["image_size"] = parse_image_size(image_size)
+        settings = Settings(**(QUICK if quick else {}) | given)
+    except ValueError as error:
+        raise UsageError(f"bench detectors: {error}") from error
+    present(settings, out, run=run, show=show, write=write)
+
+
+def check_data(
+    folder: Annotated[Path, "of the data set: its own layout, COCO's, LVIS's or Roboflow's"],
+    *,
+    layout: Annotated[str | None, "own, coco, lvis or roboflow (the first that fits)"] = None,
+    masks: Annotated[bool, "ask for a mask of every object"] = False,
+    decode: Annotated[bool, "decode every image; otherwise only its header is read"] = True,
+    show: Annotated[int, "problems of each kind that are listed"] = 10,
+    workers: Annotated[int | None, "threads that decode (one for each core)"] = None,
+) -> int:
+    """Read a whole data set; list what is wrong, where, and what to do (exit status 1 if training would refuse it)."""
+    require("rich", "PIL", "faster_coco_eval", extra="detect")
+    from bucketrank.data.summary import check_folder
+
+    return check_folder(folder, layout=layout, masks=masks, decode=decode, show=show, workers=workers)
+
+
+Source = Annotated[Path, "folder to convert"]
+Destination = Annotated[Path, "new folder, in COCO's format"]
+Copy = Annotated[bool, "copy the images instead of linking to them"]
+
+
+def convert_cityscapes(source: Source, destination: Destination, *, copy: Copy = False) -> None:
+    """Cityscapes (gtFine and leftImg8bit) to COCO's format: eight classes, boxes and masks."""
+    _convert("convert_cityscapes", source, destination, copy=copy)
+
+
+def convert_voc(source: Source, destination: Destination, *, copy: Copy = False) -> None:
+    """Pascal VOC (Annotations, JPEGImages, ImageSets) to COCO's format; what is difficult becomes a crowd."""
+    _convert("convert_voc", source, destination, copy=copy)
+
+
+def convert_yolo(source: Source, destination: Destination, *, copy: Copy = False) -> None:
+    """YOLO (data.yaml, images, labels) to COCO's format: boxes and polygons."""
+    _convert("convert_yolo", source, destination, copy=copy)
+
+
+def _convert(name: str, source: Path, destination: Path, *, copy: bool) -> None:
+    require("rich", "PIL", "faster_coco_eval", "yaml", extra="detect")
+    from bucketrank.data import convert
+    from bucketrank.data.summary import convert_folder
+
+    convert_folder(getattr(convert, name), source, destination, copy=copy)
 
 
 COMMANDS: Commands = {
     "bench": {
         "losses": bench_losses,
+        "detectors": bench_detectors,
+    },
+    "check-data": check_data,
+    "convert": {
+        "cityscapes": convert_cityscapes,
+        "voc": convert_voc,
+        "yolo": convert_yolo,
     },
 }
 
@@ -81,6 +164,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         sys.stderr.write(f"bucketrank: {error}\n")
         return 2
+    except DataError as error:
+        sys.stderr.write(f"bucketrank: {error}\n")
+        return 1
     except KeyboardInterrupt:
         sys.stderr.write("bucketrank: interrupted\n")
         return 130
@@ -103,35 +189,44 @@ def _run(words: list[str]) -> int:
             raise UsageError(_no_such_command(words, len(path)))
         path.append(word)
         found = found[word]
-    arguments = _parse(found, path, words[len(path) :])
-    found(**arguments)
-    return 0
+    return found(**_parse(found, path, words[len(path) :])) or 0
 
 
 def _parse(command: Command, path: list[str], words: list[str]) -> dict[str, Any]:
-    require("jsonargparse")
+    require("jsonargparse", extra="bench" if path[0] == "bench" else "detect")
     from jsonargparse import ActionYesNo, ArgumentParser
 
     program = " ".join(["bucketrank", *path])
     parser = ArgumentParser(prog=program, description=command.__doc__, formatter_class=argparse.HelpFormatter)
     hints = get_type_hints(command, include_extras=True)
+    flags = ["--help"]
     for name, parameter in inspect.signature(command).parameters.items():
         kind, text = get_args(hints[name])
+        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+            parser.add_argument(name, type=kind, help=text)
+            continue
         flag = "--" + name.replace("_", "-")
+        flags.append(flag)
         if kind is not bool and parameter.default is not None:
             text += f" ({parameter.default})"
         if bool in (kind, *get_args(kind)):
+            flags.append("--no-" + flag.removeprefix("--"))
             parser.add_argument(flag, action=ActionYesNo(no_prefix="no-"), default=parameter.default, help=text)
         else:
             parser.add_argument(flag, type=kind, default=parameter.default, help=text)
+    for word in words:
+        typed = word.partition("=")[0]
+        if typed.startswith("--") and typed != "--" and typed not in flags:
+            raise UsageError(f'{" ".join(path)}: there is no flag "{typed}"; the nearest is "{_nearest(typed, flags)}"')
     return dict(vars(parser.parse_args(words)))
 
 
-def require(*modules: str) -> None:
+def require(*modules: str, extra: str = "bench") -> None:
     """Says how to install what is missing."""
-    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    missing = [PACKAGES.get(module, module) for module in modules if importlib.util.find_spec(module) is None]
     if missing:
-        raise UsageError(f'this command needs {" and ".join(missing)}; install with: pip install "bucketrank[bench]"')
+        needs = " and ".join(missing)
+        raise UsageError(f'this command needs {needs}; install with: pip install "bucketrank[{extra}]"')
 
 
 def _leaves(commands: Commands, path: tuple[str, ...] = ()) -> list[tuple[str, Command]]:
@@ -156,8 +251,11 @@ def _no_such_command(words: list[str], known: int) -> str:
     # With one word more: in "benhc losses" the second word tells what was meant.
     meant = " ".join(word for word in words[: known + 2] if not word.startswith("-"))
     names = [name for name, _ in _leaves(COMMANDS)]
-    nearest = max(names, key=lambda name: difflib.SequenceMatcher(None, meant, name).ratio())
-    return f'there is no command "{typed}"; the nearest is "bucketrank {nearest}"'
+    return f'there is no command "{typed}"; the nearest is "bucketrank {_nearest(meant, names)}"'
+
+
+def _nearest(typed: str, names: list[str]) -> str:
+    return max(names, key=lambda name: difflib.SequenceMatcher(None, typed, name).ratio())
 
 
 def _listed(flag: str, text: str, parse: Callable[[str], Any]) -> tuple[Any, ...]:

@@ -1,0 +1,153 @@
+"""A split in COCO's format as a data set of torch."""
+
+from __future__ import annotations
+
+import pickle
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from faster_coco_eval.core import mask as rle_codec
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+from torchvision import tv_tensors
+
+from bucketrank.data.annotations import Split, category_ids, size_of, usable_polygons
+from bucketrank.data.pictures import read_picture
+from bucketrank.data.problems import DataError
+
+Target = dict[str, Any]
+Item = tuple[Tensor, Target]
+
+
+class CocoDataset(Dataset[Item]):
+    """Images with the objects to learn.
+
+    An item is an image (3, H, W) of 8 bits and a target:
+
+    ==========  ==================================================================================
+    boxes       (n, 4) corners in pixels, clipped to the image; those without area left out
+    labels      (n,) from 1, in ascending order of the categories' ids
+    masks       (n, H, W) of 0 and 1, if asked for
+    area        (n,) of the annotation, or else of the box
+    iscrowd     (n,) zeros: crowds are no objects to learn; evaluation reads them from the file
+    image_id    () the image's id in the file
+    ==========  ==================================================================================
+
+    ``keep_empty=False`` leaves out the images without objects, as the published recipes of the CNNs do. ``transform``
+    takes and returns image and target. Annotations are held in a few arrays, so that a worker process gets them
+    quickly, whether it is forked or spawned.
+
+    Reading expects sound data: see require_sound. Decoding costs the image and, with masks, n masks.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        *,
+        masks: bool = False,
+        keep_empty: bool = True,
+        transform: Callable[[Any, Target], Item] | None = None,
+    ) -> None:
+        document = split.read()
+        self.split = split
+        self.masks = masks
+        self.transform = transform
+        self.category_ids = category_ids(document)  # of label k: category_ids[k - 1]
+        names = {category["id"]: category["name"] for category in document["categories"]}
+        self.class_names: list[str] = [names[number] for number in self.category_ids]
+        label_of = {number: label for label, number in enumerate(self.category_ids, start=1)}
+
+        objects: dict[int, list[dict[str, Any]]] = defaultdict(list)
+        for entry in document["annotations"]:
+            if not entry.get("iscrowd", 0):
+                objects[entry["image_id"]].append(entry)
+
+        rows: list[tuple[float, ...]] = []  # x1, y1, x2, y2, label, area
+        starts = [0]
+        segments: list[bytes] = []
+        self.image_ids: list[int] = []
+        self.sizes: list[tuple[int, int]] = []  # height and width
+        self._files: list[str] = []
+        for image in document["images"]:
+            height, width = size_of(image)
+            kept = []
+            for entry in objects[image["id"]]:
+                box = _clipped(entry["bbox"], height, width)
+                if box[2] > box[0] and box[3] > box[1]:
+                    area = entry.get("area", (box[2] - box[0]) * (box[3] - box[1]))
+                    rows.append((*box, label_of[entry["category_id"]], area))
+                    kept.append(entry.get("segmentation") or [])
+            if not kept and not keep_empty:
+                continue
+            self.image_ids.append(image["id"])
+            self.sizes.append((height, width))
+            self._files.append(str(split.image_path(image)))
+            starts.append(len(rows))
+            segments.append(pickle.dumps(kept) if masks else b"")
+        self._rows: NDArray[np.float64] = np.asarray(rows, dtype=np.float64).reshape(-1, 6)
+        self._starts = np.asarray(starts)
+        self._segments = np.frombuffer(b"".join(segments), dtype=np.uint8)
+        self._segment_starts = np.cumsum([0, *map(len, segments)])
+
+    def __len__(self) -> int:
+        return len(self.image_ids)
+
+    @property
+    def num_classes(self) -> int:
+        """Without background."""
+        return len(self.class_names)
+
+    def labels_of(self, index: int) -> list[int]:
+        """The labels in an image, without reading it."""
+        return [int(label) for label in self._rows[self._starts[index] : self._starts[index + 1], 4]]
+
+    def __getitem__(self, index: int) -> Item:
+        image = torch.from_numpy(read_picture_as(self._files[index], self.sizes[index])).permute(2, 0, 1)
+        rows = torch.from_numpy(self._rows[self._starts[index] : self._starts[index + 1]])
+        target: Target = {
+            "boxes": tv_tensors.BoundingBoxes(rows[:, :4].float(), format="XYXY", canvas_size=self.sizes[index]),
+            "labels": rows[:, 4].long(),
+            "image_id": torch.tensor(self.image_ids[index]),
+            "area": rows[:, 5].float(),
+            "iscrowd": torch.zeros(len(rows), dtype=torch.int64),
+        }
+        if self.masks:
+            stored = self._segments[self._segment_starts[index] : self._segment_starts[index + 1]]
+            # Written by this object and nobody else.
+            target["masks"] = tv_tensors.Mask(decode_masks(pickle.loads(stored.tobytes()), self.sizes[index]))  # noqa: S301
+        item = tv_tensors.Image(image.contiguous()), target
+        return item if self.transform is None else self.transform(*item)
+
+
+def decode_masks(segmentations: Sequence[Any], size: tuple[int, int]) -> Tensor:
+    """Polygons and RLE as masks (n, height, width) of 0 and 1; an object without any gets an empty mask."""
+    masks = np.zeros((len(segmentations), *size), dtype=np.uint8)
+    for mask, segmentation in zip(masks, segmentations, strict=True):
+        if isinstance(segmentation, dict):
+            if isinstance(segmentation["counts"], list):
+                segmentation = rle_codec.frPyObjects(segmentation, *size)
+            mask[:] = rle_codec.decode(segmentation)
+        elif polygons := usable_polygons(segmentation):
+            mask[:] = rle_codec.decode(rle_codec.merge(rle_codec.frPyObjects(polygons, *size)))
+    return torch.from_numpy(masks)
+
+
+def read_picture_as(path: str, size: tuple[int, int]) -> NDArray[np.uint8]:
+    """The pixels, if they have the height and width that the annotations give."""
+    pixels = read_picture(Path(path))
+    if pixels.shape[:2] != size:
+        raise DataError(
+            f"{path}: the file is {pixels.shape[1]} x {pixels.shape[0]}, its entry says {size[1]} x {size[0]}; "
+            "run bucketrank check-data"
+        )
+    return pixels if pixels.flags.writeable else pixels.copy()
+
+
+def _clipped(box: Sequence[float], height: int, width: int) -> tuple[float, float, float, float]:
+    x, y, w, h = box
+    return min(max(x, 0), width), min(max(y, 0), height), min(max(x + w, 0), width), min(max(y + h, 0), height)

@@ -1,0 +1,124 @@
+"""Pascal VOC: one XML file for each image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from xml.etree.ElementTree import Element, TreeBuilder
+from xml.parsers import expat
+
+from bucketrank.data.annotations import inside
+from bucketrank.data.convert.writer import Writer, Written
+from bucketrank.data.pictures import SUFFIXES
+from bucketrank.data.problems import DataError
+
+# fmt: off
+CLASSES = [
+    "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car",
+    "cat", "chair", "cow", "diningtable", "dog", "horse", "motorbike",
+    "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
+]
+# fmt: on
+
+
+def convert_voc(source: Path, folder: Path, *, copy: bool = False) -> list[Written]:
+    """``Annotations``, ``JPEGImages`` and ``ImageSets/Main`` of ``source`` as a folder in COCO's format.
+
+    train.txt, val.txt and test.txt become a file each; a trainval.txt is read where train.txt is missing, and then
+    test.txt, where val.txt is missing, becomes val.json. Without lists all images go into annotations.json. VOC counts
+    pixels from 1 and includes the last: a box from xmin to xmax covers [xmin - 1, xmax].
+
+    Objects marked difficult become crowds: they are not learnt, and finding them is neither right nor wrong. The
+    classes are VOC's twenty, or, if there are others, all that occur, in alphabetical order.
+    """
+    names = lists(source)
+    trees = {name: read_xml(source / "Annotations" / f"{name}.xml") for each in names.values() for name in each}
+    found = {_text(each, "name") for tree in trees.values() for each in tree.iter("object")}
+    classes = CLASSES if found <= set(CLASSES) else sorted(found)
+    ids = {name: number for number, name in enumerate(classes, start=1)}
+    writer = Writer(source, folder, categories={number: name for name, number in ids.items()}, copy=copy)
+    written = []
+    for split, members in names.items():
+        for name in members:
+            image_id, _, _ = writer.add_image(image_of(source, name, trees[name]))
+            for each in trees[name].iter("object"):
+                box = corners(each, source / "Annotations" / f"{name}.xml")
+                crowd = each.findtext("difficult", "0").strip() == "1"
+                writer.add_object(image_id, ids[_text(each, "name")], box=box, crowd=crowd)
+        written.append(writer.write(split))
+    return written
+
+
+def lists(source: Path) -> dict[str, list[str]]:
+    """The names of the images of each split."""
+    if not (source / "Annotations").is_dir():
+        raise DataError(
+            f"{source}: no folder Annotations; give the folder that holds Annotations and JPEGImages, "
+            "as VOCdevkit/VOC2012"
+        )
+    sets = source / "ImageSets" / "Main"
+    read = {name: _lines(sets / f"{name}.txt") for name in ("train", "val", "trainval", "test")}
+    if not read["train"]:
+        read["train"] = read["trainval"]
+        if not read["val"]:
+            read["val"], read["test"] = read["test"], []
+    chosen = {name: read[name] for name in ("train", "val", "test") if read[name]}
+    if chosen:
+        return chosen
+    found = sorted(path.stem for path in (source / "Annotations").glob("*.xml"))
+    if not found:
+        raise DataError(f"{source}: no *.xml in Annotations; give the folder that holds Annotations and JPEGImages")
+    return {"annotations": found}
+
+
+def image_of(source: Path, name: str, tree: Element) -> Path:
+    """The image's file: as the XML names it, or else of the XML's own name."""
+    stated = tree.findtext("filename", "").strip() or f"{name}.jpg"
+    path = source / "JPEGImages" / inside(stated)
+    others = (source / "JPEGImages" / f"{name}{suffix}" for suffix in sorted(SUFFIXES))
+    return path if path.is_file() else next((other for other in others if other.is_file()), path)
+
+
+def corners(each: Element, path: Path) -> list[float]:
+    """The box as x, y, width and height, from pixels that are counted from 1."""
+    try:
+        box = each.find("bndbox")
+        left, top, right, bottom = (float(_text(box, side)) for side in ("xmin", "ymin", "xmax", "ymax"))
+    except (DataError, ValueError) as error:
+        raise DataError(f"{path}: an object's bndbox is incomplete ({error}); correct or remove the object") from error
+    return [left - 1, top - 1, right - left + 1, bottom - top + 1]
+
+
+def read_xml(path: Path) -> Element:
+    """A small XML file; one that defines a document type, and with it entities, is refused unread."""
+    parser, tree = expat.ParserCreate(), TreeBuilder()
+
+    def refuse(*_: object) -> None:
+        raise DataError(f"{path}: has a DOCTYPE, which VOC's files have not; remove it")
+
+    parser.StartDoctypeDeclHandler = refuse
+    parser.StartElementHandler = tree.start
+    parser.EndElementHandler = tree.end
+    parser.CharacterDataHandler = tree.data
+    try:
+        parser.Parse(path.read_bytes(), True)  # noqa: FBT003
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: there is no such file; add it, or remove its name from ImageSets") from error
+    except expat.ExpatError as error:
+        raise DataError(f"{path}: line {error.lineno}, column {error.offset}: not XML; write it again") from error
+    return tree.close()
+
+
+def _text(element: Element | None, name: str) -> str:
+    text = None if element is None else element.findtext(name)
+    if text is None:
+        raise DataError(f"{name} is missing")
+    return text.strip()
+
+
+def _lines(path: Path) -> list[str]:
+    """The first word of each line, none of which may lead out of the folder."""
+    if not path.is_file():
+        return []
+    words: Iterable[list[str]] = (line.split() for line in path.read_text(encoding="utf-8").splitlines())
+    return [str(inside(word[0])) for word in words if word]

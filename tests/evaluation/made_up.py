@@ -1,0 +1,83 @@
+"""Annotations, and detections that are more or less like them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bucketrank.data.coco import decode_masks
+
+Detections = dict[int, dict[str, Tensor]]
+
+
+def document(seed: int, *, images: int = 12, classes: int = 4, crowds: bool = True) -> dict[str, Any]:
+    """Boxes of all sizes and their masks; class 3 never occurs, and the first image is empty."""
+    rng = np.random.default_rng(seed)
+    annotations: list[dict[str, Any]] = []
+    for image in range(1, images):
+        for _ in range(rng.integers(1, 9)):
+            w, h = 4 + rng.random(2) ** 3 * 150
+            x, y = rng.random(2) * (200 - np.array([w, h]))
+            crowd = bool(crowds and rng.random() < 0.15)
+            mask: Any = [[x, y, x + w, y, x + w, y + h, x, y + h * 0.8]]
+            if crowd:
+                inside = np.zeros((200, 200), dtype=int)
+                inside[int(y) : int(y + h) + 1, int(x) : int(x + w) + 1] = 1
+                flat = inside.ravel(order="F")
+                edges = np.flatnonzero(np.diff(flat)) + 1
+                counts = np.diff([0, *edges, flat.size]).tolist()
+                mask = {"size": [200, 200], "counts": counts if flat[0] == 0 else [0, *counts]}
+            annotations.append(
+                {
+                    "id": len(annotations) + 1,
+                    "image_id": image * 10,
+                    "category_id": [2, 5, 7, 11][rng.choice([0, 1, 3])],
+                    "bbox": [float(each) for each in (x, y, w, h)],
+                    "area": float(w * h * 0.9),
+                    "iscrowd": int(crowd),
+                    "segmentation": mask,
+                }
+            )
+    return {
+        "images": [{"id": image * 10, "width": 200, "height": 200} for image in range(images)],
+        "categories": [{"id": number, "name": f"class {number}"} for number in [2, 5, 7, 11][:classes]],
+        "annotations": annotations,
+    }
+
+
+def detections(truth: dict[str, Any], seed: int, *, masks: bool, noise: float = 0.12) -> Detections:
+    """Shaken copies of the objects and crowds, some twice, some of a wrong class, and some from nowhere."""
+    rng = np.random.default_rng(seed)
+    numbers = sorted(category["id"] for category in truth["categories"])
+    found: Detections = {}
+    for image in truth["images"]:
+        boxes, labels, segments = [], [], []
+        for entry in truth["annotations"]:
+            if entry["image_id"] != image["id"]:
+                continue
+            for _ in range(rng.integers(0, 3)):
+                x, y, w, h = entry["bbox"]
+                dx, dy, dw, dh = rng.normal(0, noise, 4) * [w, h, w, h]
+                boxes.append([x + dx, y + dy, x + dx + abs(w + dw), y + dy + abs(h + dh)])
+                right = rng.random() < 0.85
+                labels.append(
+                    numbers.index(entry["category_id"]) + 1 if right else int(rng.integers(1, len(numbers) + 1))
+                )
+        for _ in range(rng.integers(0, 4)):
+            corner = rng.random(2) * 150
+            boxes.append([*corner, *(corner + 5 + rng.random(2) * 40)])
+            labels.append(int(rng.integers(1, len(numbers) + 1)))
+        size = image["height"], image["width"]
+        segments = [[[x1, y1, x2, y1, x2, y2, x1, y2 - (y2 - y1) * 0.2]] for x1, y1, x2, y2 in boxes]
+        found[image["id"]] = {
+            "boxes": torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4),
+            "labels": torch.tensor(labels, dtype=torch.int64),
+            # Coarse, so that some are equal.
+            "scores": torch.tensor(np.round(rng.random(len(boxes)), 2), dtype=torch.float32),
+        }
+        if masks:
+            found[image["id"]]["masks"] = decode_masks(segments, size)[:, None].float() * 0.9
+    return found
