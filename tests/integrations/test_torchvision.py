@@ -24,8 +24,9 @@ from bucketrank.integrations.torchvision.coding import relative_boxes
 from bucketrank.integrations.torchvision.odds import log_odds
 from bucketrank.integrations.torchvision.roi_heads import at_most
 from bucketrank.integrations.torchvision.signatures import check_signatures
-from bucketrank.integrations.torchvision.terms import BACKGROUND, IGNORED, head_terms, paired_iou
+from bucketrank.integrations.torchvision.terms import BACKGROUND, IGNORED, head_terms
 from bucketrank.losses import ap_loss, rank_sort_loss
+from bucketrank.ops.boxes import paired_iou
 
 from . import tiny
 from .processes import train_in_process

@@ -8,7 +8,7 @@ from torchvision.ops import generalized_box_iou_loss
 
 from bucketrank.integrations.ranking import Ranking
 from bucketrank.losses import self_balance
-from bucketrank.ops.boxes import paired_iou as paired_iou
+from bucketrank.ops.boxes import paired_iou
 
 BACKGROUND, IGNORED = -1, -2  # as torchvision's Matcher numbers them
 
