@@ -233,3 +233,23 @@ def test_dr_without_positives_or_negatives(targets: torch.Tensor) -> None:
         torch.testing.assert_close(loss.item(), 4 * math.log(2) / 6)
     else:
         assert loss.item() == 0
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("way", [way for way in EVERY if way[0] != "bucketed"], ids="-".join)
+def test_localisation_errors_stay_attached_where_nothing_is_compared(way: tuple[str, str], compiled: bool) -> None:
+    """Without positives there are none, and they get a gradient of none; next to a NaN they get NaN."""
+
+    def train(logits: torch.Tensor, targets: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
+        return total(alrp_loss(logits, targets, boxes * 2, method=way[0]))
+
+    if compiled:
+        train = torch.compile(train, fullgraph=True, backend="aot_eager")
+    for targets, logits, expected in (
+        (torch.zeros(3), torch.zeros(3), torch.zeros(0)),
+        (torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0.0, math.nan, 1.0]), torch.full((2,), math.nan)),
+    ):
+        boxes = torch.zeros(len(expected), requires_grad=True)
+        with use_backend(way[1]):
+            train(logits.requires_grad_(), targets, boxes).backward()
+        torch.testing.assert_close(boxes.grad, expected, equal_nan=True)

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from bucketrank import ap_loss, rank_sort_loss, use_backend
-from bucketrank.losses import backend, fused, threads
+from bucketrank.losses import backend, threads
 from bucketrank.losses.exact import Exact
 from bucketrank.losses.fused import Fused
 
@@ -143,13 +143,24 @@ def test_cells_with_many_edges_are_searched() -> None:
     torch.testing.assert_close(ours, plain, rtol=1e-6, atol=1e-12)
 
 
-def test_buckets_found_again_are_the_buckets_kept(monkeypatch) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_buckets_found_again_are_the_buckets_kept(dtype: torch.dtype) -> None:
+    # The buckets are kept in the memory of the first gradient: it is given away, and nobody writes there again.
     logits, targets = synthetic(300_000, 20_000)
-    kept = answer(rank_sort_loss, logits, targets, delta=0.5, way=("exact", "fused"))
-    monkeypatch.setattr(fused, "MOST_KEPT", 0)
-    again = answer(rank_sort_loss, logits, targets, delta=0.5, way=("exact", "fused"))
-    for ours, theirs in zip(kept.values + kept.gradients, again.values + again.gradients, strict=True):
-        assert torch.equal(ours, theirs)
+    targets[::7] = -1
+    logits[::7] = torch.nan
+    logits = logits.to(dtype).requires_grad_()
+    loss = total(rank_sort_loss(logits, targets.to(dtype)))
+    kept, again, doubled = (
+        torch.autograd.grad(loss, logits, torch.tensor(factor, dtype=dtype), retain_graph=True)[0]
+        for factor in (1.0, 1.0, 2.0)
+    )
+    assert torch.equal(kept, again)
+    assert torch.equal(2 * kept, doubled)
+    assert len({gradient.data_ptr() for gradient in (kept, again, doubled)}) == 3
+    assert kept.isfinite().all()
+    assert kept.count_nonzero() > 0
+    assert not kept[::7].any()
 
 
 def test_the_choice_of_backend(monkeypatch) -> None:

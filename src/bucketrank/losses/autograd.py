@@ -7,7 +7,7 @@ dispatch would cost small inputs a tenth of a millisecond more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,28 +17,32 @@ from torch.autograd.function import once_differentiable
 from bucketrank.losses.backend import chosen_backend, comparison_of
 from bucketrank.losses.comparison import Array, Comparison, precise
 from bucketrank.losses.pairwise import Pairwise
-from bucketrank.losses.terms import alrp, average_precision, interpolated_average_precision, rank_sort
+from bucketrank.losses.terms import Terms, alrp, average_precision, interpolated_average_precision, rank_sort
 
-LOSSES = {"ap": average_precision, "interpolated_ap": interpolated_average_precision, "rs": rank_sort}
+LOSSES: dict[str, Callable[[Comparison], Terms]] = {
+    "ap": average_precision,
+    "interpolated_ap": interpolated_average_precision,
+    "rs": rank_sort,
+}
 
 
 def rank(
     logits: Tensor, targets: Tensor, localisation: Tensor | None, loss: str, method: str, delta: float
-) -> tuple[Tensor, Tensor]:
-    """The two values of a ranking loss; ``logits`` and ``targets`` are flat, contiguous and of one dtype."""
+) -> Sequence[Tensor]:
+    """The value or two of a ranking loss; ``logits`` and ``targets`` are flat, contiguous and of one dtype."""
     # The backend is read here, so that the backward pass, wherever it is called, does as the forward pass did.
     arguments = logits, targets, localisation, loss, method, chosen_backend(), delta
     if torch.compiler.is_compiling():
         first, second, *_ = _rank_op(*arguments)
-    else:
-        first, second = _Rank.apply(*arguments)
-    return first, second
+        return first, second
+    values: Sequence[Tensor] = _Rank.apply(*arguments)
+    return values
 
 
 def _compute(
     logits: Tensor, targets: Tensor, localisation: Tensor | None, loss: str, method: str, backend: str, delta: float
-) -> tuple[Tensor, Tensor, Comparison, Sequence[Array]]:
-    """The two values, and what :func:`_spread` needs: the comparison, and the vectors of ``Terms``, if any."""
+) -> tuple[tuple[Tensor, ...], Comparison, Sequence[Array]]:
+    """The values, and what :func:`_spread` needs: the comparison, and the vectors of ``Terms``, if any."""
     comparison = _compare(method, backend, logits, targets, delta)
     positives = len(comparison.scores)
     if localisation is not None and localisation.numel() != positives:
@@ -47,16 +51,15 @@ def _compute(
             f"{positives} of them, got {localisation.numel()}"
         )
     if not comparison.finite or positives == 0:
-        value = logits.new_full((), 0.0 if comparison.finite else torch.nan)
-        return value, value.clone(), comparison, ()
+        value = _value_of_nothing(logits, comparison)
+        return (value, value.clone()), comparison, ()
     if localisation is None:
         terms = LOSSES[loss](comparison)
     else:
         in_rank_order = localisation.detach()[comparison.index.argsort().argsort()]
         terms = alrp(comparison, comparison.vector(in_rank_order))
-    first = comparison.scalar(terms.first)
-    second = torch.zeros_like(first) if terms.second is None else comparison.scalar(terms.second)
-    return first, second, comparison, terms.vectors
+    values = (terms.first,) if terms.second is None else (terms.first, terms.second)
+    return tuple(map(comparison.scalar, values)), comparison, terms.vectors
 
 
 def _compare(
@@ -76,6 +79,11 @@ def _spread(first: Tensor | None, second: Tensor | None, comparison: Comparison,
     return comparison.spread(weights, own)
 
 
+def _value_of_nothing(logits: Tensor, comparison: Comparison) -> Tensor:
+    """The value where nothing was compared."""
+    return logits.new_full((), 0.0 if comparison.finite else torch.nan)
+
+
 def _nothing(logits: Tensor, targets: Tensor, value: Tensor) -> Tensor:
     """The gradient where nothing was compared: 0 for a value of 0; for NaN, NaN wherever not ignored."""
     return (value * 0).expand_as(logits).masked_fill(targets < 0, 0)
@@ -84,23 +92,26 @@ def _nothing(logits: Tensor, targets: Tensor, value: Tensor) -> Tensor:
 class _Rank(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, localisation: Tensor | None, *settings: Any) -> Any:
-        first, second, ctx.comparison, ctx.vectors = _compute(logits, targets, localisation, *settings)
+        values, ctx.comparison, ctx.vectors = _compute(logits, targets, localisation, *settings)
         # The comparison looks at logits and targets again: saved too, so that a change in place is an error.
-        ctx.save_for_backward(logits, targets, first)
+        ctx.save_for_backward(logits, targets)
         ctx.set_materialize_grads(False)
-        return first, second
+        return values
 
     @staticmethod
-    def backward(ctx: Any, first: Tensor | None, second: Tensor | None) -> tuple[Any, ...]:
+    def backward(ctx: Any, first: Tensor | None, second: Tensor | None = None) -> tuple[Any, ...]:
         # What guards against second derivatives costs small inputs a tenth of their time: only where they can be asked.
         return (_eager_backward_once if torch.is_grad_enabled() else _eager_backward)(ctx, first, second)
 
 
 def _eager_backward(ctx: Any, first: Tensor | None, second: Tensor | None) -> tuple[Any, ...]:
-    logits, targets, value = ctx.saved_tensors
+    logits, targets = ctx.saved_tensors
     to_localisation = None
     if not ctx.vectors:
+        value = _value_of_nothing(logits, ctx.comparison)
         to_logits = _nothing(logits, targets, value)
+        if ctx.needs_input_grad[2]:  # attached, though nothing is taught: distributed training waits for gradients
+            to_localisation = value.repeat(len(ctx.comparison.scores))
     else:
         to_logits = _spread(first, second, ctx.comparison, ctx.vectors)
         if ctx.needs_input_grad[2] and second is not None:
@@ -115,10 +126,11 @@ _eager_backward_once = once_differentiable(_eager_backward)
 def _rank_op(
     logits: Tensor, targets: Tensor, localisation: Tensor | None, loss: str, method: str, backend: str, delta: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    first, second, comparison, vectors = _compute(logits, targets, localisation, loss, method, backend, delta)
+    values, comparison, vectors = _compute(logits, targets, localisation, loss, method, backend, delta)
+    first, second = (*values, torch.zeros_like(values[0]))[:2]
     if vectors:
         return first, second, comparison.index, torch.stack([torch.as_tensor(vector) for vector in vectors])
-    return first, second, comparison.index[:0].clone(), _rows(logits, loss, 0)
+    return first, second, comparison.index, _rows(logits, loss, len(comparison.index)).fill_(torch.nan)
 
 
 @_rank_op.register_fake
@@ -148,7 +160,7 @@ def _gradient_op(
     backend: str,
     delta: float,
 ) -> Tensor:
-    if index.numel() == 0:
+    if index.numel() == 0 or value.isnan():
         return _nothing(logits, targets, value)
     comparison = _compare(method, backend, logits, targets, delta, index)
     return _spread(first, second, comparison, [comparison.vector(row) for row in rows])

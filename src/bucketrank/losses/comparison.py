@@ -84,7 +84,7 @@ class Comparison(ABC):
 
     @abstractmethod
     def above_worse(self, values: Array) -> Array:
-        """The same over only the positives j with a lower label than i."""
+        """The same over only the positives j with a lower label than i; ``values`` is (P, 2)."""
 
     @abstractmethod
     def below_better(self, values: Array) -> Array:

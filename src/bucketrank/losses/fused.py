@@ -1,4 +1,8 @@
-"""Exact bucketing on CPU tensors with compiled loops: one pass over the logits forward, one backward."""
+"""Exact bucketing on CPU tensors with compiled loops: one pass over the logits forward, one backward.
+
+The forward pass leaves the bucket of every negative in what is to become the gradient, and the backward pass writes
+over it: no bucket is found twice, and none needs memory of its own.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +16,19 @@ from torch import Tensor
 from bucketrank.losses import kernels
 from bucketrank.losses.comparison import Array
 from bucketrank.losses.exact import Exact
+from bucketrank.losses.terms import Terms, average_precision
 from bucketrank.losses.threads import in_parts
 
 # The smallest share of a thread in the sums over positives, each worth hundreds of negatives.
 FEWEST_POSITIVES = 1 << 13
-# Up to this many logits it is quicker to keep their buckets than to find them twice; beyond, memory is slower.
-MOST_KEPT = 1 << 22
 
 
 class Fused(Exact):
     """The same numbers as :class:`Exact`, from the loops of ``kernels.py``."""
 
     xp: Any = np
-    # The bucket of every logit, kept from the forward to the backward pass; empty if it is to be found again.
-    found: Array = np.empty(0, np.uint32)
+    # The memory of the gradient, with the bucket of every negative in it; gone once it has been given away.
+    kept: Array
 
     def __init__(self, logits: Tensor, targets: Tensor, delta: float, index: Tensor | None = None) -> None:
         self.delta = delta
@@ -35,11 +38,16 @@ class Fused(Exact):
         if index is None:
             order = self.scores.argsort()
             self.at, self.scores = self.at[order], self.scores[order]
-        if self.at.size and -np.inf < self.scores[0] <= self.scores[-1] < np.inf:
+        if not self.at.size:
+            self.finite = all(in_parts(lambda start, stop: kernels.all_finite(start, stop, s, t), t.size))
+            return
+        self.finite = -np.inf < self.scores.item(0) <= self.scores.item(-1) < np.inf
+        if self.finite:
             # Edges and their owners, and the table that finds the bucket of a logit.
             self.edges, self.owners, *self.table = kernels.look_up_table(self.scores, delta)
-        if index is None:
-            self.finite = self._fill()
+        if self.finite and index is None:
+            self.kept = np.empty_like(s)
+            self.finite = self._fill(self.kept)
 
     @property
     def index(self) -> Tensor:
@@ -55,17 +63,12 @@ class Fused(Exact):
         x, low, high = kernels.windows(self.scores, self.delta)
         return x, low, high
 
-    def _fill(self) -> bool:
-        """Fill the buckets, and tell whether all that takes part is finite."""
-        s, t = self.entries
-        if not self.at.size:
-            return all(in_parts(lambda start, stop: kernels.all_finite(start, stop, s, t), t.size))
-        if not hasattr(self, "edges"):
-            return False
-        if t.size <= MOST_KEPT:
-            self.found = np.empty(t.size, np.uint32)
-        given = s, t, self.edges, *self.table, self.found
-        (self.buckets, finite), *parts = in_parts(lambda start, stop: kernels.fill_buckets(start, stop, *given), t.size)
+    def _fill(self, gradient: Array) -> bool:
+        """Fill the buckets, keep those of the negatives in the memory of ``gradient``, tell whether all is finite."""
+        given = *self.entries, self.edges, *self.table, _buckets_in(gradient)
+        (self.buckets, finite), *parts = in_parts(
+            lambda start, stop: kernels.fill_buckets(start, stop, *given), gradient.size
+        )
         for buckets, also_finite in parts:
             self.buckets += buckets
             finite &= also_finite
@@ -84,10 +87,12 @@ class Fused(Exact):
         return kernels.count_false_positives(self.edges, self.owners, self.buckets, self.delta)
 
     def spread(self, weights: Array, own: Array) -> Tensor:
-        s, t = self.entries
+        gradient = self.__dict__.pop("kept", None)
+        if gradient is None:  # given away by an earlier backward pass, or there was no forward pass
+            gradient = np.empty_like(self.entries[0])
+            self._fill(gradient)
         rows = kernels.gradient_table(self.edges, self.owners, weights, self.delta)
-        gradient = np.empty_like(s)
-        given = s, t, self.edges, *self.table, self.found, rows, gradient
+        given = self.entries[0], rows, _buckets_in(gradient), gradient
         in_parts(lambda start, stop: kernels.write_gradient(start, stop, *given), gradient.size)
         gradient[self.at] = own
         return torch.from_numpy(gradient)
@@ -99,10 +104,25 @@ class Fused(Exact):
         return _above_worse(self.windows, self.labels, values)
 
     def below_better(self, values: Array) -> Array:
-        # Seen from the other end of the list, "below and better" is "above and worse". Copies, as numba would
-        # compile its loops once more for arrays that run backwards.
+        # Seen from the other end of the list, "below and better" is "above and worse". A column of zeros, as the
+        # kernel takes two.
         windows = kernels.windows(-self.scores[::-1], self.delta)
-        return _above_worse(windows, -self.labels[::-1], values[::-1, None].copy())[::-1, 0]
+        columns = np.stack([values[::-1], np.zeros_like(values)], 1)
+        return _above_worse(windows, -self.labels[::-1], columns)[::-1, 0]
+
+
+@average_precision.register
+def _(comparison: Fused) -> Terms:
+    # The same in one call, as those to numpy cost small inputs more than the arithmetic.
+    loss, *vectors = kernels.average_precision(
+        comparison.scores, comparison.edges, comparison.owners, comparison.buckets, comparison.delta
+    )
+    return Terms(loss, None, vectors)
+
+
+def _buckets_in(gradient: Array) -> Array:
+    """The memory of ``gradient``, to keep numbers of buckets in."""
+    return gradient.view(np.uint32 if gradient.itemsize == 4 else np.uint64)
 
 
 def _above_worse(windows: tuple[Array, Array, Array], labels: Array, values: Array) -> Array:

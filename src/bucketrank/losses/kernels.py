@@ -95,50 +95,52 @@ def search_edges(x, edges, low, high):
 
 
 @kernel
-def find_buckets(start, stop, logits, edges, before, cells_per_unit, found, edges_in_cell):
-    """For each of these logits, how many edges are at or below it, into ``found`` from its beginning on.
+def find_buckets(logits, edges, before, cells_per_unit, found, edges_in_cell):
+    """For each logit, how many edges are at or below it, into ``found``.
 
     In stages: within one, no logit waits for another, so the processor fetches many parts of the tables at a time.
     """
-    last = before.size - 2.0
+    low, last = edges[0], before.size - 2.0
     one = np.uint32(1)
-    for i in range(stop - start):
-        found[i] = cell_of(np.float64(logits[start + i]), edges[0], cells_per_unit, last)
-    for i in range(stop - start):
-        cell = found[i]
-        found[i] = before[cell]
-        edges_in_cell[i] = before[cell + one] - before[cell]
-    for i in range(stop - start):
-        low, inside, x = found[i], edges_in_cell[i], np.float64(logits[start + i])
+    for j in range(logits.size):
+        found[j] = cell_of(np.float64(logits[j]), low, cells_per_unit, last)
+    for j in range(logits.size):
+        cell = found[j]
+        found[j] = before[cell]
+        edges_in_cell[j] = before[cell + one] - before[cell]
+    for j in range(logits.size):
+        below, inside, x = found[j], edges_in_cell[j], np.float64(logits[j])
         if inside <= one:  # nearly always, and then no branch depends on x: the processor need not guess
-            found[i] = low + np.uint32(edges[low + one] <= x)
+            found[j] = below + np.uint32(edges[below + one] <= x)
         else:
-            found[i] = search_edges(x, edges, np.int64(low), np.int64(low) + np.int64(inside))
+            found[j] = search_edges(x, edges, np.int64(below), np.int64(below) + np.int64(inside))
 
 
 @kernel
 def fill_buckets(start, stop, logits, targets, edges, before, cells_per_unit, found):
     """Per bucket: how many of these negatives it holds, and their offsets from its lower edge, summed.
 
-    Also leaves the bucket of every logit in ``found``, unless that is empty, and tells whether all that takes part is
-    finite.
+    Also leaves the bucket of every negative in ``found``, there 0 for all else, and tells whether all that takes part
+    is finite.
     """
     buckets = np.zeros((edges.size - 1, 2))
-    block, scratch = np.empty(BLOCK, np.uint32), np.empty(BLOCK, np.uint32)
+    scratch = np.empty(BLOCK, np.uint32)
     broken = False
     for first in range(start, stop, BLOCK):
-        end = min(first + BLOCK, stop)
-        here = found[first:end] if found.size else block
-        find_buckets(first, end, logits, edges, before, cells_per_unit, here, scratch)
-        for j in range(first, end):
-            target, x = targets[j], np.float64(logits[j])
+        # Slices, as numba tests no index for being negative that counts from 0.
+        block = slice(first, min(first + BLOCK, stop))
+        s, t, here = logits[block], targets[block], found[block]
+        find_buckets(s, edges, before, cells_per_unit, here, scratch)
+        for j in range(s.size):
+            target, x = t[j], np.float64(s[j])
             if target == 0:
-                k = here[j - first]
+                k = here[j]
                 buckets[k, 0] += 1
                 buckets[k, 1] += x - edges[k]
                 broken |= x - x != 0
-            elif not target < 0:  # a positive, or NaN
-                broken |= (x - x != 0) | (target - target != 0)
+            else:
+                here[j] = 0
+                broken |= (not target < 0) & ((x - x != 0) | (target - target != 0))
     return buckets, not broken
 
 
@@ -175,8 +177,8 @@ def count_false_positives(edges, owners, buckets, delta):
 
 @kernel
 def gradient_table(edges, owners, weights, delta):
-    """Per bucket: sum over i of weights_i H(. - s_i) at its lower edge, and the slope of that sum inside."""
-    table = np.zeros((edges.size - 1, 2))
+    """Per bucket: its lower edge, sum over i of weights_i H(. - s_i) there, and the slope of that sum inside."""
+    table = np.zeros((edges.size - 1, 3))
     value = slope = 0.0
     covering = 0
     for k in range(1, owners.size + 1):
@@ -194,25 +196,18 @@ def gradient_table(edges, owners, weights, delta):
                 covering -= 1
             if covering == 0:  # without what rounding left of it: the bucket may be very wide
                 slope = 0.0
-        table[k, 0], table[k, 1] = value, slope
+        table[k, 0], table[k, 1], table[k, 2] = edges[k], value, slope
     return table
 
 
 @kernel
-def write_gradient(start, stop, logits, targets, edges, before, cells_per_unit, found, table, gradient):
-    """The gradient at these entries: read off the table at the negatives, 0 elsewhere.
-
-    ``found`` holds the bucket of every logit, or is empty.
-    """
-    block, scratch = np.empty(BLOCK, np.uint32), np.empty(BLOCK, np.uint32)
-    for first in range(start, stop, BLOCK):
-        end = min(first + BLOCK, stop)
-        here = found[first:end] if found.size else block
-        if not found.size:
-            find_buckets(first, end, logits, edges, before, cells_per_unit, here, scratch)
-        for j in range(first, end):
-            k, x = here[j - first], np.float64(logits[j])
-            gradient[j] = table[k, 0] + table[k, 1] * (x - edges[k]) if targets[j] == 0 else 0.0
+def write_gradient(start, stop, logits, table, found, gradient):
+    """The gradient at these entries, read off the table; ``found`` may be the same memory as ``gradient``."""
+    s, here, out = logits[start:stop], found[start:stop], gradient[start:stop]
+    for j in range(s.size):
+        k = here[j]
+        # Nothing but zeros below all edges; what is no negative has been put there, and may be NaN.
+        out[j] = table[k, 1] + table[k, 2] * (np.float64(s[j]) - table[k, 0]) if k > 0 else 0.0
 
 
 @kernel
@@ -269,58 +264,80 @@ def sum_above(x, low, high, values):
 
 
 @kernel
+def average_precision(scores, edges, owners, buckets, delta):
+    """AP loss, and the two vectors of its ``Terms``."""
+    false_positives = count_false_positives(edges, owners, buckets, delta)
+    positives = scores.size
+    x, low, high = windows(scores, delta)
+    above = sum_above(x, low, high, np.ones((positives, 1)))
+    weights, own = np.empty(positives), np.empty(positives)
+    loss = 0.0
+    for i in range(positives):
+        rank = above[i, 0] + false_positives[i]
+        error = false_positives[i] / rank
+        loss += error
+        weights[i], own[i] = 1 / rank / positives, (0 - error) / positives
+    return loss / positives, weights, own
+
+
+@kernel
+def sum_down(tree, node, end):
+    """The four sums along the nodes that lead down from ``node``, and the first of them at or below ``end``."""
+    first = second = first_x = second_x = 0.0
+    while node > end:
+        first += tree[node, 0]
+        second += tree[node, 1]
+        first_x += tree[node, 2]
+        second_x += tree[node, 3]
+        node &= node - np.uint64(1)
+    return first, second, first_x, second_x, node
+
+
+@kernel
 def sum_above_worse(start, stop, x, low, high, order, labels, values, sums):
     """The same over only the j with a lower label than i, for the i at ``order[start:stop]``; ``order`` sorts labels.
 
-    A Fenwick tree over the positives in order of score, into which they are entered by ascending label.
+    A Fenwick tree over the positives in order of score, into which they are entered by ascending label. Two columns of
+    values, no more nor fewer: written out, they are added in vector registers.
     """
-    size, columns = values.shape
-    while 0 < start < size and labels[order[start]] == labels[order[start - 1]]:
+    size = np.uint64(x.size)
+    while 0 < start < x.size and labels[order[start]] == labels[order[start - 1]]:
         start += 1  # equal labels are answered together, by whoever has the first
-    while 0 < stop < size and labels[order[stop]] == labels[order[stop - 1]]:
+    while 0 < stop < x.size and labels[order[stop]] == labels[order[stop - 1]]:
         stop += 1
-    tree = np.zeros((size + 1, 2 * columns))  # of values, and of values times x; node size - j stands for positive j
+    tree = np.zeros((x.size + 1, 4))  # of values, and of values times x; node size - j stands for positive j
     for k in range(start):
-        j = order[k]
-        for c in range(columns):
+        j = np.uint64(order[k])
+        for c in range(2):
             tree[size - j, c] = values[j, c]
-            tree[size - j, columns + c] = values[j, c] * x[j]
-    for node in range(1, size + 1):
-        above = node + (node & -node)
+            tree[size - j, 2 + c] = values[j, c] * x[j]
+    for below in range(np.uint64(1), size + np.uint64(1)):
+        above = below + (below & -below)
         if above <= size:
-            for c in range(2 * columns):
-                tree[above, c] += tree[node, c]
-    ramp = np.empty(2 * columns)
+            for c in range(4):
+                tree[above, c] += tree[below, c]
     begin = start
     while begin < stop:
         end = begin
         while end < stop and labels[order[end]] == labels[order[begin]]:
             end += 1
         for k in range(begin, end):  # equal labels are not worse: ask for all of them, then enter them
-            i = order[k]
-            ramp[:] = 0
-            a, b = size - low[i], size - high[i]
-            while a > b:
-                for c in range(2 * columns):
-                    ramp[c] += tree[a, c]
-                a &= a - 1
-            while b > a:
-                for c in range(2 * columns):
-                    ramp[c] -= tree[b, c]
-                b &= b - 1
-            for c in range(columns):
-                sums[i, c] = ramp[columns + c] + (0.5 - x[i]) * ramp[c]
-            b = size - high[i]
-            while b > 0:
-                for c in range(columns):
-                    sums[i, c] += tree[b, c]
-                b &= b - 1
+            i = np.uint64(order[k])
+            a, b = size - np.uint64(low[i]), size - np.uint64(high[i])
+            # Inside the window: all up to a, less all up to b. The two ways down meet.
+            first, second, first_x, second_x, meeting = sum_down(tree, a, b)
+            less_first, less_second, less_first_x, less_second_x, _ = sum_down(tree, b, meeting)
+            beyond_first, beyond_second, _, _, _ = sum_down(tree, b, np.uint64(0))
+            offset = 0.5 - x[i]
+            sums[i, 0] = first_x - less_first_x + offset * (first - less_first) + beyond_first
+            sums[i, 1] = second_x - less_second_x + offset * (second - less_second) + beyond_second
         for k in range(begin, end):
-            j = order[k]
-            a = size - j
-            while a <= size:
-                for c in range(columns):
-                    tree[a, c] += values[j, c]
-                    tree[a, columns + c] += values[j, c] * x[j]
-                a += a & -a
+            j = np.uint64(order[k])
+            node, first, second = size - j, values[j, 0], values[j, 1]
+            while node <= size:
+                tree[node, 0] += first
+                tree[node, 1] += second
+                tree[node, 2] += first * x[j]
+                tree[node, 3] += second * x[j]
+                node += node & -node
         begin = end

@@ -7,6 +7,7 @@ lowest logit first; torch tensors or numpy arrays, as the comparison has them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import singledispatch
 from typing import NamedTuple
 
 from bucketrank.losses.comparison import Array, Comparison
@@ -27,6 +28,7 @@ class Terms(NamedTuple):
     vectors: Sequence[Array]
 
 
+@singledispatch
 def average_precision(comparison: Comparison) -> Terms:
     """AP loss: the mean share of negatives among what ranks at or above a positive."""
     false_positives = comparison.false_positives()
