@@ -10,10 +10,11 @@ import torch
 
 from bucketrank.bench import contenders, losses, plan
 from bucketrank.bench.estimate import Estimate, Part
+from bucketrank.bench.flags import FEWEST_ROUNDS
 from bucketrank.bench.losses import run
 from bucketrank.bench.memory import Job
 from bucketrank.bench.plan import NAMES, every_nth
-from bucketrank.bench.study import FEWEST_ROUNDS, CellError, Settings
+from bucketrank.bench.study import CellError, Settings
 from bucketrank.bench.synthetic import Synthetic
 
 TINY = Settings(sizes=(400, 1000), percent=(1.0, 5.0), repeats=4, memory=False)

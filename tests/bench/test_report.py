@@ -15,8 +15,9 @@ pytest.importorskip("matplotlib")
 from rich.console import Console
 
 from bucketrank.bench.bars import bars, speedup
-from bucketrank.bench.report import bar_row, notes, show, to_markdown, write
+from bucketrank.bench.report import notes, show, to_markdown, write
 from bucketrank.bench.study import QUICK, Settings
+from bucketrank.bench.tables import bar_row
 from bucketrank.bench.timing import Spread
 from tests.bench.made_up import made_up
 

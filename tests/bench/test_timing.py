@@ -36,6 +36,14 @@ def test_contenders_take_turns_and_every_second_round_runs_backwards() -> None:
     assert samples == {name: {0: 1.0, 1: 1.0, 2: 1.0} for name in "abc"}
 
 
+def test_rotation_gives_every_contender_the_first_place() -> None:
+    clock = Clock()
+    contenders = {name: Contender(clock.contender(name, 1.0), warmup=0) for name in "abc"}
+    interleave(contenders, rounds=6, rotate=True, clock=clock)
+    # Round 1 is bca, backwards.
+    assert "".join(clock.calls) == "abc" + "acb" + "cab" + "cba" + "bca" + "bac"
+
+
 def test_warmup_does_not_count() -> None:
     clock = Clock()
     contenders = {

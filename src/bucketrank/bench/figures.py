@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -17,6 +17,7 @@ from bucketrank.bench.contenders import LOSSES
 from bucketrank.bench.machine import in_words
 from bucketrank.bench.numbers import UNITS, significant, size_in_words
 from bucketrank.bench.study import Result, Study
+from bucketrank.bench.style import INK, STYLE, save
 from bucketrank.bench.timing import Spread
 
 
@@ -39,19 +40,6 @@ LINES = {
     "exact-torch": Line("exact, torch ops", "#56B4E9", 1.6, "D"),
     "exact-fused": Line("exact, fused", "#0072B2", 2.6, "o"),
 }
-INK = "#333333"
-STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.edgecolor": "#BBBBBB",
-    "axes.labelcolor": INK,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    # The same study gives the same file.
-    "svg.hashsalt": "bucketrank",
-}
 
 
 class Point(NamedTuple):
@@ -67,11 +55,7 @@ class Point(NamedTuple):
 def draw_study(study: Study, out: Path) -> list[Path]:
     """``losses.png`` and ``losses.svg``: time and operations of each loss in rows, the percentages in columns."""
     with mpl.rc_context(STYLE):
-        figure = _figure(study)
-        paths = [out / "losses.png", out / "losses.svg"]
-        figure.savefig(paths[0], dpi=200)
-        figure.savefig(paths[1], metadata={"Date": None})
-    return paths
+        return save(_figure(study), out, "losses")
 
 
 def _figure(study: Study) -> Figure:

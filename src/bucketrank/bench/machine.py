@@ -29,7 +29,7 @@ class Machine(TypedDict):
     date: str
 
 
-def describe(device: str = "cpu") -> Machine:
+def describe(device: str = "cpu", packages: tuple[str, ...] = PACKAGES) -> Machine:
     """This machine, with the commit of the source tree if the package runs from one."""
     import torch
 
@@ -42,7 +42,7 @@ def describe(device: str = "cpu") -> Machine:
         gpu=torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else None,
         system=f"{platform.system()} {platform.machine()}",
         torch_threads=torch.get_num_threads(),
-        versions={"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        versions={"python": platform.python_version(), **{name: _version(name) for name in packages}},
         commit=commit,
         modified=modified,
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from bucketrank.bench.contenders import BASELINES, LOSSES, METHODS, step, synchronizer, unavailable
 from bucketrank.bench.estimate import Part, estimate
-from bucketrank.bench.study import FEWEST_ROUNDS, CellError, Progress, Settings
+from bucketrank.bench.flags import FEWEST_ROUNDS
+from bucketrank.bench.study import CellError, Progress, Settings
 from bucketrank.bench.synthetic import Synthetic, draw
 from bucketrank.bench.timing import Contender
 

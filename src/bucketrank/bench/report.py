@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from bucketrank.bench.bars import Bar, bars
+from bucketrank.bench.bars import bars
 from bucketrank.bench.contenders import BASELINES, DELTAS, LOSSES, METHODS, QUADRATIC, TITLES
 from bucketrank.bench.estimate import HOW
-from bucketrank.bench.machine import busy, in_words
+from bucketrank.bench.machine import in_words
 from bucketrank.bench.numbers import bytes_in_words, count_in_words, seconds_in_words, significant, size_in_words
 from bucketrank.bench.study import DISTURBED, Result, Study
+from bucketrank.bench.tables import (
+    TARGETS,
+    TIMES,
+    bar_row,
+    busy_note,
+    json_document,
+    markdown_table,
+    show_bars,
+    write_documents,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-TIMES = "\N{MULTIPLICATION SIGN}"
 COLUMNS = (*METHODS, *BASELINES)
-BUSY = "The machine was busy (load {load} on {cores} cores) when the run began: the times may be off."
 RULES = {
     "time": "forward and backward (torch.sort: the sort alone), float32; the contenders of a cell take turns in one"
     " run, those below 10 ms with an untimed call before each timed one; median, first and third quartile; a ratio is"
@@ -35,15 +41,7 @@ RULES = {
 
 def to_json(study: Study) -> str:
     """Everything, to the single call."""
-    judged = [{**asdict(bar), "passed": bar.passed} for bar in bars(study)]
-    document = {
-        "benchmark": "losses",
-        "command": study.settings.command(),
-        "rules": RULES,
-        **asdict(study),
-        "bars": judged,
-    }
-    return json.dumps(document, indent=1, allow_nan=False) + "\n"
+    return json_document("losses", study.settings.command(), RULES, study, bars(study))
 
 
 def time_cell(result: Result, *, spread: Literal["quartiles", "percent", "none"]) -> str:
@@ -69,21 +67,9 @@ def flops_cell(result: Result) -> str:
     return count_in_words(result.flops)
 
 
-def bar_row(bar: Bar) -> tuple[str, str, str, str, str]:
-    """What, where, the value with its spread, the bar, the verdict."""
-    value, low, high = (significant(x) for x in (bar.value, bar.low, bar.high))
-    spread = "" if value == low == high else f" [{low}, {high}]"
-    but = [word for word, yes in (("estimate", bar.estimated), ("disturbed", bar.disturbed)) if yes]
-    verdict = ("passed" if bar.passed else "missed") + (f" ({', '.join(but)})" if but else "")
-    measured = f"{'≈ ' if bar.estimated else ''}{value}{spread}"
-    return bar.what, bar.where, measured, f"{'≤' if bar.at_most else '≥'} {bar.limit:g}", verdict
-
-
 def notes(study: Study) -> list[str]:
     """What a reader has to know about the numbers, with what was left out and why."""
-    lines = [f"{LOSSES[loss]}: delta {DELTAS[loss]:g}." for loss in LOSSES]
-    if busy(study.machine):
-        lines.insert(0, BUSY.format(load=study.machine["load"], cores=study.machine["cores"]))
+    lines = [*busy_note(study.machine), *(f"{LOSSES[loss]}: delta {DELTAS[loss]:g}." for loss in LOSSES)]
     disturbed = [
         f"L = {size_in_words(size)}, {percent:g} %"
         for size in study.settings.sizes
@@ -131,7 +117,7 @@ def to_markdown(study: Study, figure: str) -> str:
         parts += [f"## {title} loss: floating-point operations", _grid(study, loss, flops_cell)]
     judged = bars(study)
     if judged:
-        parts += ["## Targets", _table(("", "where", "measured", "target", ""), [bar_row(bar) for bar in judged])]
+        parts += ["## Targets", markdown_table(TARGETS, [bar_row(bar) for bar in judged])]
     parts += ["## How it was measured", "\n".join(f"- {name}: {rule}." for name, rule in RULES.items())]
     parts += ["## Notes", "\n".join(f"- {line}" for line in notes(study))]
     return "\n\n".join(parts) + "\n"
@@ -143,12 +129,7 @@ def _grid(study: Study, loss: str, cell: Callable[[Result], str]) -> str:
         for percent in study.settings.percent:
             found = (study.find(name, loss, size, percent) for name in COLUMNS)
             rows.append((size_in_words(size), f"{percent:g} %", *("" if r is None else cell(r) for r in found)))
-    return _table(("logits", "positives", *(TITLES[name] for name in COLUMNS)), rows)
-
-
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [head, tuple("---" for _ in head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown_table(("logits", "positives", *(TITLES[name] for name in COLUMNS)), rows)
 
 
 def show(study: Study, console: Console) -> None:
@@ -182,13 +163,7 @@ def show(study: Study, console: Console) -> None:
         # The largest size says it all; the Markdown has the others.
         for loss, title in LOSSES.items():
             grid(f"{title} loss: peak extra memory", loss, memory_cell, sizes[-1:])
-    judged = bars(study)
-    if judged:
-        table = Table("", "where", "measured", "target", "", title="Targets", title_justify="left", title_style="bold")
-        for bar in judged:
-            *cells, verdict = bar_row(bar)
-            table.add_row(*cells, f"[{'green' if bar.passed else 'red'}]{verdict}")
-        console.print(table)
+    show_bars(bars(study), console)
     for line in notes(study):
         console.print(f"· {line}", style="dim", highlight=False)
     console.print(in_words(study.machine), style="dim", highlight=False)
@@ -198,11 +173,5 @@ def write(study: Study, out: Path) -> list[Path]:
     """JSON, Markdown, PNG and SVG in ``out``."""
     from bucketrank.bench.figures import draw_study
 
-    out.mkdir(parents=True, exist_ok=True)
-    documents = {
-        out / "losses.json": to_json(study),
-        out / "losses.md": to_markdown(study, "losses.svg"),
-    }
-    for path, text in documents.items():
-        path.write_text(text, encoding="utf-8")
-    return [*documents, *draw_study(study, out)]
+    documents = {"losses.json": to_json(study), "losses.md": to_markdown(study, "losses.svg")}
+    return [*write_documents(out, documents), *draw_study(study, out)]

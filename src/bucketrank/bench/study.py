@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-import torch
-
 from bucketrank.bench.contenders import METHODS, QUADRATIC
+from bucketrank.bench.flags import FEWEST_ROUNDS, check_device, command_line
 from bucketrank.bench.machine import Machine
 from bucketrank.bench.numbers import size_in_words
 from bucketrank.bench.timing import Samples, Spread
 
-# A quartile of fewer samples says nothing.
-FEWEST_ROUNDS = 3
 # A median so many times what the step took alone is not noise.
 DISTURBED = 3.0
 
@@ -32,10 +29,7 @@ class Settings:
     large: bool = False
 
     def __post_init__(self) -> None:
-        try:
-            torch.empty(0, device=self.device)
-        except (RuntimeError, AssertionError) as error:
-            raise ValueError(f"--device: expected a device that torch can use here, got {self.device!r}") from error
+        check_device(self.device)
         if not self.sizes or min(self.sizes) < 2:
             raise ValueError(f"--sizes: expected numbers of logits, at least 2, got {self.sizes}")
         if not self.percent or not all(0 < percent < 100 for percent in self.percent):
@@ -51,21 +45,8 @@ class Settings:
         >>> Settings(sizes=(10_000,), memory=False).command()
         'bucketrank bench losses --sizes 10K --no-memory'
         """
-        quick = all(getattr(self, name) == value for name, value in QUICK.items())
-        usual = asdict(replace(Settings(), **QUICK) if quick else Settings())
-        words = ["bucketrank", "bench", "losses", *(["--quick"] if quick else [])]
-        for name, value in asdict(self).items():
-            flag = name.replace("_", "-")
-            if value == usual[name]:
-                continue
-            if isinstance(value, bool):
-                words.append(f"--{flag}" if value else f"--no-{flag}")
-            elif isinstance(value, tuple):
-                spell = size_in_words if name == "sizes" else "{:g}".format
-                words += [f"--{flag}", ",".join(map(spell, value))]
-            else:
-                words += [f"--{flag}", str(value)]
-        return " ".join(words)
+        spell = {"sizes": size_in_words, "percent": "{:g}".format}
+        return command_line("bench losses", asdict(self), asdict(Settings()), QUICK, spell)
 
 
 # What --quick changes.

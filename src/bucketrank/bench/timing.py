@@ -57,14 +57,16 @@ def interleave(
     contenders: Mapping[str, Contender],
     *,
     rounds: int,
+    rotate: bool = False,
     clock: Callable[[], float] = time.perf_counter,
     synchronize: Callable[[], None] = _nothing,
     advance: Callable[[str, int], None] = _nothing,
 ) -> dict[str, Samples]:
     """Calls the contenders in turn, round after round, and returns the seconds of each call.
 
-    Every second round runs backwards, so no contender always follows the same one. ``advance`` is told who was called,
-    and how often.
+    Every second round runs backwards, so no contender always follows the same one; with ``rotate`` the contenders
+    also move up, so that over twice as many rounds as there are contenders each is first twice. ``advance`` is told who
+    was called, and how often.
     """
     for name, contender in contenders.items():
         for _ in range(contender.warmup):
@@ -79,6 +81,9 @@ def interleave(
     try:
         for turn in range(rounds):
             order = [name for name, contender in contenders.items() if turn % contender.every == 0]
+            if rotate and order:
+                first = turn % len(order)
+                order = order[first:] + order[:first]
             for name in reversed(order) if turn % 2 else order:
                 for _ in range(contenders[name].untimed):
                     contenders[name].call()

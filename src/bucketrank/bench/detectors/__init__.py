@@ -1,0 +1,1 @@
+"""Measuring the detectors: ``bucketrank bench detectors``, which needs ``pip install "bucketrank[detect]"``."""

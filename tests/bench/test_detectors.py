@@ -1,0 +1,387 @@
+"""The bench of the detectors on tiny ones: everything is measured, and nothing here takes or asserts a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("rich")
+pytest.importorskip("matplotlib")
+pytest.importorskip("timm")
+pytest.importorskip("torchvision")
+
+from rich.console import Console
+
+from bucketrank.bench.detectors import measure, report
+from bucketrank.bench.detectors.contenders import EXACT, FOCAL, NAMES, PAIRWISE, TITLES, USUAL, Entry, entries
+from bucketrank.bench.detectors.measure import Trainee, run
+from bucketrank.bench.detectors.scene import draw_scene
+from bucketrank.bench.detectors.split import Stopwatch, criteria, listening, split
+from bucketrank.bench.detectors.study import QUICK, Head, Result, Settings, Study, with_ratios
+from bucketrank.bench.machine import describe
+from bucketrank.bench.study import CellError
+from bucketrank.cli import main
+from tests.bench.test_losses import Listener
+
+TINY = Settings(
+    detectors=("faster_rcnn", "atss"),
+    backbone="test_resnet",
+    image_size=(64, 96),
+    classes=3,
+    objects=3,
+    channels=32,
+    proposals=20,
+    rounds=3,
+)
+FLAGS = "--backbone test_resnet --image-size 64x96 --classes 3 --objects 3 --channels 32 --proposals 20 --rounds 3"
+
+
+@pytest.fixture(scope="module")
+def study() -> Study:
+    return run(TINY, Listener())
+
+
+def trainee(detector: str, name: str) -> Trainee:
+    entry = next(entry for entry in entries(detector) if entry.name == name)
+    masks = detector == "mask_rcnn"
+    return Trainee(entry, draw_scene(TINY.image_size, batch=2, objects=3, classes=3, masks=masks, seed=0), TINY)
+
+
+def test_every_contender_is_measured_on_every_detector(study: Study) -> None:
+    assert [(r.detector, r.contender) for r in study.results] == [(d, n) for d in TINY.detectors for n in NAMES]
+    for result in study.results:
+        assert result.skipped is None
+        assert sorted(result.samples) == sorted(result.loss_samples) == sorted(result.split_samples) == [0, 1, 2]
+        assert result.value is not None
+        assert math.isfinite(result.value)
+        assert result.seconds is not None
+        assert result.share is not None
+        assert 0 < result.share.low <= result.share.median <= result.share.high < 1
+        assert (result.to_focal is not None) is (result.to_usual is not None) is True
+
+
+def test_the_methods_see_the_same_step(study: Study) -> None:
+    for detector in TINY.detectors:
+        exact, others = study.find(detector, EXACT), [study.find(detector, n) for n in NAMES[1:3]]
+        for other in others:
+            assert other.heads == exact.heads
+            torch.testing.assert_close(other.value, exact.value, rtol=1e-3, atol=0)
+        focal = study.find(detector, FOCAL)
+        assert [(head.name, head.candidates) for head in focal.heads] == [
+            (head.name, head.candidates) for head in exact.heads
+        ]
+
+
+def test_candidates_by_hand(study: Study) -> None:
+    # 64 x 96 pixels, two images, levels from P3 to P7: 8 x 12 + 4 x 6 + 2 x 3 + 1 x 2 + 1 x 1 places.
+    places = 96 + 24 + 6 + 2 + 1
+    (head,) = study.find("atss", EXACT).heads
+    assert (head.name, head.candidates, head.classes) == ("head", 2 * 3 * places, 3)
+    (head,) = study.find("atss", USUAL).heads
+    assert (head.name, head.candidates, head.classes) == ("head", 2 * places, 3)
+    rpn, box = study.find("faster_rcnn", EXACT).heads
+    assert (rpn.name, rpn.classes) == ("rpn", 1)
+    # All proposals and, beside them, the objects.
+    assert (box.name, box.candidates, box.classes) == ("box_head", 2 * (20 + 3), 3)
+    sampled, softmax = study.find("faster_rcnn", USUAL).heads
+    assert sampled.candidates <= 2 * 256 < rpn.candidates
+    assert softmax.classes == 4
+
+
+def test_progress_is_what_was_announced() -> None:
+    listener = Listener()
+    run(dataclasses.replace(TINY, detectors=("atss",)), listener)
+    assert [text for text, _ in listener.stages] == ["ATSS (1 of 1): building", "ATSS (1 of 1): measuring"]
+    assert listener.done == pytest.approx([total for _, total in listener.stages])
+
+
+@pytest.mark.parametrize("detector", TITLES)
+def test_contenders_differ_in_the_loss_only(detector: str) -> None:
+    first, *others = (trainee(detector, name) for name in NAMES)
+    given = first.model.state_dict()
+    for other in others:
+        other.begin_as(first)
+        own = other.model.state_dict()
+        same = [
+            name for name in own if name.endswith("weight") and name in given and own[name].shape == given[name].shape
+        ]
+        assert same
+        for name in same:
+            torch.testing.assert_close(own[name], given[name], rtol=0, atol=0)
+        if other.entry.name == FOCAL:
+            odd = [name for name in own if name not in given]
+            assert all(name.startswith("head.quality") for name in odd)
+            assert all(given[name].shape == own[name].shape for name in given)
+
+
+@pytest.mark.parametrize("name", [EXACT, PAIRWISE, FOCAL, USUAL])
+@pytest.mark.parametrize("detector", ["mask_rcnn", "cascade_rcnn", "retinanet", "paa"])
+def test_a_split_step_does_the_same(detector: str, name: str) -> None:
+    whole, parts = trainee(detector, name), trainee(detector, name)
+    watch = Stopwatch(lambda: None)
+    torch.manual_seed(1)  # cross-entropy samples
+    whole.step()
+    torch.manual_seed(1)
+    with split(parts.model, watch):
+        parts.step()
+    assert watch.seconds > 0
+    torch.testing.assert_close(parts.value, whole.value, rtol=1e-6, atol=0)
+    wanted = dict(whole.model.named_parameters())
+    for key, parameter in parts.model.named_parameters():
+        torch.testing.assert_close(parameter.grad, wanted[key].grad, rtol=1e-4, atol=1e-6, msg=key)
+    for _, criterion in criteria(parts.model):
+        assert not {"forward", "masks"} & vars(criterion).keys(), "put back"
+
+
+def test_steps_leave_the_weights() -> None:
+    one = trainee("faster_rcnn", EXACT)
+    before = {name: value.clone() for name, value in one.model.named_parameters()}
+    with listening(one.model) as first:
+        one.step()
+    with listening(one.model) as second:
+        one.step()
+    for name, value in one.model.named_parameters():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+        assert value.grad is not None or not value.requires_grad
+    assert [name for name, _ in first] == ["rpn", "box_head"]
+    for (_, a), (_, b) in zip(first, second, strict=True):
+        torch.testing.assert_close(a.logits, b.logits, rtol=0, atol=0)
+        torch.testing.assert_close(a.labels, b.labels, rtol=0, atol=0)
+
+
+def test_what_is_slow_by_estimate_is_skipped_and_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def loss_seconds(entry: Entry, *_: object) -> float:
+        return 100.0 if entry.name == PAIRWISE else 0.0
+
+    monkeypatch.setattr(measure, "loss_seconds", loss_seconds)
+    found = run(dataclasses.replace(TINY, detectors=("atss",)), Listener())
+    skipped = found.find("atss", PAIRWISE)
+    assert skipped.skipped == "by estimate a step takes more than 20 s"
+    assert skipped.estimated_seconds is not None
+    assert skipped.estimated_seconds > 100
+    assert (skipped.seconds, skipped.to_focal, skipped.share, skipped.value) == (None, None, None, None)
+    assert skipped.heads == found.find("atss", EXACT).heads
+    assert [r.contender for r in found.results if r.skipped is None] == [name for name in NAMES if name != PAIRWISE]
+    assert "ATSS, rs/pairwise: skipped, by estimate a step takes more than 20 s." in report.notes(found)
+    markdown = report.to_markdown(found, "detectors.svg")
+    assert "skipped, ≈ 10" in markdown
+    assert [path.name for path in report.write(found, tmp_path)] == [
+        "detectors.json",
+        "detectors.md",
+        "detectors.png",
+        "detectors.svg",
+    ]
+
+
+def test_a_step_without_positives_is_estimated_too() -> None:
+    one = trainee("atss", EXACT)
+    with listening(one.model) as heard:
+        one.step()
+    (name, found), *_ = heard
+    nothing = dataclasses.replace(found, labels=torch.full_like(found.labels, -1))
+    assert measure.loss_seconds(entries("atss")[2], [(name, nothing)], lambda: None) == 0
+    assert measure.loss_seconds(entries("atss")[2], [(name, measure._detached(found))], lambda: None) > 0
+
+
+def test_a_failure_names_the_contender(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = trainee("atss", FOCAL)
+    one.value = torch.tensor(math.inf)
+    with pytest.raises(CellError, match="ATSS, focal, 3 anchors: expected a finite loss, got inf"):
+        one.checked()
+    monkeypatch.setattr(one.model, "forward", lambda *_: 1 / 0)
+    with pytest.raises(CellError, match="ATSS, focal, 3 anchors: division by zero"):
+        one.step()
+
+
+def test_threads_are_put_back() -> None:
+    before = torch.get_num_threads()
+    with measure._threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
+    with measure._threads(None):
+        assert torch.get_num_threads() == before
+
+
+def made_up(*, slow: bool = True) -> Study:
+    """A study that nobody measured: focal 1 s, exact 1.02 s (ATSS: 1.1 s), the loss a tenth of every step."""
+    seconds = dict(zip(NAMES, (1.02, 1.2, 4.0, 1.0, 0.8), strict=True))
+    results = []
+    for detector in TITLES:
+        of_one = []
+        for entry in entries(detector):
+            heads = [Head("rpn", 38_174, 1, 57), Head("box_head", 2016, 20, 31)]
+            result = Result(detector, entry.name, entry.title, heads)
+            time = 1.1 if (detector, entry.name) == ("atss", EXACT) else seconds[entry.name]
+            if entry.name == PAIRWISE and slow:
+                result = dataclasses.replace(result, estimated_seconds=40.0, skipped="too long")
+            else:
+                samples = {0: time, 1: 2 * time, 2: time}
+                loss = {turn: x / 10 for turn, x in samples.items()}
+                result = dataclasses.replace(
+                    result, value=1.0, samples=samples, split_samples=samples, loss_samples=loss
+                )
+            of_one.append(result)
+        results += with_ratios(of_one)
+    return Study(describe(), Settings(), results)
+
+
+def test_bars_by_hand() -> None:
+    judged = {bar.where: bar for bar in report.bars(made_up())}
+    assert list(judged) == list(TITLES.values())
+    assert judged["Faster R-CNN"].value == pytest.approx(1.02)
+    assert (judged["Faster R-CNN"].limit, judged["Faster R-CNN"].passed) == (1.05, True)
+    assert judged["ATSS"].value == pytest.approx(1.1)
+    assert not judged["ATSS"].passed
+
+
+def test_a_busy_machine_is_told() -> None:
+    found = made_up()
+    found.machine["load"], found.machine["cores"] = 3.0, 4
+    assert all(bar.disturbed for bar in report.bars(found))
+    assert "the times may be off" in report.notes(found)[0]
+    found.machine["load"] = 1.0
+    assert not any(bar.disturbed for bar in report.bars(found))
+
+
+def test_json_holds_everything(tmp_path: Path) -> None:
+    document = json.loads(report.write(made_up(), tmp_path)[0].read_text(encoding="utf-8"))
+    assert document["benchmark"] == "detectors"
+    assert document["command"] == "bucketrank bench detectors"
+    assert {"commit", "modified", "processor", "date"} <= document["machine"].keys()
+    assert len(document["results"]) == 6 * 5
+    exact = document["results"][0]
+    assert (exact["detector"], exact["contender"]) == ("faster_rcnn", EXACT)
+    assert exact["samples"] == {"0": 1.02, "1": 2.04, "2": 1.02}
+    assert exact["to_usual"]["median"] == pytest.approx(1.02 / 0.8)
+    assert exact["share"]["median"] == pytest.approx(0.1)
+    # A tenth of 1.02 s instead of a tenth of 1 s, in a step of 1 s.
+    assert exact["loss_to_focal"]["median"] == pytest.approx(1.002)
+    assert exact["heads"][1] == {"name": "box_head", "candidates": 2016, "classes": 20, "positives": 31}
+    assert document["results"][2]["skipped"] == "too long"
+    assert [bar["passed"] for bar in document["bars"]] == [True, True, True, True, False, True]
+
+
+def test_markdown_has_the_paper_beside() -> None:
+    text = report.to_markdown(made_up(), "detectors.svg")
+    times = "\N{MULTIPLICATION SIGN}"
+    assert (
+        f"| Faster R-CNN | 1.02 s · 1.020{times} · 10.0 % | 1.20 s · 1.200{times} · 10.0 % | skipped, ≈ 40.0 s |"
+        in text
+    )
+    assert f"| Faster R-CNN | 0.50 | 0.17 | 0.14 | 1.21{times} | aLRP 0.28 | ≈ 40.0 | 1.20 | 1.02 | 0.800 |" in text
+    assert f"| ATSS | 0.36 | 0.15 | 0.14 | 1.07{times} |" in text
+    assert f"38,174 + 2,016{times}20 | 57 + 31 |" in text
+    assert "](detectors.svg)" in text
+    for table in text.split("\n\n"):
+        if table.startswith("|"):
+            assert len({line.count(" | ") for line in table.splitlines()}) == 1, table
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_table_shows_ratios_and_skips(width: int) -> None:
+    stream = io.StringIO()
+    report.show(made_up(), Console(file=stream, width=width))
+    text = stream.getvalue()
+    assert "1.020" in text
+    assert "40.0 s" in text
+    assert "missed" in text
+    assert ("38,174" in text) == (width == 160)
+
+
+@pytest.mark.parametrize("slow", [True, False])
+def test_the_same_study_gives_the_same_svg(tmp_path: Path, slow: bool) -> None:
+    found = made_up(slow=slow)
+    first, second = (report.write(found, tmp_path / name)[3].read_bytes() for name in "ab")
+    assert first == second
+    assert b"<svg" in first
+
+
+@pytest.mark.parametrize(
+    ("settings", "command"),
+    [
+        (Settings(), "bucketrank bench detectors"),
+        (Settings(**QUICK), "bucketrank bench detectors --quick"),
+        (
+            Settings(detectors=("atss",), backbone="resnet50", image_size=(800, 1333), batch=4, channels=256),
+            "bucketrank bench detectors --detectors atss --backbone resnet50 --image-size 800x1333 --batch 4"
+            " --channels 256",
+        ),
+    ],
+)
+def test_the_command_repeats_the_study(settings: Settings, command: str) -> None:
+    assert settings.command() == command
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "--detectors atss,yolo",
+            "--detectors: expected some of faster_rcnn, mask_rcnn, cascade_rcnn, retinanet, atss",
+        ),
+        ("--detectors atss,atss", "each once, got 'atss,atss'"),
+        ("--backbone resnet19", "--backbone: expected name to be a model of timm, swin_tiny or swin_large, got"),
+        ("--image-size 256", "--image-size: expected height x width, like 256x320, got '256'"),
+        ("--image-size 32x320", "--image-size: expected height x width of at least 64 pixels each, got 32x320"),
+        ("--batch 0", "--batch: expected at least 1, got 0"),
+        ("--objects 0", "--objects: expected at least 1, got 0"),
+        ("--channels 48", "--channels: expected a multiple of 32, got 48"),
+        ("--rounds 1", "--rounds: expected at least 3, got 1"),
+        ("--threads 0", "--threads: expected at least 1, got 0"),
+        ("--device abacus", "--device: expected a device that torch can use here, got 'abacus'"),
+        ("--max-seconds-per-step 0", "--max-seconds-per-step: expected more than 0, got 0.0"),
+    ],
+)
+def test_wrong_values_name_the_flag(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "detectors", *words.split()]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("bucketrank: bench detectors: --")
+    assert message in told
+
+
+def test_a_missing_package_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    assert main(["bench", "detectors"]) == 2
+    assert 'needs timm; install with: pip install "bucketrank[detect]"' in capsys.readouterr().err
+
+
+def test_from_the_command_to_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "new" / "results"
+    assert main(["bench", "detectors", "--detectors", "retinanet,mask_rcnn", *FLAGS.split(), "--out", str(out)]) == 0
+    names = ["detectors.json", "detectors.md", "detectors.png", "detectors.svg"]
+    assert sorted(path.name for path in out.iterdir()) == names
+    document = json.loads((out / "detectors.json").read_text(encoding="utf-8"))
+    assert document["settings"]["image_size"] == [64, 96]
+    assert document["command"] == f"bucketrank bench detectors --detectors retinanet,mask_rcnn {FLAGS}"
+    assert [r["title"] for r in document["results"]] == [
+        e.title for d in ("retinanet", "mask_rcnn") for e in entries(d)
+    ]
+    assert str(tmp_path) not in (out / "detectors.json").read_text(encoding="utf-8")
+    printed = capsys.readouterr().out
+    assert "Mask R-CNN" in printed
+    assert "detectors.png" in printed
+
+
+def test_scene_is_drawn_by_seed() -> None:
+    first, again, other = (
+        draw_scene((96, 128), batch=2, objects=4, classes=5, masks=True, seed=seed) for seed in (0, 0, 1)
+    )
+    torch.testing.assert_close(first, again, rtol=0, atol=0)
+    assert not torch.equal(first.images[0], other.images[0])
+    for target in first.targets:
+        x1, y1, x2, y2 = target["boxes"].unbind(1)
+        assert bool((x1 >= 0).all() and (y1 >= 0).all() and (x2 <= 128).all() and (y2 <= 96).all())
+        assert bool(((x2 - x1) >= 96 / 12 - 1e-3).all() and ((y2 - y1) <= 48 + 1e-3).all())
+        assert bool((target["labels"] >= 1).all() and (target["labels"] <= 5).all())
+        # An ellipse fills pi / 4 of its box.
+        filled = target["masks"].sum((1, 2)) / ((x2 - x1) * (y2 - y1))
+        torch.testing.assert_close(filled, torch.full_like(filled, math.pi / 4), rtol=0.2, atol=0)
