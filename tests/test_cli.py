@@ -21,7 +21,21 @@ def fresh(code: str) -> str:
 
 @pytest.mark.parametrize(
     "words",
-    [[], ["--help"], ["--version"], ["bench", "--help"], ["bench", "losses", "--help"], ["check-data", "--help"]],
+    [
+        [],
+        ["--help"],
+        ["--version"],
+        ["bench", "--help"],
+        ["bench", "losses", "--help"],
+        ["check-data", "--help"],
+        ["demo", "--help"],
+        ["export", "--help"],
+        ["predict", "--help"],
+        ["train", "atss-r50-rs", "--help"],
+        ["eval", "--help"],
+        ["recipes"],
+        ["recipes", "atss-r50-rs"],
+    ],
 )
 def test_help_waits_for_nothing_heavy(words: list[str]) -> None:
     code = f"""

@@ -128,6 +128,53 @@ def cascade() -> Flow:
     return boxes, arrows
 
 
+def co_detr() -> Flow:
+    boxes = {
+        "images": Box(0, 0, "images", "input"),
+        "backbone": Box(0, 1, "backbone\nC3 to C5"),
+        "neck": Box(0, 2, "4 maps of one width,\nstrides 8 to 64"),
+        "encoder": Box(0, 3, "encoder, 6 layers\nof deformable attention"),
+        "proposals": Box(1, 0, "two-stage: a score and\na box for every token"),
+        "proposal loss": Box(3, 0, "2 (RS + L1 + GIoU)\none class, valid tokens", "loss"),
+        "queries": Box(1, 1, "300 queries, where\nthe best boxes are"),
+        "decoder": Box(2, 1, "decoder, 6 layers, over\nthe encoder's tokens"),
+        "decoder loss": Box(3, 1, "6 x 2 (RS + L1 + GIoU)\nHungarian, one-to-one", "loss"),
+        "maps": Box(0, 4, "its tokens as maps, with\na 5th of stride 128"),
+        "heads": Box(1, 2, "Faster R-CNN:\nRPN, then RoI head"),
+        "head loss": Box(3, 2, "1 (RS + GIoU) and\n5 (RS + GIoU)", "loss"),
+        "rcnn queries": Box(1, 3, "queries of its positives,\n9 to 300 an image"),
+        "again": Box(2, 3, "the same decoder"),
+        "again loss": Box(3, 3, "6 x 2 (RS + L1 + GIoU)\none-to-many", "loss"),
+        "atss": Box(1, 4, "ATSS, one anchor\na place"),
+        "atss loss": Box(3, 4, "5 (RS + GIoU)", "loss"),
+        "atss queries": Box(1, 5, "queries of its positives,\n9 to 300 an image"),
+        "once more": Box(2, 5, "the same decoder"),
+        "once more loss": Box(3, 5, "6 x 2 (RS + L1 + GIoU)\none-to-many", "loss"),
+    }
+    arrows = [
+        Arrow("images", "backbone"),
+        Arrow("backbone", "neck"),
+        Arrow("neck", "encoder"),
+        Arrow("encoder", "proposals"),
+        Arrow("proposals", "proposal loss"),
+        Arrow("proposals", "queries", detached=True),
+        Arrow("queries", "decoder"),
+        Arrow("decoder", "decoder loss"),
+        Arrow("encoder", "maps"),
+        Arrow("maps", "heads"),
+        Arrow("maps", "atss"),
+        Arrow("heads", "head loss"),
+        Arrow("heads", "rcnn queries", "boxes without gradient, features with"),
+        Arrow("rcnn queries", "again"),
+        Arrow("again", "again loss"),
+        Arrow("atss", "atss loss"),
+        Arrow("atss", "atss queries", "boxes without gradient, features with"),
+        Arrow("atss queries", "once more"),
+        Arrow("once more", "once more loss"),
+    ]
+    return boxes, arrows
+
+
 FLOWS: dict[str, Flow] = {
     "faster-rcnn": rcnn(),
     "mask-rcnn": rcnn(masks=True),
@@ -135,6 +182,7 @@ FLOWS: dict[str, Flow] = {
     "retinanet": dense("positive from\nIoU 0.5 on", "6 anchors\na place"),
     "atss": dense("ATSS: 9 nearest\na level, mean + std", "3 anchors\na place"),
     "paa": paa(),
+    "brs-detr": co_detr(),
 }
 
 

@@ -13,7 +13,7 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Union, get_args, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from bucketrank.data.problems import DataError
 
@@ -26,6 +26,10 @@ PACKAGES = {"PIL": "pillow", "faster_coco_eval": "faster-coco-eval", "yaml": "Py
 
 class UsageError(Exception):
     """The command cannot do what was asked; the message says what to do instead."""
+
+
+class SettingFlags(list[str]):
+    """The words of a command that set something in a recipe, like ``--loss.delta 0.25``."""
 
 
 def bench_losses(
@@ -67,12 +71,12 @@ def bench_detectors(
     detectors: Annotated[str | None, "names with commas between (all six)"] = None,
     backbone: Annotated[str, "a model of timm, swin_tiny or swin_large"] = "resnet18",
     image_size: Annotated[str | None, "height x width in pixels (256x320; --quick: 128x160)"] = None,
-    batch: Annotated[int, "images"] = 2,
+    batch: Annotated[int | None, "images (2; --quick: 1)"] = None,
     classes: Annotated[int, "kinds of objects"] = 20,
     objects: Annotated[int, "in each image"] = 8,
     channels: Annotated[int, "of the pyramid and the heads"] = 64,
     proposals: Annotated[int | None, "that reach the box heads of the R-CNNs, an image (1000; --quick: 600)"] = None,
-    rounds: Annotated[int | None, "in which the contenders take turns (10; --quick: 4)"] = None,
+    rounds: Annotated[int | None, "in which the contenders take turns (12; --quick: 4)"] = None,
     seed: Annotated[int, "of images, objects and weights"] = 0,
     device: Annotated[str, "a torch device, like cpu or cuda:0"] = "cpu",
     threads: Annotated[int | None, "of torch on the CPU (as many as it takes by itself)"] = None,
@@ -142,6 +146,157 @@ def _convert(name: str, source: Path, destination: Path, *, copy: bool) -> None:
     convert_folder(getattr(convert, name), source, destination, copy=copy)
 
 
+def demo(
+    *,
+    out: Annotated[Path, "folder for the picture, the weights and the numbers"] = Path("runs/demo"),
+    steps: Annotated[int, "of each training"] = 400,
+    seed: Annotated[int, "of weights, order and mirroring"] = 0,
+) -> None:
+    """Train a small detector with a ranking loss and with focal loss, side by side (minutes on two cores)."""
+    require("rich", "matplotlib", "PIL", "torchvision", "timm", "safetensors", extra="detect")
+    from bucketrank.demo.contest import Settings
+    from bucketrank.demo.run import run
+
+    try:
+        settings = Settings(steps=steps, seed=seed)
+    except ValueError as error:
+        raise UsageError(f"demo: {error}") from error
+    run(settings, out)
+
+
+Weights = Annotated[Path, "weights.safetensors of a run"]
+
+
+def predict(
+    weights: Weights,
+    images: Annotated[list[Path], "pictures, or folders to be read with all below them"],
+    *,
+    out: Annotated[Path, "folder for the drawn pictures and predictions.json"] = Path("predictions"),
+    threshold: Annotated[
+        float | None, "score from which on detections are shown (that stored with the weights)"
+    ] = None,
+    device: Annotated[str | None, "a torch device, like cpu or cuda:0 (cuda if there is one)"] = None,
+    batch: Annotated[int, "pictures at once"] = 1,
+) -> int:
+    """Draw what a trained detector finds in pictures, and write it as JSON (exit status 1 if some cannot be read)."""
+    require("rich", "PIL", "torchvision", "safetensors", "matplotlib", extra="detect")
+    import torch
+
+    from bucketrank.deploy.files import predict_files
+    from bucketrank.training.weights import WeightsError
+
+    if batch < 1:
+        raise UsageError(f"predict: --batch: expected at least 1, got {batch}")
+    try:
+        torch.zeros(1, device=device)
+    except (AssertionError, RuntimeError) as error:
+        raise UsageError(f"predict: --device: {error}") from error
+    try:
+        return int(predict_files(weights, images, out, threshold=threshold, device=device, batch=batch) > 0)
+    except WeightsError as error:
+        raise DataError(str(error)) from error
+
+
+def export(
+    weights: Weights,
+    *,
+    out: Annotated[Path, "the file to write"] = Path("model.onnx"),
+    size: Annotated[str | None, "HEIGHTxWIDTH of the images it will get (the picture's; a square of min_size)"] = None,
+    image: Annotated[Path | None, "picture to compare on (drawn shapes)"] = None,
+) -> None:
+    """Write a trained detector as ONNX, if onnxruntime then detects the same as torch."""
+    require("onnx", "onnxruntime", extra="export")
+    from bucketrank.deploy.onnx import ExportError, export_weights
+    from bucketrank.training.weights import WeightsError
+
+    try:
+        chosen = None if size is None else tuple(int(side) for side in size.lower().split("x"))
+    except ValueError:
+        chosen = ()
+    if chosen is not None and (len(chosen) != 2 or min(chosen) < 1):
+        raise UsageError(f"export: --size: expected HEIGHTxWIDTH like 480x640, got {size!r}")
+    try:
+        agreement = export_weights(weights, out, size=chosen, image=image)
+    except (ExportError, WeightsError) as error:
+        raise DataError(str(error)) from error
+    print(f"{agreement}\nwrote {out}")
+
+
+def train(
+    recipe: Annotated[str | None, "name or file of a recipe (see bucketrank recipes)"] = None,
+    *,
+    data: Annotated[Path | None, "folder of the data set"] = None,
+    out: Annotated[Path | None, "folder for everything the run writes (runs/RECIPE)"] = None,
+    resume: Annotated[bool, "go on with the run in --out, or start it if there is none"] = False,
+    settings: Annotated[SettingFlags, "of the recipe"],
+) -> int:
+    """Train a detector by a recipe on a data set; any setting is a flag, like --loss.delta 0.25."""
+    require("rich", "PIL", "faster_coco_eval", "yaml", "lightning", "timm", "matplotlib", extra="detect")
+    from bucketrank.training.recipe import RecipeError, load
+
+    if recipe is None and (out is None or not resume):
+        raise UsageError("train: expected a recipe (see bucketrank recipes), or --resume and the --out of a run")
+    if data is None and not resume:
+        raise UsageError("train: expected --data, the folder of the data set")
+    try:
+        chosen = None if recipe is None else load(recipe, settings)
+    except RecipeError as error:
+        raise UsageError(f"train: {error}") from error
+    from bucketrank.training.command import run
+
+    return run(chosen, data, out or Path("runs") / Path(str(recipe)).stem, resume=resume)
+
+
+def evaluate(
+    weights: Weights,
+    data: Annotated[Path, "folder of the data set"],
+    *,
+    split: Annotated[str, "val or train"] = "val",
+    layout: Annotated[str | None, "own, coco, lvis or roboflow (the first that fits)"] = None,
+    batch: Annotated[int, "images at once"] = 1,
+    workers: Annotated[int, "processes that read images"] = 0,
+    device: Annotated[str, "a torch device, like cpu or cuda:0; auto is cuda if there is one"] = "auto",
+    most: Annotated[int | None, "evaluate on the first so many images only"] = None,
+    detections: Annotated[Path | None, "file for what is found, in COCO's result format"] = None,
+) -> None:
+    """AP of a trained detector on a data set, as COCO (or LVIS) measures it."""
+    require("rich", "PIL", "faster_coco_eval", "yaml", "timm", extra="detect")
+    from rich.console import Console
+
+    from bucketrank.training.evaluate import evaluate as measured
+    from bucketrank.training.show import show_evaluation
+    from bucketrank.training.weights import WeightsError
+
+    options: dict[str, Any] = {"split": split, "layout": layout, "batch_size": batch, "workers": workers}
+    try:
+        found = measured(weights, data, **options, device=device, most=most, detections=detections)
+    except WeightsError as error:
+        raise DataError(str(error)) from error
+    show_evaluation(Console(), found)
+
+
+def recipes(
+    recipe: Annotated[str | None, "show this one, with all its settings"] = None,
+    *,
+    markdown: Annotated[bool, "the list as a table in Markdown"] = False,
+    settings: Annotated[SettingFlags, "of the recipe"],
+) -> None:
+    """List the recipes of the package with the paper's AP, or show one with all settings."""
+    require("yaml", extra="detect")
+    from bucketrank.training import show
+    from bucketrank.training.recipe import RecipeError
+
+    try:
+        if recipe is not None:
+            print(show.show_recipe(recipe, settings), end="")
+        elif markdown:
+            print(show.markdown(), end="")
+        else:
+            show.list_recipes()
+    except RecipeError as error:
+        raise UsageError(f"recipes: {error}") from error
+
+
 COMMANDS: Commands = {
     "bench": {
         "losses": bench_losses,
@@ -153,6 +308,12 @@ COMMANDS: Commands = {
         "voc": convert_voc,
         "yolo": convert_yolo,
     },
+    "demo": demo,
+    "eval": evaluate,
+    "export": export,
+    "predict": predict,
+    "recipes": recipes,
+    "train": train,
 }
 
 
@@ -200,10 +361,20 @@ def _parse(command: Command, path: list[str], words: list[str]) -> dict[str, Any
     parser = ArgumentParser(prog=program, description=command.__doc__, formatter_class=argparse.HelpFormatter)
     hints = get_type_hints(command, include_extras=True)
     flags = ["--help"]
+    given: dict[str, Any] = {}
     for name, parameter in inspect.signature(command).parameters.items():
         kind, text = get_args(hints[name])
+        if kind is SettingFlags:
+            given[name], words, known = _settings(words)
+            flags += known
+            if "--help" in words or "-h" in words:
+                _describe_settings(parser, words)
+            continue
         if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
-            parser.add_argument(name, type=kind, help=text)
+            several: dict[str, Any] = {"nargs": "+"} if get_origin(kind) is list else {}
+            if parameter.default is None:
+                several = {"nargs": "?"}
+            parser.add_argument(name, type=get_args(kind)[0] if several else kind, help=text, **several)
             continue
         flag = "--" + name.replace("_", "-")
         flags.append(flag)
@@ -218,7 +389,34 @@ def _parse(command: Command, path: list[str], words: list[str]) -> dict[str, Any
         typed = word.partition("=")[0]
         if typed.startswith("--") and typed != "--" and typed not in flags:
             raise UsageError(f'{" ".join(path)}: there is no flag "{typed}"; the nearest is "{_nearest(typed, flags)}"')
-    return dict(vars(parser.parse_args(words)))
+    return dict(vars(parser.parse_args(words))) | given
+
+
+def _settings(words: list[str]) -> tuple[SettingFlags, list[str], list[str]]:
+    """The words that set something in a recipe, the other words, and the flags there are for settings."""
+    require("yaml", extra="detect")
+    from bucketrank.training.recipe import known_flags
+
+    known = known_flags()
+    mine, rest = SettingFlags(), list[str]()
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        typed = word.partition("=")[0]
+        if typed.startswith("--") and ("." in typed or typed in known):
+            mine.append(word)
+            if "=" not in word and left and not left[0].startswith("--"):
+                mine.append(left.pop(0))
+        else:
+            rest.append(word)
+    return mine, rest, known
+
+
+def _describe_settings(parser: argparse.ArgumentParser, words: list[str]) -> None:
+    from bucketrank.training.show import help_on_settings
+
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = help_on_settings(words)
 
 
 def require(*modules: str, extra: str = "bench") -> None:
@@ -255,7 +453,12 @@ def _no_such_command(words: list[str], known: int) -> str:
 
 
 def _nearest(typed: str, names: list[str]) -> str:
-    return max(names, key=lambda name: difflib.SequenceMatcher(None, typed, name).ratio())
+    def likeness(name: str) -> float:
+        # Who types --lr means --schedule.lr.
+        last = "--" + name.rpartition(".")[2] if "." in name else name
+        return max(difflib.SequenceMatcher(None, typed, each).ratio() for each in (name, last))
+
+    return max(names, key=likeness)
 
 
 def _listed(flag: str, text: str, parse: Callable[[str], Any]) -> tuple[Any, ...]:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bucketrank.detectors import backbone as module
-from bucketrank.detectors.backbone import Backbone, BackboneSettings, build_backbone
+from bucketrank.detectors.backbone import Backbone, build_backbone
 from bucketrank.detectors.deformable import DeformableConv2d
+from bucketrank.detectors.settings import BackboneSettings
 
 from ..shared_data import shared
 

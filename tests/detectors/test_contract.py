@@ -1,7 +1,5 @@
 """Every detector with every loss keeps one contract: that of torchvision's detectors."""
 
-import itertools
-
 import pytest
 import torch
 
@@ -10,7 +8,8 @@ from bucketrank.detectors.criterion import LOSSES
 
 from .tiny import CLASSES, SIZES, scene, tiny
 
-ALL = pytest.mark.parametrize(("name", "loss"), list(itertools.product(DETECTORS, LOSSES)))
+TAKEN = [(name, loss) for name, kind in DETECTORS.items() for loss in kind.losses_taken or LOSSES]
+ALL = pytest.mark.parametrize(("name", "loss"), TAKEN)
 HEADS = {
     "faster_rcnn": ("rpn", "roi"),
     "mask_rcnn": ("rpn", "roi"),
@@ -18,6 +17,7 @@ HEADS = {
     "retinanet": ("",),
     "atss": ("",),
     "paa": ("",),
+    "co_detr": ("encoder", "decoder", "rpn", "roi", "faster_rcnn_queries", "atss", "atss_queries"),
 }
 TERMS = {"rs": ("rank", "sort", "box"), "focal": ("cls", "box"), "ce": ("cls", "box")}
 
@@ -27,6 +27,9 @@ def expected_terms(name, loss):
     if loss in ("focal", "ce") and name in ("atss", "paa"):
         terms = (*terms, "quality")
     names = {f"{head}_{term}" if head else term for head in HEADS[name] for term in terms}
+    if name == "co_detr":
+        names |= {f"{head}_l1" for head in ("encoder", "decoder", "faster_rcnn_queries", "atss_queries")}
+        names |= {"atss_quality"} if loss == "focal" else set()
     return names | ({"mask"} if name == "mask_rcnn" else set())
 
 
@@ -67,7 +70,7 @@ def test_images_without_objects(name, loss, objects):
     assert all(term.isfinite() for term in losses.values())
     assert_all_have_gradients(model)
     if objects == (0, 0):
-        assert all(term == 0 for key, term in losses.items() if key.endswith(("box", "sort", "mask", "quality")))
+        assert all(term == 0 for key, term in losses.items() if key.endswith(("box", "l1", "sort", "mask", "quality")))
         if loss in ("rs", "ap", "alrp"):
             assert sum(losses.values()) == 0
 
@@ -218,3 +221,11 @@ def test_images_must_be_floats_of_three_channels():
         tiny("atss").eval()([torch.zeros(3, 64, 64, dtype=torch.uint8)])
     with pytest.raises(ValueError, match=r"image 1: .*\(3, height, width\), got \(1, 64, 64\)"):
         tiny("atss").eval()([torch.zeros(3, 64, 64), torch.zeros(1, 64, 64)])
+
+
+@pytest.mark.parametrize("name", [name for name, kind in DETECTORS.items() if kind.losses_taken])
+def test_a_loss_that_a_detector_does_not_take_is_refused(name):
+    taken = DETECTORS[name].losses_taken or ()
+    for loss in set(LOSSES) - set(taken):
+        with pytest.raises(ValueError, match=f"{name}: expected loss to be one of {', '.join(taken)}, got '{loss}'"):
+            tiny(name, loss=loss)

@@ -98,3 +98,12 @@ def test_quality_multiplies_the_score_in_atss_and_paa_takes_the_root():
             output = model.head(model.neck(model.backbone(batch.tensors)))
             expected = (output.logits.sigmoid() * output.quality.sigmoid()[..., None]) ** power
             torch.testing.assert_close(model.scores(output), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["retinanet", "atss", "paa"])
+def test_a_norm_behind_the_finest_map_does_not_wait_for_a_gradient(name):
+    """Swin has one; the pyramid starts at stride 8, and distributed training would wait."""
+    model = tiny(name, backbone="swin_tiny", min_size=64, max_size=96)
+    sum(model(*scene()).values()).backward()
+    assert [key for key, p in model.named_parameters() if p.requires_grad and p.grad is None] == []

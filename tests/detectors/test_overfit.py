@@ -90,7 +90,7 @@ def area(box):
 @pytest.mark.parametrize("name", DETECTORS)
 def test_four_images_by_heart(name):
     images, targets = pictures()
-    settings: dict[str, Any] = {"hidden": 128, "proposals": 60} if name.endswith("rcnn") else {}
+    settings: dict[str, Any] = {"hidden": 128, "proposals": 60} if name.endswith(("rcnn", "detr")) else {}
     model = tiny(name, channels=64, min_size=SIZE[0], max_size=SIZE[1], **settings)
     steps, rate = 90, 3e-3
     optimiser = torch.optim.AdamW(model.parameters(), lr=rate)

@@ -19,6 +19,9 @@ def tiny(name: str, *, loss: str = "rs", seed: int = 0, **settings: Any) -> Any:
     usual: dict[str, Any] = {"backbone": "test_resnet", "channels": 32, "min_size": 96, "max_size": 160}
     if name.endswith("rcnn"):
         usual |= {"hidden": 32, "proposals": 100, "test_proposals": 100}
+    if name == "co_detr":
+        usual |= {"hidden": 32, "proposals": 60, "queries": 40, "auxiliary_queries": 30}
+        usual |= {"encoder_layers": 1, "decoder_layers": 2, "heads": 4, "points": 2, "feedforward": 64}
     return build(name, num_classes=CLASSES, loss=loss, **(usual | settings))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from bucketrank.data.problems import DataError
 
@@ -17,16 +17,16 @@ ORIENTATION = 0x0112  # EXIF's tag
 Pixels = NDArray[np.uint8]
 
 
-def read_picture(path: Path) -> Pixels:
+def read_picture(path: Path, *, upright: bool = False) -> Pixels:
     """The pixels (H, W, 3) of a file, as stored.
 
     Grey is repeated, a palette is looked up, 16 bits are divided by 257, an alpha channel is dropped. The orientation
-    in EXIF is *not* applied: COCO's annotations lie on the pixels as they are stored. DataError says what to do about
-    a file that cannot be read.
+    in EXIF is *not* applied unless asked for by ``upright``: COCO's annotations lie on the pixels as they are stored.
+    DataError says what to do about a file that cannot be read.
     """
     with opened(path) as picture:
         try:
-            return _rgb8(picture)
+            return _rgb8(ImageOps.exif_transpose(picture) if upright else picture)
         except (OSError, SyntaxError, ValueError, EOFError) as error:
             raise DataError(
                 f"{path}: the image cannot be decoded ({error}); it may be cut off: download or save it again, or "

@@ -5,16 +5,30 @@ from __future__ import annotations
 from torch import Tensor
 from torchvision.models.detection._utils import BoxCoder
 
-from bucketrank.detectors.backbone import BackboneSettings
 from bucketrank.detectors.criterion import HeadRecipe, build_criterion
 from bucketrank.detectors.dense import DenseDetector
 from bucketrank.detectors.dense_head import DenseHead, DenseOutput
 from bucketrank.detectors.neck import FeaturePyramid
-from bucketrank.detectors.settings import InputSettings, LossSettings
+from bucketrank.detectors.settings import BackboneSettings, InputSettings, LossSettings
 from bucketrank.detectors.targets import Target
 from bucketrank.ops.anchors import Anchors
 from bucketrank.ops.assignment import assign_atss
 from bucketrank.ops.boxes import centerness, centres
+
+
+def assign_anchors(
+    anchors: Tensor, valid: Tensor, truths: list[Target], *, per_level: list[int], topk: int
+) -> list[Tensor]:
+    """For each image (A,) the object of every anchor, NEGATIVE or IGNORED."""
+    return [
+        assign_atss(anchors, truth["boxes"], per_level=per_level, topk=topk, valid=here)
+        for truth, here in zip(truths, valid, strict=True)
+    ]
+
+
+def anchor_centerness(anchors: Tensor, _: Tensor, objects: Tensor) -> Tensor:
+    """How central each of P anchors lies in its object: what the quality branch should say, whatever the box."""
+    return centerness(centres(anchors), objects)
 
 
 class ATSS(DenseDetector):
@@ -56,7 +70,7 @@ class ATSS(DenseDetector):
         self.neck = FeaturePyramid(self.backbone.channels, channels, first_level=3, extra="convs_on_output")
         count = (3 if criterion.ranking else 1) if anchors is None else anchors
         scales = (8.0,) if count == 1 else tuple(4 * 2 ** (step / count) for step in range(count))
-        self.anchors = Anchors(self.neck.strides, scales=scales, ratios=(1.0,), size_divisor=inputs.size_divisor)
+        self.anchors = Anchors(self.neck.strides, scales=scales, ratios=(1.0,), size_divisor=self.size_divisor)
         self.coder = BoxCoder(weights=(10.0, 10.0, 5.0, 5.0))
         self.head = DenseHead(
             channels,
@@ -69,13 +83,10 @@ class ATSS(DenseDetector):
         )
 
     def assign(self, output: DenseOutput, anchors: Tensor, valid: Tensor, truths: list[Target]) -> list[Tensor]:
-        return [
-            assign_atss(anchors, truth["boxes"], per_level=output.per_level, topk=self.topk, valid=here)
-            for truth, here in zip(truths, valid, strict=True)
-        ]
+        return assign_anchors(anchors, valid, truths, per_level=output.per_level, topk=self.topk)
 
     def quality(self, anchors: Tensor, boxes: Tensor, objects: Tensor) -> Tensor:
-        return centerness(centres(anchors), objects)
+        return anchor_centerness(anchors, boxes, objects)
 
     def scores(self, output: DenseOutput) -> Tensor:
         scores = super().scores(output)

@@ -76,6 +76,7 @@ class Backbone(nn.Module):
         self.mean, self.std = mean, std
         self.freeze_batch_norm = freeze_batch_norm
         self.frozen: list[str] = []  # names of parameters
+        self.only_finest: list[str] = []
         self.frozen = self._to_freeze(frozen_stages)
         self.train()
 
@@ -95,6 +96,11 @@ class Backbone(nn.Module):
                 module.eval()
         return self
 
+    def leave_out_finest(self) -> None:
+        """Freeze also what only the first map depends on, such as a norm behind it: for necks that do not use it."""
+        self.frozen += [name for name in self.only_finest if name not in self.frozen]
+        self.train(self.training)
+
     def _to_freeze(self, stages: int) -> list[str]:
         self.eval()
         names, parameters = zip(*self.named_parameters(), strict=True)
@@ -105,6 +111,8 @@ class Backbone(nn.Module):
         if got != expected:
             raise ValueError(f"Backbone: expected maps (C, H, W) of {expected} for an image of 32 x 64, got {got}")
         used = _depended_on(maps, parameters)
+        others = _depended_on(maps[1:], parameters)
+        self.only_finest = [name for name, o in zip(names, others, strict=True) if not o]
         frozen = _depended_on(maps[:stages], parameters)
         return [name for name, u, f in zip(names, used, frozen, strict=True) if f or not u]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torchvision.models.detection._utils import BalancedPositiveNegativeSampler, BoxCoder
 from torchvision.models.detection.faster_rcnn import TwoMLPHead
 from torchvision.ops import MultiScaleRoIAlign, clip_boxes_to_image
+from torchvision.ops.poolers import initLevelMapper
 
 from bucketrank.detectors.criterion import Assigned, HeadRecipe, Terms, assigned, build_criterion
 from bucketrank.detectors.initialise import start_classifier
@@ -17,7 +19,7 @@ from bucketrank.detectors.settings import LossSettings
 from bucketrank.detectors.targets import Target
 from bucketrank.ops.assignment import IGNORED, assign_max_iou
 
-LEVELS = 4  # P2 to P5: proposals are not pooled from P6
+STRIDES = (4, 8, 16, 32)  # P2 to P5: proposals are not pooled from P6
 RECIPE = HeadRecipe(box_loss="l1", samples=True, softmax=True)
 
 
@@ -31,6 +33,25 @@ class Trained:
     proposals: list[Tensor]  # those trained on, for each image, its objects among them
     matches: list[Tensor]  # the object of each
     given: list[Tensor]  # whether each was a proposal, and not an object added
+    pooled: Tensor  # (R, channels, 7, 7) of each
+
+
+class RoIPool(MultiScaleRoIAlign):
+    """RoIAlign from the first maps of a pyramid, one for each of ``strides``; a box of 224 pixels belongs to stride 16.
+
+    torchvision reads the strides off the first batch, from a map's size over the image's, and keeps them: an image not
+    much larger than a cell would set them wrong for good.
+    """
+
+    def __init__(self, strides: Sequence[int], *, size: int) -> None:
+        super().__init__([str(level) for level in range(len(strides))], output_size=size, sampling_ratio=2)
+        self.scales = [1 / stride for stride in strides]
+        self.map_levels = initLevelMapper(strides[0].bit_length() - 1, strides[-1].bit_length() - 1)
+
+    def forward(self, features: list[Tensor], boxes: list[Tensor], image_sizes: list[tuple[int, int]]) -> Tensor:
+        """(R, channels, size, size) of the boxes of all images."""
+        pooled: Tensor = super().forward(dict(zip(self.featmap_names, features, strict=False)), boxes, image_sizes)
+        return pooled
 
 
 class BoxHead(nn.Module):
@@ -47,6 +68,7 @@ class BoxHead(nn.Module):
         positive_iou: float = 0.5,
         low_quality: float | None = None,
         coder_weights: tuple[float, float, float, float] = (10.0, 10.0, 5.0, 5.0),
+        strides: Sequence[int] = STRIDES,
         recipe: HeadRecipe = RECIPE,
     ) -> None:
         super().__init__()
@@ -54,7 +76,7 @@ class BoxHead(nn.Module):
         self.criterion = build_criterion(loss, recipe)
         self.coder = BoxCoder(weights=coder_weights)
         self.sampler = BalancedPositiveNegativeSampler(512, 0.25)
-        self.pool = MultiScaleRoIAlign([str(level) for level in range(LEVELS)], output_size=7, sampling_ratio=2)
+        self.pool = RoIPool(strides, size=7)
         self.layers = TwoMLPHead(channels * 7 * 7, hidden)
         self.classes = nn.Linear(hidden, num_classes + (1 if self.criterion.softmax else 0))
         self.boxes = nn.Linear(hidden, 4 * (1 if class_agnostic else num_classes))
@@ -69,9 +91,12 @@ class BoxHead(nn.Module):
         self, features: list[Tensor], proposals: list[Tensor], image_sizes: list[tuple[int, int]]
     ) -> tuple[Tensor, Tensor]:
         """Logits (R, C) and codes (R, C or 1, 4) of the proposals of all images."""
-        levels = {str(level): feature for level, feature in enumerate(features[:LEVELS])}
-        hidden = self.layers(self.pool(levels, proposals, image_sizes))
-        return self.classes(hidden), self.boxes(hidden).reshape(len(hidden), -1, 4)
+        return self.predict(self.pool(features, proposals, image_sizes))
+
+    def predict(self, pooled: Tensor) -> tuple[Tensor, Tensor]:
+        """The same of proposals already pooled (R, channels, 7, 7)."""
+        hidden = self.layers(pooled)
+        return self.classes(hidden), self.boxes(hidden).reshape(-1, self.boxes.out_features // 4, 4)
 
     def train_on(
         self,
@@ -99,12 +124,13 @@ class BoxHead(nn.Module):
             chosen.append(together)
             matches.append(match)
             given.append(own)
-        logits, codes = self(features, chosen, image_sizes)
+        pooled = self.pool(features, chosen, image_sizes)
+        logits, codes = self.predict(pooled)
         found = assigned(logits, codes, candidates=chosen, matches=matches, truths=truths, coder=self.coder)
-        return Trained(self.criterion(found), found, codes.detach(), chosen, matches, given)
+        return Trained(self.criterion(found), found, codes.detach(), chosen, matches, given, pooled)
 
     def refined(self, codes: Tensor, proposals: list[Tensor], image_sizes: list[tuple[int, int]]) -> list[Tensor]:
         """The boxes of all images after the codes (R, 1, 4) of a class-agnostic head."""
         boxes = self.coder.decode_single(codes[:, 0].detach().float(), torch.cat(proposals))
-        split = boxes.split([len(part) for part in proposals])
+        split = boxes.split([part.shape[0] for part in proposals])
         return [clip_boxes_to_image(part, size) for part, size in zip(split, image_sizes, strict=True)]

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.detection.image_list import ImageList
 
-from bucketrank.detectors.backbone import BackboneSettings
 from bucketrank.detectors.box_head import RECIPE, BoxHead
 from bucketrank.detectors.rcnn import RCNN, named
-from bucketrank.detectors.settings import InputSettings, LossSettings
+from bucketrank.detectors.settings import BackboneSettings, InputSettings, LossSettings
 from bucketrank.detectors.targets import Target
 
 # Score-based training weighs the later stages less and codes their smaller corrections finer; the ranking losses are

@@ -9,6 +9,7 @@ from typing import Any
 
 from bucketrank.detectors.atss import ATSS
 from bucketrank.detectors.cascade_rcnn import CascadeRCNN
+from bucketrank.detectors.co_detr.detector import CoDETR
 from bucketrank.detectors.detector import Detector
 from bucketrank.detectors.faster_rcnn import FasterRCNN
 from bucketrank.detectors.mask_rcnn import MaskRCNN
@@ -24,6 +25,7 @@ DETECTORS: dict[str, type[Detector]] = {
     "retinanet": RetinaNet,
     "atss": ATSS,
     "paa": PAA,
+    "co_detr": CoDETR,
 }
 
 # The groups of settings that every detector takes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -10,14 +11,41 @@ from torchvision.models.detection._utils import BoxCoder
 from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import clip_boxes_to_image
 
-from bucketrank.detectors.backbone import BackboneSettings
-from bucketrank.detectors.criterion import Criterion, assigned
+from bucketrank.detectors.criterion import Assigned, Criterion, assigned
 from bucketrank.detectors.dense_head import DenseHead, DenseOutput
 from bucketrank.detectors.detector import Detector
 from bucketrank.detectors.postprocess import best_entries, without_duplicates
-from bucketrank.detectors.settings import InputSettings
+from bucketrank.detectors.settings import BackboneSettings, InputSettings
 from bucketrank.detectors.targets import Target
 from bucketrank.ops.anchors import Anchors
+
+# What the quality branch should say, of the anchors of P positives, their boxes and their objects.
+Quality = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def compared(
+    output: DenseOutput,
+    anchors: Tensor,
+    *,
+    matches: list[Tensor],
+    truths: list[Target],
+    coder: BoxCoder,
+    quality: Quality,
+) -> Assigned:
+    """What a dense head said of ``anchors`` (A, 4), the same for all images, and what it should have said."""
+    found = assigned(
+        output.logits.flatten(0, 1),
+        output.codes.flatten(0, 1),
+        candidates=[anchors] * len(matches),
+        matches=matches,
+        truths=truths,
+        coder=coder,
+        quality_logits=None if output.quality is None else output.quality.flatten(),
+    )
+    if output.quality is None:
+        return found
+    positive = anchors.repeat(len(matches), 1)[found.positives]
+    return replace(found, quality=quality(positive, found.boxes.detach(), found.objects))
 
 
 class DenseDetector(Detector):
@@ -41,6 +69,7 @@ class DenseDetector(Detector):
         vote: bool = False,
     ) -> None:
         super().__init__(num_classes, backbone=backbone, inputs=inputs)
+        self.backbone.leave_out_finest()  # the pyramid starts at stride 8
         self.candidates, self.score_threshold = candidates, score_threshold
         self.nms, self.detections, self.vote = nms, detections, vote
 
@@ -61,18 +90,7 @@ class DenseDetector(Detector):
         anchors = torch.cat(self.anchors(features))
         valid = self.anchors.valid(anchors, images.image_sizes)
         matches = self.assign(output, anchors, valid, truths)
-        found = assigned(
-            output.logits.flatten(0, 1),
-            output.codes.flatten(0, 1),
-            candidates=[anchors] * len(matches),
-            matches=matches,
-            truths=truths,
-            coder=self.coder,
-            quality_logits=None if output.quality is None else output.quality.flatten(),
-        )
-        if output.quality is not None:
-            positive = anchors.repeat(len(matches), 1)[found.positives]
-            found = replace(found, quality=self.quality(positive, found.boxes.detach(), found.objects))
+        found = compared(output, anchors, matches=matches, truths=truths, coder=self.coder, quality=self.quality)
         terms: dict[str, Tensor] = self.criterion(found)
         return terms
 

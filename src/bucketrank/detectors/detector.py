@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
-from bucketrank.detectors.backbone import BackboneSettings, build_backbone
-from bucketrank.detectors.settings import InputSettings
+from bucketrank.detectors.backbone import build_backbone
+from bucketrank.detectors.settings import BackboneSettings, InputSettings
 from bucketrank.detectors.targets import Target, check_images, check_targets
 
 
@@ -24,6 +24,8 @@ class Detector(nn.Module):
     """
 
     masks = False  # whether targets have masks
+    losses_taken: tuple[str, ...] | None = None  # the names of the losses it can be trained with; None: all
+    usual_size_divisor = 32
     neck: nn.Module
 
     def __init__(self, num_classes: int, *, backbone: BackboneSettings, inputs: InputSettings) -> None:
@@ -34,13 +36,14 @@ class Detector(nn.Module):
             )
         self.num_classes = num_classes
         self.backbone = build_backbone(backbone)
+        self.size_divisor = self.usual_size_divisor if inputs.size_divisor is None else inputs.size_divisor
         sizes = (inputs.min_size,) if isinstance(inputs.min_size, int) else tuple(inputs.min_size)
         self.transform = GeneralizedRCNNTransform(
             min_size=sizes,
             max_size=inputs.max_size,
             image_mean=list(inputs.image_mean or self.backbone.mean),
             image_std=list(inputs.image_std or self.backbone.std),
-            size_divisible=inputs.size_divisor,
+            size_divisible=self.size_divisor,
         )
 
     def forward(

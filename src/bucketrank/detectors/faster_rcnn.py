@@ -5,10 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 from torchvision.models.detection.image_list import ImageList
 
-from bucketrank.detectors.backbone import BackboneSettings
 from bucketrank.detectors.box_head import BoxHead, Trained
 from bucketrank.detectors.rcnn import RCNN, named
-from bucketrank.detectors.settings import InputSettings, LossSettings
+from bucketrank.detectors.settings import BackboneSettings, InputSettings, LossSettings
 from bucketrank.detectors.targets import Target
 
 

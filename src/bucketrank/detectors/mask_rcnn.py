@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.models.detection.roi_heads import project_masks_on_boxes
-from torchvision.ops import MultiScaleRoIAlign
 
-from bucketrank.detectors.box_head import LEVELS, Trained
+from bucketrank.detectors.box_head import STRIDES, RoIPool, Trained
 from bucketrank.detectors.criterion import confidences
 from bucketrank.detectors.faster_rcnn import FasterRCNN
 from bucketrank.detectors.targets import Target
@@ -31,7 +30,7 @@ class MaskRCNN(FasterRCNN):
         super().__init__(num_classes, channels=channels, **settings)
         usual = 200 if self.box_head.criterion.ranking else None
         self.mask_rois = usual if mask_rois is None else mask_rois
-        self.mask_pool = MultiScaleRoIAlign([str(level) for level in range(LEVELS)], output_size=14, sampling_ratio=2)
+        self.mask_pool = RoIPool(STRIDES, size=14)
         self.mask_head = nn.Sequential(
             MaskRCNNHeads(channels, (channels,) * 4, dilation=1), MaskRCNNPredictor(channels, channels, num_classes)
         )
@@ -62,14 +61,13 @@ class MaskRCNN(FasterRCNN):
 
     def mask_logits(self, features: list[Tensor], rois: list[Tensor], image_sizes: list[tuple[int, int]]) -> Tensor:
         """(R, C, 28, 28) of the boxes of all images."""
-        levels = {str(level): feature for level, feature in enumerate(features[:LEVELS])}
-        logits: Tensor = self.mask_head(self.mask_pool(levels, rois, image_sizes))
+        logits: Tensor = self.mask_head(self.mask_pool(features, rois, image_sizes))
         return logits
 
     def detect(self, images: ImageList, features: list[Tensor]) -> list[dict[str, Tensor]]:
         results = super().detect(images, features)
         logits = self.mask_logits(features, [result["boxes"] for result in results], images.image_sizes)
         labels = torch.cat([result["labels"] for result in results])
-        found = logits[torch.arange(len(labels), device=labels.device), labels].float().sigmoid()[:, None]
-        masks = found.split([len(result["boxes"]) for result in results])
+        found = logits[torch.arange(labels.shape[0], device=labels.device), labels].float().sigmoid()[:, None]
+        masks = found.split([result["boxes"].shape[0] for result in results])
         return [result | {"masks": mask} for result, mask in zip(results, masks, strict=True)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torchvision.models.detection._utils import _topk_min
 from torchvision.ops import batched_nms, box_iou, remove_small_boxes
 
 SMALLEST_SIDE = 1e-2  # of a detection, in pixels
@@ -16,7 +17,7 @@ def best_entries(scores: Tensor, *, most: int, threshold: float) -> tuple[Tensor
     all of them may lie below any limit that suits probabilities.
     """
     flat = scores.flatten()
-    values, order = flat.topk(min(most, len(flat)))
+    values, order = flat.topk(_topk_min(flat, most, 0))
     above = values > threshold
     values, order = values[above], order[above]
     return values, order // scores.shape[1], order % scores.shape[1]

@@ -7,13 +7,12 @@ from torch import Tensor
 from torchvision.models.detection._utils import BoxCoder
 from torchvision.ops import clip_boxes_to_image
 
-from bucketrank.detectors.backbone import BackboneSettings
 from bucketrank.detectors.criterion import Terms
 from bucketrank.detectors.detector import Detector
 from bucketrank.detectors.neck import FeaturePyramid
 from bucketrank.detectors.postprocess import best_entries, without_duplicates
 from bucketrank.detectors.rpn import RPN
-from bucketrank.detectors.settings import InputSettings, LossSettings
+from bucketrank.detectors.settings import BackboneSettings, InputSettings, LossSettings
 
 
 class RCNN(Detector):
@@ -45,7 +44,7 @@ class RCNN(Detector):
             proposals=proposals,
             candidates=proposal_candidates,
             test_proposals=test_proposals,
-            size_divisor=inputs.size_divisor,
+            size_divisor=self.size_divisor,
             border=border,
         )
         self.candidates, self.score_threshold = candidates, score_threshold
@@ -61,7 +60,7 @@ class RCNN(Detector):
     ) -> list[dict[str, Tensor]]:
         """Of each image, from ``scores`` (R, C) and ``codes`` (R, C or 1, 4) of all its proposals."""
         results = []
-        counts = [len(boxes) for boxes in proposals]
+        counts = [boxes.shape[0] for boxes in proposals]
         parts = zip(scores.split(counts), codes.split(counts), proposals, image_sizes, strict=True)
         for score, code, boxes, size in parts:
             values, rows, labels = best_entries(score, most=self.candidates, threshold=self.score_threshold)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 from torchvision.models.detection._utils import BoxCoder
 
-from bucketrank.detectors.backbone import BackboneSettings
 from bucketrank.detectors.criterion import HeadRecipe, build_criterion
 from bucketrank.detectors.dense import DenseDetector
 from bucketrank.detectors.dense_head import DenseHead, DenseOutput
 from bucketrank.detectors.neck import FeaturePyramid
-from bucketrank.detectors.settings import InputSettings, LossSettings
+from bucketrank.detectors.settings import BackboneSettings, InputSettings, LossSettings
 from bucketrank.detectors.targets import Target
 from bucketrank.ops.anchors import Anchors
 from bucketrank.ops.assignment import assign_max_iou
@@ -57,7 +56,7 @@ class RetinaNet(DenseDetector):
             self.neck.strides,
             scales=tuple(4 * 2 ** (step / steps) for step in range(steps)),
             ratios=ratios,
-            size_divisor=inputs.size_divisor,
+            size_divisor=self.size_divisor,
         )
         self.coder = BoxCoder(weights=(1.0, 1.0, 1.0, 1.0) if criterion.box_loss != "giou" else (10.0, 10.0, 5.0, 5.0))
         self.head = DenseHead(

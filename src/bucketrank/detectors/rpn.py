@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torchvision.models.detection._utils import BoxCoder
@@ -16,11 +18,11 @@ from bucketrank.detectors.targets import Target
 from bucketrank.ops.anchors import Anchors
 from bucketrank.ops.assignment import assign_max_iou
 
+RECIPE = HeadRecipe(ranking_weight=0.2, box_loss="l1", least_iou=0.7, samples=True)
+
 
 class RPN(RegionProposalNetwork):
     """torchvision's network and its choice of proposals, with our anchors, assignment and criterion."""
-
-    recipe = HeadRecipe(ranking_weight=0.2, box_loss="l1", least_iou=0.7, samples=True)
 
     def __init__(
         self,
@@ -30,17 +32,20 @@ class RPN(RegionProposalNetwork):
         strides: list[int],
         proposals: int,
         size_divisor: int,
+        scales: Sequence[float] = (8.0,),
         border: int | None = None,
         test_proposals: int = 1000,
         candidates: int = 2000,
         test_candidates: int = 1000,
         nms: float = 0.7,
+        coder_weights: tuple[float, float, float, float] | None = None,
+        recipe: HeadRecipe = RECIPE,
     ) -> None:
         ratios = (0.5, 1.0, 2.0)
-        anchors = Anchors(strides, scales=(8.0,), ratios=ratios, size_divisor=size_divisor, border=border)
+        anchors = Anchors(strides, scales=scales, ratios=ratios, size_divisor=size_divisor, border=border)
         super().__init__(
             anchors,
-            RPNHead(channels, len(ratios)),
+            RPNHead(channels, len(scales) * len(ratios)),
             fg_iou_thresh=0.7,
             bg_iou_thresh=0.3,
             batch_size_per_image=256,
@@ -49,10 +54,11 @@ class RPN(RegionProposalNetwork):
             post_nms_top_n={"training": proposals, "testing": test_proposals},
             nms_thresh=nms,
         )
-        self.criterion = build_criterion(loss, self.recipe)
+        self.criterion = build_criterion(loss, recipe)
         start_classifier(self.head.cls_logits, self.criterion.initial_score)
-        ranked = self.criterion.box_loss == "giou"
-        self.box_coder = BoxCoder(weights=(10.0, 10.0, 5.0, 5.0) if ranked else (1.0, 1.0, 1.0, 1.0))
+        # GIoU compares decoded boxes, L1 the codes: as published, each with its own coding.
+        usual = (10.0, 10.0, 5.0, 5.0) if self.criterion.box_loss == "giou" else (1.0, 1.0, 1.0, 1.0)
+        self.box_coder = BoxCoder(weights=coder_weights or usual)
 
     def forward(
         self, images: ImageList, features: list[Tensor], truths: list[Target] | None = None

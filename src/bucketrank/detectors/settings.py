@@ -85,7 +85,7 @@ class LossSettings:
     delta: float | None = None
     ranking_scope: str = "batch"
     interpolate: bool = False  # AP: the original, interpolated loss
-    balance_period: int = 7330  # aLRP: iterations between two updates of the boxes' weight
+    balance_period: int | None = None  # aLRP: iterations between two updates of the boxes' weight; None: 7330
     focal_alpha: float = 0.25
     focal_gamma: float = 2.0
     box_loss: str | None = None
@@ -96,7 +96,7 @@ class LossSettings:
             raise ValueError(_expected("ranking_scope", f"one of {', '.join(RANKING_SCOPES)}", self.ranking_scope))
         if self.box_loss is not None and self.box_loss not in BOX_LOSSES:
             raise ValueError(_expected("box_loss", f"one of {', '.join(BOX_LOSSES)}", self.box_loss))
-        if self.balance_period < 1:
+        if self.balance_period is not None and self.balance_period < 1:
             raise ValueError(_expected("balance_period", "at least 1", self.balance_period))
         for name in ("focal_alpha", "focal_gamma", "box_weight"):
             value = getattr(self, name)
@@ -110,21 +110,21 @@ class InputSettings:
 
     They are resized to a shorter side of ``min_size`` (of several, in training one by chance, else the last) and
     a longer of at most ``max_size``, normalised by the backbone's mean and deviation unless these are given, and padded
-    to a multiple of ``size_divisor``.
+    to a multiple of ``size_divisor``: unless it is given, of 32, and in Co-DETR of 1.
     """
 
     min_size: int | tuple[int, ...] = 800
     max_size: int = 1333
     image_mean: tuple[float, float, float] | None = None
     image_std: tuple[float, float, float] | None = None
-    size_divisor: int = 32
+    size_divisor: int | None = None
 
     def __post_init__(self) -> None:
         sizes = (self.min_size,) if isinstance(self.min_size, int) else tuple(self.min_size)
         if not sizes or min(sizes) < 1 or self.max_size < max(sizes):
             wanted = "one or more sizes between 1 and max_size"
             raise ValueError(_expected("min_size", wanted, f"{self.min_size} with max_size {self.max_size}"))
-        if self.size_divisor < 1:
+        if self.size_divisor is not None and self.size_divisor < 1:
             raise ValueError(_expected("size_divisor", "at least 1", self.size_divisor))
 
 

@@ -41,7 +41,7 @@ def own_settings(detector: str) -> dict[str, Setting]:
     Setting(kind='int', default=9)
     """
     name = _classes("catalogue", "DETECTORS")[detector]
-    module = _imports("catalogue")[name]
+    module = _imports("catalogue").get(name)
     found: dict[str, Setting] = {}
     while module is not None:
         node = next(each for each in _tree(module).body if isinstance(each, ast.ClassDef) and each.name == name)

@@ -18,6 +18,7 @@ TITLES = {
     "retinanet": "RetinaNet",
     "atss": "ATSS",
     "paa": "PAA",
+    "co_detr": "Co-DETR",
 }
 RCNNS = ("faster_rcnn", "mask_rcnn", "cascade_rcnn")
 # What the detectors do otherwise under a ranking loss, for the score-based loss on the same candidates.
@@ -28,6 +29,18 @@ SAME: dict[str, dict[str, Any]] = {
     "retinanet": {"scales": 2},
     "atss": {"anchors": 3},
     "paa": {"anchors": 3},
+    "co_detr": {"sampling": False},
+}
+# With a transformer of the published size the study would be about little else.
+SMALLER: dict[str, dict[str, Any]] = {
+    "co_detr": {
+        "queries": 100,
+        "auxiliary_queries": 100,
+        "encoder_layers": 2,
+        "decoder_layers": 3,
+        "feedforward": 256,
+        "hidden": 256,
+    }
 }
 # Of the score-based contenders: on the same candidates, and the usual one.
 SCORED_TITLES = {
@@ -37,6 +50,7 @@ SCORED_TITLES = {
     "retinanet": ("focal, 2 scales", "focal, 3 scales"),
     "atss": ("focal, 3 anchors", "focal, 1 anchor"),
     "paa": ("focal, 3 anchors", "focal, 1 anchor"),
+    "co_detr": ("focal, no sampling", "focal, ce on 512 sampled"),
 }
 
 

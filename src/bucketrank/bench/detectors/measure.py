@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bucketrank.bench.contenders import synchronizer
-from bucketrank.bench.detectors.contenders import EXACT, QUADRATIC, RCNNS, TITLES, Entry, entries
+from bucketrank.bench.detectors.contenders import EXACT, QUADRATIC, RCNNS, SMALLER, TITLES, Entry, entries
 from bucketrank.bench.detectors.scene import Scene, draw_scene
 from bucketrank.bench.detectors.split import Stopwatch, head_of, listening, split
 from bucketrank.bench.detectors.study import Result, Settings, Study, with_ratios
@@ -38,7 +38,9 @@ class Trainee:
 
     def __init__(self, entry: Entry, scene: Scene, settings: Settings) -> None:
         height, width = settings.image_size
-        own: dict[str, Any] = {"proposals": settings.proposals} if entry.detector in RCNNS else {}
+        own = dict(SMALLER.get(entry.detector, {}))
+        if entry.detector in (*RCNNS, "co_detr"):
+            own["proposals"] = settings.proposals
         torch.manual_seed(settings.seed)
         self.entry, self.scene = entry, scene
         self.model = build(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -120,7 +121,13 @@ def loss_cells(result: Result) -> tuple[str, str, str]:
 def head_cells(result: Result) -> tuple[str, str]:
     """The logits that the loss of each head takes, and the positives among the candidates."""
     logits = [f"{head.candidates:,}" + (f"{TIMES}{head.classes}" if head.classes > 1 else "") for head in result.heads]
-    return " + ".join(logits), " + ".join(f"{head.positives:,}" for head in result.heads)
+    return _added(logits), _added([f"{head.positives:,}" for head in result.heads])
+
+
+def _added(cells: list[str]) -> str:
+    """As a sum; the layers of a decoder, which are alike, in brackets."""
+    runs = [(cell, len(list(run))) for cell, run in groupby(cells)]
+    return " + ".join(cell if count == 1 else f"{count} ({cell})" for cell, count in runs)
 
 
 def notes(study: Study) -> list[str]:

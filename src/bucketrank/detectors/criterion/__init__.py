@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 
-from bucketrank.detectors.criterion.assigned import Assigned, assigned
+from bucketrank.detectors.criterion.assigned import Assigned, assigned, assigned_queries
 from bucketrank.detectors.criterion.base import Criterion, HeadRecipe, Terms, confidences
 from bucketrank.detectors.criterion.ranked import ALRP, DR, AveragePrecision, RankSort
 from bucketrank.detectors.criterion.scored import CrossEntropy, Focal
@@ -29,4 +29,14 @@ def build_criterion(settings: LossSettings, recipe: HeadRecipe) -> Criterion:
     return LOSSES[settings.name](settings, recipe)
 
 
-__all__ = ["LOSSES", "Assigned", "Criterion", "HeadRecipe", "Terms", "assigned", "build_criterion", "confidences"]
+__all__ = [
+    "LOSSES",
+    "Assigned",
+    "Criterion",
+    "HeadRecipe",
+    "Terms",
+    "assigned",
+    "assigned_queries",
+    "build_criterion",
+    "confidences",
+]

@@ -10,11 +10,12 @@ from torch import Tensor
 from torchvision.models.detection._utils import BoxCoder
 
 from bucketrank.ops.assignment import IGNORED
+from bucketrank.ops.boxes import from_centre_and_size, to_centre_and_size
 
 
 @dataclass(frozen=True)
 class Assigned:
-    """The R candidates of a batch (anchors or proposals), what was predicted for them and what they should be.
+    """The R candidates of a batch (anchors, proposals or queries), what was predicted for them and what they should be.
 
     The rows of all images follow each other. P of them are positive; what only positives have is in their order.
     """
@@ -59,14 +60,7 @@ def assigned(
     For each image: ``candidates`` (A, 4), ``matches`` (A,) the object of each, NEGATIVE or IGNORED, and ``truths``, its
     objects with ``boxes`` and ``labels``, the classes counted from 0.
     """
-    labels, objects = [], []
-    for match, truth in zip(matches, truths, strict=True):
-        labels.append(match.clone())
-        positive = torch.where(match >= 0)[0]
-        labels[-1][positive] = truth["labels"][match[positive]]
-        objects.append(truth["boxes"][match[positive]])
-    label, wanted = torch.cat(labels), torch.cat(objects).float()
-    images = torch.cat([torch.full_like(match, image) for image, match in enumerate(matches)])
+    label, images, wanted = _wanted(matches, truths)
     rows = torch.where(label >= 0)[0]
     anchors = torch.cat(list(candidates))[rows].float()
     # Under autocast heads speak half precision; coding and ranking need the digits.
@@ -83,3 +77,43 @@ def assigned(
         object_codes=coder.encode_single(wanted, anchors),
         quality_logits=None if quality_logits is None else quality_logits[rows].float(),
     )
+
+
+def assigned_queries(
+    logits: Tensor,
+    boxes: Tensor,
+    *,
+    matches: Sequence[Tensor],
+    truths: Sequence[dict[str, Tensor]],
+    image_sizes: Sequence[tuple[int, int]],
+) -> Assigned:
+    """Put a batch of a DETR's queries together: ``logits`` (B, Q, C), ``boxes`` (B, Q, 4) and ``matches`` (Q,) of each.
+
+    The boxes are centre and size in units of the image of (height, width); that is also how they are coded.
+    """
+    labels, images, objects = _wanted(matches, truths)
+    rows = torch.where(labels >= 0)[0]
+    scales = torch.tensor([(width, height) * 2 for height, width in image_sizes], device=boxes.device).float()
+    scales = scales[images[rows]]
+    found = boxes.flatten(0, 1)[rows].float()
+    return Assigned(
+        logits=logits.flatten(0, 1).float(),
+        labels=labels,
+        images=images,
+        boxes=from_centre_and_size(found) * scales,
+        objects=objects,
+        codes=found,
+        object_codes=to_centre_and_size(objects / scales),
+    )
+
+
+def _wanted(matches: Sequence[Tensor], truths: Sequence[dict[str, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+    """The label and the image of every row, and the objects (P, 4) of the positives."""
+    labels, objects = [], []
+    for match, truth in zip(matches, truths, strict=True):
+        labels.append(match.clone())
+        positive = torch.where(match >= 0)[0]
+        labels[-1][positive] = truth["labels"][match[positive]]
+        objects.append(truth["boxes"][match[positive]])
+    images = [torch.full_like(match, image) for image, match in enumerate(matches)]
+    return torch.cat(labels), torch.cat(images), torch.cat(objects).float()

@@ -24,8 +24,10 @@ class HeadRecipe:
     box_loss: str = "giou"  # under a score-based loss; the ranking losses use GIoU
     ranking_box_weight: float = 1.0  # where the boxes are not balanced to the ranking
     scored_box_weight: float = 1.0
+    l1_weight: float | None = None  # of the L1 loss of the codes beside GIoU, as DETRs have it; None: there is none
     quality_weight: float = 1.0
     prior: float = 0.5  # the probability a classifier starts with
+    confident: bool = True  # whether ranking losses weigh a box by its score; otherwise all positives count alike
     least_iou: float = 0.5  # of a positive; aLRP measures localisation against it
     samples: bool = False  # whether cross-entropy trains on a balanced sample of the candidates
     softmax: bool = False  # whether cross-entropy has a background logit and a softmax
@@ -80,12 +82,23 @@ class Criterion(nn.Module):
         if self.box_loss == "giou":
             errors: Tensor = generalized_box_iou_loss(found.boxes, found.objects)
             return errors
-        beta = 1.0 if self.box_loss == "smooth_l1" else 0.0
-        return F.smooth_l1_loss(found.codes, found.object_codes, reduction="none", beta=beta).sum(1)
+        return code_errors(found, beta=1.0 if self.box_loss == "smooth_l1" else 0.0)
+
+    def box_parts(self, found: Assigned) -> dict[str, tuple[float, Tensor]]:
+        """The box losses by name: the weight of each beside the classification, and its errors (P,)."""
+        parts = {"box": (self.box_weight, self.box_errors(found))}
+        if self.recipe.l1_weight is not None:
+            parts["l1"] = (self.recipe.l1_weight, code_errors(found, beta=0.0))
+        return parts
 
     def mean(self, values: Tensor, weights: Tensor) -> Tensor:
         """The mean of ``values`` with ``weights``, over what is ranked together; 0 without any."""
         return self.scope.total((values * weights).sum()) / self.scope.total(weights.sum()).clamp(min=1e-10)
+
+
+def code_errors(found: Assigned, *, beta: float) -> Tensor:
+    """(P,) the smooth L1 distance of the codes, squared below ``beta``."""
+    return F.smooth_l1_loss(found.codes, found.object_codes, reduction="none", beta=beta).sum(1)
 
 
 def confidences(logits: Tensor) -> Tensor:

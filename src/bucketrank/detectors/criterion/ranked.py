@@ -15,6 +15,8 @@ from bucketrank.ops.boxes import paired_iou
 # The label of a positive whose box does not overlap at all: above 0, or it would count as a negative.
 SMALLEST_LABEL = 1e-6
 
+COCO_EPOCH = 7330  # iterations with 16 images each, of those with objects
+
 
 class Ranked(Criterion):
     """What the ranking losses share."""
@@ -40,9 +42,19 @@ class Ranked(Criterion):
         """The terms before the head's weight."""
         raise NotImplementedError
 
-    def boxes(self, found: Assigned) -> Tensor:
-        """The box loss: the mean over positives, weighted by confidence (upstream: the highest score of any class)."""
-        return self.mean(self.box_errors(found), confidences(found.logits[found.positives]))
+    def boxes(self, found: Assigned) -> dict[str, tuple[float, Tensor]]:
+        """The box losses by name, each with its weight.
+
+        A mean over positives, weighted by confidence (upstream: the highest score of any class) unless the head's
+        recipe says otherwise.
+        """
+        weights = confidences(found.logits[found.positives])
+        weights = weights if self.recipe.confident else torch.ones_like(weights)
+        return {name: (weight, self.mean(errors, weights)) for name, (weight, errors) in self.box_parts(found).items()}
+
+    def weighted_boxes(self, found: Assigned) -> Terms:
+        """The box losses by name, for losses that do not balance them."""
+        return {name: weight * term for name, (weight, term) in self.boxes(found).items()}
 
     def masks(self, logits: Tensor, targets: Tensor, *, confidences: Tensor, balance: Tensor) -> Tensor:
         return self.mean(dice_errors(logits, targets), confidences)
@@ -56,11 +68,9 @@ class RankSort(Ranked):
     def terms(self, found: Assigned) -> Terms:
         labels = paired_iou(found.boxes.detach(), found.objects).clamp(min=SMALLEST_LABEL)
         ranking, sorting = self.scope.rank(self._loss, found.logits, found.targets(labels), images=found.images)
-        return {
-            "rank": ranking,
-            "sort": sorting,
-            "box": self_balance(self.boxes(found), to=ranking + sorting),
-        }
+        boxes = self.boxes(found).items()
+        balanced = {name: self_balance(term, to=ranking + sorting) for name, (_, term) in boxes}
+        return {"rank": ranking, "sort": sorting, **balanced}
 
     def _loss(self, logits: Tensor, targets: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor]:
         return rank_sort_loss(logits, targets, delta=self.delta, method=self.settings.method)
@@ -74,7 +84,7 @@ class AveragePrecision(Ranked):
 
     def terms(self, found: Assigned) -> Terms:
         (rank,) = self.scope.rank(self._loss, found.logits, found.targets(1.0), images=found.images)
-        return {"rank": rank, "box": self.box_weight * self.boxes(found)}
+        return {"rank": rank, **self.weighted_boxes(found)}
 
     def _loss(self, logits: Tensor, targets: Tensor, _: Tensor | None) -> tuple[Tensor]:
         settings = self.settings
@@ -90,6 +100,7 @@ class ALRP(Ranked):
 
     def __init__(self, settings: LossSettings, recipe: HeadRecipe) -> None:
         super().__init__(settings, recipe)
+        self.period = settings.balance_period or COCO_EPOCH
         self.register_buffer("balance", torch.tensor(50.0))
         self.register_buffer("sums", torch.zeros(2))
         self.register_buffer("seen", torch.tensor(0))
@@ -116,7 +127,7 @@ class ALRP(Ranked):
     def _account(self, classification: Tensor, localisation: Tensor) -> None:
         self.sums += torch.stack([classification, localisation])
         self.seen += 1
-        full = self.seen >= self.settings.balance_period
+        full = self.seen >= self.period
         fresh = self.sums.sum() / self.sums[1].clamp(min=1e-10)
         self.balance.copy_(torch.where(full & (self.sums[1] > 0), fresh, self.balance))
         self.sums.mul_(torch.where(full, 0.0, 1.0))
@@ -133,7 +144,7 @@ class DR(Ranked):
 
     def terms(self, found: Assigned) -> Terms:
         (rank,) = self.scope.rank(self._loss, found.logits, found.targets(1.0), images=found.images)
-        return {"rank": rank, "box": self.box_weight * self.boxes(found)}
+        return {"rank": rank, **self.weighted_boxes(found)}
 
     def _loss(self, logits: Tensor, targets: Tensor, _: Tensor | None) -> tuple[Tensor]:
         return (dr_loss(logits, targets),)

@@ -24,14 +24,12 @@ class Scored(Criterion):
         taken = found.labels != IGNORED
         norm = self.scope.total((taken if self.samples else found.positives).sum().float()).clamp(min=1)
         terms = {"cls": self.scope.total(self.classification(found.logits[taken], found.labels[taken])) / norm}
-        errors = self.box_errors(found)
+        parts = self.box_parts(found).items()
         if found.quality_logits is None or found.quality is None:
-            return terms | {"box": self.box_weight * self.scope.total(errors.sum()) / norm}
+            return terms | {name: weight * self.scope.total(errors.sum()) / norm for name, (weight, errors) in parts}
         quality = F.binary_cross_entropy_with_logits(found.quality_logits, found.quality, reduction="sum")
-        return terms | {
-            "box": self.box_weight * self.mean(errors, found.quality),
-            "quality": self.recipe.quality_weight * self.scope.total(quality) / norm,
-        }
+        boxes = {name: weight * self.mean(errors, found.quality) for name, (weight, errors) in parts}
+        return terms | boxes | {"quality": self.recipe.quality_weight * self.scope.total(quality) / norm}
 
     def classification(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The sum over the candidates (R, C), none of them ignored."""

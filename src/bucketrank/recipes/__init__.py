@@ -1,0 +1,1 @@
+"""Recipes as YAML: one for each row of the paper's tables, and small ones for a laptop."""

@@ -1,0 +1,183 @@
+"""Batches for training and validation, the same ones after a restart as without it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from bucketrank.data import (
+    CocoDataset,
+    DataError,
+    GroupedBatchSampler,
+    Split,
+    Splits,
+    collate,
+    eval_transform,
+    repeat_factors,
+    require_sound,
+    train_transform,
+)
+from bucketrank.training.recipe import Recipe, RecipeError
+
+Key = tuple[int, int]  # an image's place in the data set, and the seed of its augmentation
+
+
+@dataclass
+class Position:
+    """How far a run is: the epoch, the batches of it that this process has had, and the steps taken in all."""
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+
+
+def seed_of(*numbers: int) -> int:
+    """A seed of 63 bits for what happens at one place of a run, like (seed, epoch, rank, batch)."""
+    return int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:8], "big") >> 1
+
+
+class Batches(Sampler[list[Key]]):
+    """The batches of one epoch from some batch on, with a seed for each image in them.
+
+    By its own seed an image is augmented in the same way in whichever process and whenever it is read.
+    """
+
+    def __init__(self, batches: GroupedBatchSampler, *, seed: int, epoch: int, start: int = 0) -> None:
+        self.batches, self.seed, self.epoch, self.start = batches, seed, epoch, start
+
+    def __len__(self) -> int:
+        return len(self.batches) - self.start
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        self.batches.set_epoch(self.epoch)
+        self.batches.skip(self.start)
+        for number, batch in enumerate(self.batches, start=self.start):
+            place = (self.seed, self.epoch, self.batches.rank, number)
+            yield [(index, seed_of(*place, position)) for position, index in enumerate(batch)]
+
+
+class Seeded(Dataset[Any]):
+    """A data set whose random transforms follow a given seed."""
+
+    def __init__(self, images: CocoDataset) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, key: Key) -> Any:
+        index, seed = key
+        before = torch.random.get_rng_state()
+        torch.default_generator.manual_seed(seed)
+        try:
+            return self.images[index]
+        finally:
+            torch.random.set_rng_state(before)
+
+
+class Loader(DataLoader[Any]):
+    """Starts its workers when the first batch is asked for, not before: Lightning makes iterators that it drops."""
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        yield from super().__iter__()
+
+
+class Data(pl.LightningDataModule):
+    """The two splits of a folder, as a recipe wants them. Give the :class:`Position` before training starts."""
+
+    def __init__(self, splits: Splits, recipe: Recipe, *, masks: bool, check: bool = True) -> None:
+        super().__init__()
+        if splits.train is None:
+            raise DataError("there are no annotations for training, only for validation; see docs/data.md for layouts")
+        if splits.val is None:
+            raise DataError("there are no annotations for validation; add val.json (see docs/data.md for layouts)")
+        if check:
+            # One file may serve both: then each part is read once.
+            require_sound(splits.train, masks=masks)
+            require_sound(splits.val, masks=masks)
+        settings = recipe.data
+        self.settings, self.recipe = settings, recipe
+        self.position = Position()
+        transform = train_transform(flip=settings.flip, jitter=settings.jitter, crop=settings.crop)
+        self.train = CocoDataset(splits.train, masks=masks, keep_empty=settings.keep_empty, transform=transform)
+        self.val = CocoDataset(splits.val, transform=eval_transform())
+        self.val_split: Split = splits.val
+        if not len(self.train):
+            raise DataError(f"{splits.train.annotations}: no image has an object to learn")
+        _check_same_classes(self.train, self.val)
+        if settings.repeat_threshold is None:
+            self.repeats: int | list[int] = settings.repeat
+        else:
+            labels = [self.train.labels_of(index) for index in range(len(self.train))]
+            self.repeats = repeat_factors(labels, threshold=settings.repeat_threshold)
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of label 1, 2, ..."""
+        return self.train.class_names
+
+    def batches(self, *, rank: int = 0, world_size: int = 1) -> GroupedBatchSampler:
+        """The batches of one process; what a step takes is cut into ``schedule.accumulate`` of them."""
+        parts = world_size * self.recipe.schedule.accumulate
+        if self.settings.batch_size % parts:
+            near = max(parts, round(self.settings.batch_size / parts) * parts)
+            raise RecipeError(
+                f"data.batch_size: expected a multiple of {parts} ({world_size} devices x schedule.accumulate "
+                f"{self.recipe.schedule.accumulate}), got {self.settings.batch_size}; the nearest is {near}"
+            )
+        return GroupedBatchSampler(
+            self.train.sizes,
+            batch_size=self.settings.batch_size // parts,
+            repeats=self.repeats,
+            seed=self.recipe.trainer.seed,
+            rank=rank,
+            world_size=world_size,
+        )
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """The rest of the epoch that the position is in; Lightning asks anew for every epoch."""
+        if self.trainer is None:
+            raise RuntimeError("Data: expected to be given to a Trainer")
+        sampler = Batches(
+            self.batches(rank=self.trainer.global_rank, world_size=self.trainer.world_size),
+            seed=self.recipe.trainer.seed,
+            epoch=self.position.epoch,
+            start=self.position.batch,
+        )
+        return Loader(
+            Seeded(self.train),
+            batch_sampler=sampler,
+            collate_fn=collate,
+            num_workers=self.settings.workers,
+            pin_memory=self.trainer.strategy.root_device.type == "cuda",
+        )
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        """Every image once, divided among the processes."""
+        if self.trainer is None:
+            raise RuntimeError("Data: expected to be given to a Trainer")
+        # A process without any takes the first, too; an image that is evaluated twice counts once.
+        mine = list(range(self.trainer.global_rank, len(self.val), self.trainer.world_size)) or [0]
+        return Loader(
+            self.val,
+            sampler=mine,
+            batch_size=self.settings.val_batch_size,
+            collate_fn=collate,
+            num_workers=self.settings.workers,
+        )
+
+
+def _check_same_classes(train: CocoDataset, val: CocoDataset) -> None:
+    if (train.category_ids, train.class_names) != (val.category_ids, val.class_names):
+        mine = set(zip(train.category_ids, train.class_names, strict=True))
+        other = set(zip(val.category_ids, val.class_names, strict=True))
+        raise DataError(
+            f"{val.split.annotations}: expected the categories of {train.split.annotations}, got others: "
+            f"{sorted(mine ^ other)[:5]}; list the same ids and names in both"
+        )

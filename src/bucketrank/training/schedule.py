@@ -1,0 +1,92 @@
+"""The learning rate as a function of the step alone, and the optimiser."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from bucketrank.training.settings import ScheduleSettings
+
+CYCLE_START, CYCLE_END, CYCLE_RISE = 1 / 25, 1e-4, 0.25  # parts of the rate, and of the steps
+WARMUP_MOST = 0.25  # of all steps
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate of every step. It depends on the step alone, so that a resumed run needs no memory of it.
+
+    >>> settings = ScheduleSettings(lr=0.01, warmup_steps=2, warmup_factor=0.5, milestones=(2,), epochs=3)
+    >>> schedule = Schedule(settings, batch_size=8, steps_per_epoch=4)  # half of 16 images: half of the rate
+    >>> [round(schedule.rate(step), 5) for step in range(0, 12)]
+    [0.0025, 0.00375, 0.005, 0.005, 0.005, 0.005, 0.005, 0.005, 0.0005, 0.0005, 0.0005, 0.0005]
+    """
+
+    settings: ScheduleSettings
+    batch_size: int
+    steps_per_epoch: int
+
+    @property
+    def total_steps(self) -> int:
+        """Of the whole run."""
+        total = self.settings.epochs * self.steps_per_epoch
+        return total if self.settings.max_steps is None else min(total, self.settings.max_steps)
+
+    @property
+    def scaled(self) -> float:
+        """The rate for this batch: ``lr`` is meant for ``base_batch`` images."""
+        part = self.batch_size / self.settings.base_batch
+        return self.settings.lr * {"linear": part, "sqrt": math.sqrt(part), "none": 1.0}[self.settings.scaling]
+
+    @property
+    def warmup_steps(self) -> int:
+        """As set, but never more than a quarter of a short run."""
+        return min(self.settings.warmup_steps, int(WARMUP_MOST * self.total_steps))
+
+    def rate(self, step: int) -> float:
+        """The rate of step 0, 1, ..."""
+        return self.scaled * (self._cycle(step) if self.settings.policy == "one_cycle" else self._steps(step))
+
+    def _steps(self, step: int) -> float:
+        passed = sum(step >= epoch * self.steps_per_epoch for epoch in self.settings.milestones)
+        factor = self.settings.gamma**passed
+        if step < self.warmup_steps:
+            factor *= 1 - (1 - step / self.warmup_steps) * (1 - self.settings.warmup_factor)
+        return float(factor)
+
+    def _cycle(self, step: int) -> float:
+        rise = max(1, int(CYCLE_RISE * self.total_steps))
+        if step < rise:
+            return _cosine(CYCLE_START, 1.0, step / rise)
+        return _cosine(1.0, CYCLE_END, (step - rise) / max(1, self.total_steps - rise))
+
+
+def build_optimiser(model: nn.Module, settings: ScheduleSettings) -> torch.optim.Optimizer:
+    """The optimiser over what is trained, in groups by the factor of their learning rate (``group["factor"]``)."""
+    groups: dict[float, list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            groups.setdefault(_factor(name, settings), []).append(parameter)
+    listed = [{"params": parameters, "factor": factor} for factor, parameters in groups.items()]
+    if settings.optimiser == "adamw":
+        return torch.optim.AdamW(listed, lr=settings.lr, weight_decay=settings.weight_decay)
+    return torch.optim.SGD(listed, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
+
+
+def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
+    """Give every group its part of the rate."""
+    for group in optimiser.param_groups:
+        group["lr"] = rate * group["factor"]
+
+
+def _factor(name: str, settings: ScheduleSettings) -> float:
+    for part, factor in settings.factors.items():
+        if part in name:
+            return factor
+    return settings.backbone_factor if name.startswith("backbone.") else 1.0
+
+
+def _cosine(start: float, end: float, progress: float) -> float:
+    return end + (start - end) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2

@@ -1,0 +1,204 @@
+"""Recipes: every one of the package builds its detector; a mistake is told with what is nearest."""
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from bucketrank.detectors.catalogue import DETECTORS, detector_settings
+from bucketrank.detectors.criterion import LOSSES
+from bucketrank.detectors.settings import SWINS
+from bucketrank.detectors.signatures import detector_names, loss_names, own_settings
+from bucketrank.losses.backend import METHODS
+from bucketrank.training import recipe as module
+from bucketrank.training.recipe import RecipeError, differences, dump, from_dict, load, names
+from bucketrank.training.show import header, markdown
+from bucketrank.training.weights import build_detector
+
+from . import tiny
+
+SMALL = {
+    "channels": 32,
+    "hidden": 32,
+    "queries": 20,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "feedforward": 32,
+    "heads": 4,
+    "auxiliary_queries": 20,
+}
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_recipe_builds_its_detector(name):
+    recipe = load(name)
+    backbone = replace(recipe.backbone, weights=None)
+    if not backbone.deformable_groups:  # which the tiny one cannot have
+        backbone = replace(backbone, name="test_resnet")
+    else:
+        backbone = replace(backbone, name="resnet18")
+    own = {key: SMALL.get(key, value) for key, value in recipe.detector.items()}
+    model = build_detector(replace(recipe, detector=own, backbone=backbone), num_classes=2)
+    assert model.training
+    assert type(model) is DETECTORS[recipe.detector["name"]]
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_recipe_opens_with_its_command_and_the_papers_numbers(name):
+    head = header(name)
+    assert head.command.startswith(f"bucketrank train {name} --data ")
+    words = head.command.split()[3:]
+    flags = [word for word in words if word.startswith("--") and "." in word]
+    load(name, [part for flag in flags for part in (flag, words[words.index(flag) + 1])])
+    if name.endswith("laptop"):
+        assert re.search(r"about [\d.]+ s a step on one core", head.notes[0])
+    else:
+        assert head.numbers, "no row of the paper"
+        assert "Hardware of the paper: " in "\n".join(head.notes)
+        loss = load(name).loss
+        # What the row is about is what the recipe does.
+        row = head.row.partition(" (")[0]
+        if "(here RS, exact)" not in head.row:
+            assert ("BRS" in row or "BAP" in row) == (loss.method == "bucketed")
+            assert ("RS" in row) == (loss.name == "rs")
+
+
+def test_the_papers_tables_are_complete():
+    rows = {(head.table, head.row.partition(" (")[0]) for head in map(header, names()) if head.table}
+    # Rows of tables 1 to 4, 7 and 8 that are not repeated from an earlier one.
+    assert {table: sum(t == table for t, _ in rows) for table in (1, 2, 3, 4, 7, 8)} == {
+        1: 14,
+        2: 4,
+        3: 4,
+        4: 2,
+        7: 2,
+        8: 5,
+    }
+
+
+def test_published_schedules():
+    atss, faster = load("atss-r50-brs"), load("faster-rcnn-r101-dcn-brs")
+    assert (atss.schedule.lr, atss.schedule.epochs, atss.schedule.milestones) == (0.008, 12, (8, 11))
+    assert (atss.data.batch_size, atss.schedule.warmup_steps, atss.schedule.warmup_factor) == (16, 500, 0.001)
+    assert (faster.schedule.lr, faster.schedule.epochs, faster.schedule.milestones) == (0.012, 36, (27, 33))
+    assert faster.inputs.min_size[-1] == 800  # type: ignore[index]
+    assert (load("mask-rcnn-r50-lvis-rs").data.repeat_threshold, load("mask-rcnn-r50-cityscapes-rs").data.repeat) == (
+        0.001,
+        8,
+    )
+
+
+def test_signatures_are_those_of_the_classes():
+    assert detector_names() == list(DETECTORS)
+    assert loss_names() == list(LOSSES)
+    assert set(module.METHODS) == set(METHODS)
+    for name in DETECTORS:
+        there = {key: (parameter.annotation, parameter.default) for key, parameter in detector_settings(name).items()}
+        assert {key: tuple(setting) for key, setting in own_settings(name).items()} == there
+
+
+def test_swins_are_those_of_the_backbone():
+    from bucketrank.detectors.backbone import SWIN
+
+    assert tuple(SWIN) == SWINS
+
+
+def test_flags_set_anything():
+    flags = (
+        "--loss.delta 0.25 --loss ap --inputs.min_size 320,480 --inputs.max-size=640 --data.jitter --schedule.lr 1e-4"
+    )
+    recipe = load(
+        "atss-r50-rs", [*flags.split(), "--schedule.factors", "{sampling_offsets: 0.1}", "--loss.box_loss", "null"]
+    )
+    assert (recipe.loss.name, recipe.loss.delta, recipe.loss.box_loss) == ("ap", 0.25, None)
+    assert (recipe.inputs.min_size, recipe.inputs.max_size) == ((320, 480), 640)
+    assert recipe.data.jitter
+    assert (recipe.schedule.lr, recipe.schedule.factors) == (1e-4, {"sampling_offsets": 0.1})
+
+
+def test_a_recipe_survives_yaml(tmp_path):
+    recipe = load("mask-rcnn-r50-lvis-brs")
+    (tmp_path / "mine.yaml").write_text(dump(recipe))
+    assert load(tmp_path / "mine.yaml") == recipe
+    assert differences(recipe, load("mask-rcnn-r50-lvis-rs")) == {"loss.method": ("bucketed", "exact")}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--loss.dleta 0.25", 'no flag "--loss.dleta"; the nearest is "--loss.delta"'),
+        ("--detector.chanels 64", 'the nearest is "--detector.channels"'),
+        ("--loss.delta wide", "--loss.delta: expected a number or null, got 'wide'"),
+        ("--schedule.epochs 1.5", "--schedule.epochs: expected a whole number, got 1.5"),
+        ("--schedule.epochs", "--schedule.epochs: expected a whole number after it, got nothing"),
+        ("--schedule.milestones 8,x", "expected a list of whole numbers, got '8,x'"),
+        ("--loss brs", "loss.name: expected one of rs, ap, .*got 'brs'; the nearest is \"rs\""),
+        ("--loss.method bucketted", "got 'bucketted'; the nearest is \"bucketed\""),
+        ("--detector at", "got 'at'; the nearest is \"atss\""),
+        ("--schedule.optimiser adam", "got 'adam'; the nearest is \"adamw\""),
+        ("--schedule.milestones 11,8", r"expected rising epochs from 1, got \(11, 8\)"),
+        ("--data.batch_size 0", "data.batch_size: expected at least 1, got 0"),
+        ("--inputs.min_size 2000", "expected min_size to be one or more sizes between 1 and max_size"),
+        ("--trainer.devices two", "trainer.devices: expected a number, or auto, got 'two'"),
+        ("loss.delta 3", 'there is no flag "loss.delta"'),
+    ],
+)
+def test_wrong_flags_name_the_right_ones(flags, message):
+    with pytest.raises(RecipeError, match=message):
+        load("atss-r50-rs", flags.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("detector: {name: atss}\nlos: {delta: 1}", 'mine.yaml: there is no group "los"; the nearest is "loss"'),
+        ("detector: {name: atss}\nloss: {dleta: 1}", 'mine.yaml: there is no setting "loss.dleta"; .*"loss.delta"'),
+        ("detector: {name: atss, proposals: 3}", 'mine.yaml: there is no setting "detector.proposals"'),
+        ("detector: atss", "mine.yaml: expected settings under 'detector', got 'atss'"),
+        ("loss: {delta: 1}", "mine.yaml: expected detector.name, one of faster_rcnn"),
+        ("- 1", "mine.yaml: expected groups of settings"),
+        ("a: [", "mine.yaml: not YAML"),
+        ("base: atss-r5-rs", 'no recipe "atss-r5-rs"; the nearest is "atss-r50-rs"'),
+        ("base: {self}", "is its own base"),
+        ("!!python/object/apply:os.system ['true']", "mine.yaml: not YAML"),
+    ],
+)
+def test_wrong_files_are_named(text, message, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text.replace("{self}", str(path)))
+    with pytest.raises(RecipeError, match=message):
+        load(path)
+
+
+def test_a_recipe_that_is_not_there():
+    with pytest.raises(RecipeError, match='no recipe "atss-r50-sr"; the nearest is "atss-r50-'):
+        load("atss-r50-sr")
+    with pytest.raises(RecipeError, match="there is no such file"):
+        load("somewhere/mine.yaml")
+    with pytest.raises(RecipeError, match=r"detector\.name: expected one of"):
+        from_dict({})
+
+
+def test_the_table_of_the_documentation_is_that_of_the_recipes():
+    page = Path(__file__).parents[2] / "docs/recipes.md"
+    assert markdown() in page.read_text(encoding="utf-8"), "write the table anew: bucketrank recipes --markdown"
+
+
+def test_recipes_need_no_torch():
+    code = "import sys; from bucketrank.cli import main; main(['recipes']); main(['recipes', 'atss-r50-rs']); "
+    code += "print([name for name in ('torch', 'numpy', 'rich') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "[]"
+    assert "  lr: 0.008" in lines
+    assert sum(line.startswith("atss-r50-") for line in lines) >= 8
+
+
+def test_alrp_balances_once_an_epoch_of_coco_unless_told_otherwise():
+    recipe = tiny.recipe("--loss alrp")
+    assert build_detector(recipe, num_classes=1).criterion.period == 7330  # type: ignore[union-attr]
+    assert torch.is_tensor(build_detector(recipe, num_classes=1).criterion.balance)  # type: ignore[union-attr]

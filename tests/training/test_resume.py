@@ -1,0 +1,125 @@
+"""A run that is stopped, in whatever way and wherever, ends with the bits of one that never was."""
+
+import csv
+import multiprocessing
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bucketrank.training.checkpoint import Checkpoints
+from bucketrank.training.keeper import Interrupted, Keeper
+
+from . import tiny
+
+# Multi-scale inputs and flips: what is drawn by chance must be drawn again. aLRP carries a state of its own.
+FLAGS = "--loss alrp --inputs.min_size 48,64 --trainer.checkpoint_steps 2 --schedule.epochs 3"
+KILLED = 10
+
+
+@pytest.fixture(scope="module")
+def whole(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that never was interrupted."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    tiny.run(folder, shapes, FLAGS)
+    return folder
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    for name in ("weights", "best"):
+        mine, theirs = load_file(one / f"{name}.safetensors"), load_file(other / f"{name}.safetensors")
+        assert mine.keys() == theirs.keys()
+        for key, tensor in mine.items():
+            torch.testing.assert_close(tensor, theirs[key], rtol=0, atol=0, equal_nan=True)
+    for name in ("train.csv", "validation.csv"):
+        assert rows(one / name) == rows(other / name)
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8") as file:
+        return [{key: value for key, value in row.items() if key != "seconds"} for row in csv.DictReader(file)]
+
+
+@pytest.mark.parametrize("step", [0, 1, 2, 4, 8], ids=lambda step: f"in step {step + 1}")
+def test_after_ctrl_c(step, whole, shapes, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        tiny.stop_in(patch, step=step)
+        with pytest.raises(Interrupted):  # in the last step, too: the evaluation is left
+            tiny.run(tmp_path / "run", shapes, FLAGS)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert Checkpoints(tmp_path / "run" / "checkpoints").load() is not None
+    tiny.run(tmp_path / "run", shapes, FLAGS, resume=True)
+    assert_same_run(tmp_path / "run", whole)
+
+
+def test_from_the_checkpoint_before_a_damaged_one(whole, shapes, tmp_path, monkeypatch, caplog):
+    with monkeypatch.context() as patch:
+        tiny.stop_in(patch, step=6)
+        with pytest.raises(Interrupted):
+            tiny.run(tmp_path / "run", shapes, FLAGS)
+    last = tmp_path / "run" / "checkpoints" / "last.safetensors"
+    content = bytearray(last.read_bytes())
+    content[len(content) // 2] ^= 1
+    last.write_bytes(content)
+    tiny.run(tmp_path / "run", shapes, FLAGS, resume=True)
+    assert "going on from" in caplog.text
+    assert_same_run(tmp_path / "run", whole)
+
+
+def test_a_finished_run_is_only_written_out_again(whole, shapes, tmp_path):
+    tiny.run(tmp_path / "run", shapes, FLAGS)
+    (tmp_path / "run" / "weights.safetensors").unlink()
+    tiny.run(tmp_path / "run", shapes, FLAGS, resume=True)
+    assert_same_run(tmp_path / "run", whole)
+
+
+@pytest.mark.slow
+def test_after_kill_9_at_random_moments(whole, shapes, tmp_path):
+    # New processes that begin with everything imported, and with no threads of others.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([tiny.__name__])
+    settled = start(context, tmp_path / "first", shapes)
+    began = time.monotonic()
+    settled.join()
+    usual = time.monotonic() - began
+    assert_same_run(tmp_path / "first", whole)
+    chance = random.Random(0)
+    stopped = 0
+    for number in range(KILLED):
+        folder = tmp_path / str(number)
+        process = start(context, folder, shapes)
+        killer = threading.Timer(chance.uniform(0.05, 1.0) * usual, process.kill)
+        killer.start()
+        process.join()
+        killer.cancel()
+        stopped += process.exitcode == -signal.SIGKILL
+        process = start(context, folder, shapes)
+        process.join()
+        assert process.exitcode == 0
+        assert_same_run(folder, whole)
+    assert stopped >= KILLED // 2, "the test must bite"
+
+
+def start(context, folder: Path, data: Path):
+    process = context.Process(target=tiny.run, args=(folder, data, FLAGS), kwargs={"resume": True})
+    process.start()
+    return process
+
+
+def test_the_keeper_saves_only_after_whole_steps(shapes, tmp_path, monkeypatch):
+    saved = []
+    usual = Keeper.save
+
+    def noted(keeper, trainer, module):
+        saved.append((module.position.epoch, module.position.batch, module.position.step))
+        usual(keeper, trainer, module)
+
+    monkeypatch.setattr(Keeper, "save", noted)
+    # 6 batches of 2 an epoch, in steps of 4: the last one of each epoch has only 2.
+    tiny.run(tmp_path / "run", shapes, "--schedule.accumulate 4 --data.batch_size 8 --trainer.checkpoint_steps 1")
+    assert saved == [(0, 4, 1), (0, 6, 2), (1, 0, 2), (1, 4, 3), (1, 6, 4), (2, 0, 4)]

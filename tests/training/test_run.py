@@ -1,0 +1,210 @@
+"""A run from beginning to end: what it writes, and how it refuses and stops."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from bucketrank.cli import main
+from bucketrank.data import DataError
+from bucketrank.detectors import Detector
+from bucketrank.training.module import DetectorModule, NonFiniteLossError
+from bucketrank.training.recipe import RecipeError, load
+from bucketrank.training.run import take_weights
+from bucketrank.training.weights import WeightsError, build_detector, load_model
+
+from . import tiny
+
+
+@pytest.fixture(scope="module")
+def run(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "masks"
+    flags = "--detector.hidden 32 --detector.proposals 50 --trainer.pictures 2"
+    result = tiny.run(folder, shapes, flags, name="mask-rcnn-laptop")
+    assert (result.folder, result.steps) == (folder, 6)
+    return folder
+
+
+def test_the_folder_holds_the_run(run):
+    assert sorted(path.name for path in run.iterdir()) == [
+        "best.safetensors",
+        "checkpoints",
+        "curves.png",
+        "environment.json",
+        "pictures",
+        "recipe.yaml",
+        "train.csv",
+        "validation.csv",
+        "weights.safetensors",
+    ]
+    assert load(run / "recipe.yaml").detector["proposals"] == 50
+    environment = json.loads((run / "environment.json").read_text())
+    assert environment["versions"]["torch"] == torch.__version__.partition("+")[0]
+    with Image.open(run / "curves.png") as curves:
+        assert curves.size == (1500, 540)
+    assert len(list((run / "pictures").glob("*.jpg"))) == 2
+
+
+def test_the_tables_have_the_terms_and_the_metrics(run):
+    with (run / "train.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["step"]) for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert {"rpn_rank", "roi_sort", "mask", "lr", "seconds", "loss"} <= set(rows[0])
+    terms = [key for key in rows[0] if key not in ("step", "epoch", "loss", "lr", "seconds")]
+    for row in rows:
+        assert float(row["loss"]) == pytest.approx(sum(float(row[term]) for term in terms), rel=1e-5)
+    with (run / "validation.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["step"], row["epoch"]) for row in rows] == [("3", "1"), ("6", "2")]
+    assert {"boxes/AP", "masks/AP", "masks/AP50", "threshold"} <= set(rows[0])
+
+
+def test_the_weights_are_all_that_is_needed(run, shapes, capsys):
+    model, meta = load_model(run / "weights.safetensors")
+    assert meta.classes == ["circle", "square", "triangle", "star"]
+    assert {"boxes/AP", "masks/AP"} <= set(meta.metrics)
+    assert model.masks
+    assert (
+        main(["eval", str(run / "weights.safetensors"), str(shapes), "--detections", str(run.parent / "found.json")])
+        == 0
+    )
+    printed = capsys.readouterr().out
+    assert [line.split()[0] for line in printed.splitlines()[1:4]] == ["AP", "AP50", "AP75"]
+    with (run / "validation.csv").open() as file:
+        last = list(csv.DictReader(file))[-1]
+    shown = {line.split()[0]: line.split()[1:] for line in printed.splitlines() if line.startswith("AP50")}
+    assert shown["AP50"] == [f"{100 * float(last[f'{kind}/AP50']):.1f}" for kind in ("boxes", "masks")]
+    assert json.loads((run.parent / "found.json").read_text())[0].keys() == {
+        "image_id",
+        "category_id",
+        "bbox",
+        "score",
+        "segmentation",
+    }
+
+
+def test_eval_wants_the_same_classes(run, shapes, tmp_path):
+    folder = shutil.copytree(shapes, tmp_path / "other")
+    document = json.loads((folder / "val.json").read_text())
+    document["categories"][0]["name"] = "disc"
+    (folder / "val.json").write_text(json.dumps(document))
+    assert main(["eval", str(run / "weights.safetensors"), str(folder)]) == 1
+
+
+def test_a_run_is_not_overwritten(run, shapes):
+    with pytest.raises(RecipeError, match="holds a run already; go on with it by --resume"):
+        tiny.run(run, shapes)
+    with pytest.raises(RecipeError, match=r"the run began with detector\.name 'mask_rcnn', got 'atss'"):
+        tiny.run(run, shapes, resume=True)
+
+
+def test_resume_without_a_run(tmp_path, capsys):
+    assert main(["train", "--resume", "--out", str(tmp_path)]) == 2
+    assert "there is no run to go on with" in capsys.readouterr().err
+
+
+def test_ctrl_c_and_on_with_it_from_the_command_line(shapes, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        tiny.stop_in(patch, step=4)
+        assert main(["train", "atss-laptop", "--data", str(shapes), "--out", str(folder), *tiny.USUAL.split()]) == 130
+    assert f"go on with: bucketrank train --resume --out {folder}" in capsys.readouterr().err
+    assert main(["train", "--resume", "--out", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert "going on after step 5 (epoch 2)" in printed
+    assert "epoch 2/2  AP " in printed
+    assert printed.splitlines()[-1] == f"Done: {folder}/weights.safetensors"
+
+
+def test_a_mistake_is_told_before_anything_is_loaded(shapes, tmp_path, capsys):
+    words = ["train", "atss-laptop", "--data", str(shapes), "--out", str(tmp_path / "run")]
+    for mistake, nearest in [
+        (["--loss.dleta", "1"], "--loss.delta"),
+        (["--lr", "1"], "--schedule.lr"),
+        (["--dta", "x"], "--data"),
+        (["--loss", "focl"], "focal"),
+    ]:
+        assert main([*words, *mistake]) == 2
+        assert f'the nearest is "{nearest}"' in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_broken_data_is_refused_with_the_messages_of_check_data(shapes, tmp_path):
+    folder = shutil.copytree(shapes, tmp_path / "broken")
+    document = json.loads((folder / "train.json").read_text())
+    document["annotations"][0]["category_id"] = 77
+    (folder / "train.json").write_text(json.dumps(document))
+    with pytest.raises(DataError, match="annotation 1: is of category 77, which is not listed"):
+        tiny.run(tmp_path / "run", folder)
+    assert not (tmp_path / "run").exists()
+
+
+def test_validation_must_have_the_same_classes(shapes, tmp_path):
+    folder = shutil.copytree(shapes, tmp_path / "other")
+    document = json.loads((folder / "val.json").read_text())
+    document["categories"][0]["name"] = "disc"
+    (folder / "val.json").write_text(json.dumps(document))
+    with pytest.raises(DataError, match="expected the categories of"):
+        tiny.run(tmp_path / "run", folder)
+
+
+def test_a_loss_that_is_not_finite_stops_with_the_images(shapes, tmp_path, monkeypatch):
+    seen: list[list[int]] = []
+    usual = DetectorModule.training_step
+
+    def poisoned(module, batch, batch_idx):
+        seen.append([int(target["image_id"]) for target in batch[1]])
+        if module.position.step == 3:
+            next(module.detector.parameters()).data.fill_(float("nan"))
+        return usual(module, batch, batch_idx)
+
+    monkeypatch.setattr(DetectorModule, "training_step", poisoned)
+    with pytest.raises(NonFiniteLossError, match=r"step 4: the loss is not finite \(.*rank nan") as caught:
+        tiny.run(tmp_path / "run", shapes)
+    assert f"ids {', '.join(map(str, seen[-1]))};" in str(caught.value)
+
+
+def test_a_batch_that_does_not_divide_names_the_nearest(shapes, tmp_path):
+    with pytest.raises(RecipeError, match=r"expected a multiple of 3 .*, got 4; the nearest is 3"):
+        tiny.run(tmp_path / "run", shapes, "--schedule.accumulate 3")
+
+
+def test_other_strategies_are_refused(shapes, tmp_path):
+    with pytest.raises(
+        RecipeError, match=r"trainer\.strategy: expected auto or one of Lightning's ddp kinds, got 'fsdp'"
+    ):
+        tiny.run(tmp_path / "run", shapes, "--trainer.strategy fsdp")
+
+
+def test_training_can_start_from_other_weights(run):
+    recipe = load(run / "recipe.yaml")
+    model = build_detector(recipe, num_classes=7)
+    left = take_weights(model, str(run / "weights.safetensors"))
+    assert left
+    assert all("box_head" in name or "mask_head" in name for name in left), "only what knows the classes is left"
+    other: Detector = build_detector(tiny.recipe("--backbone resnet18"), num_classes=7)
+    with pytest.raises(WeightsError, match="init needs a run with the same backbone"):
+        take_weights(other, str(run / "weights.safetensors"))
+
+
+def test_evaluation_every_other_epoch_and_at_the_end(shapes, tmp_path):
+    tiny.run(tmp_path / "run", shapes, "--schedule.epochs 3 --trainer.validate_every 2 --schedule.max_steps 8")
+    with (tmp_path / "run" / "validation.csv").open() as file:
+        assert [row["step"] for row in csv.DictReader(file)] == ["6", "8"]
+
+
+def test_workers_read_the_same(shapes, tmp_path):
+    one, other = (
+        tiny.run(
+            tmp_path / str(workers), shapes, f"--data.workers {workers} --schedule.epochs 1 --inputs.min_size 48,64"
+        )
+        for workers in (0, 2)
+    )
+    assert one.metrics == pytest.approx(other.metrics, nan_ok=True, rel=0, abs=0)
+    mine, theirs = (load_model(result.weights)[0].state_dict() for result in (one, other))
+    for key, tensor in mine.items():
+        torch.testing.assert_close(tensor, theirs[key], rtol=0, atol=0)

@@ -1,0 +1,47 @@
+"""Trainings small enough for a test."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from bucketrank.training.module import DetectorModule
+from bucketrank.training.recipe import Recipe, load
+from bucketrank.training.run import Result, train
+
+USUAL = """
+  --backbone test_resnet --backbone.weights null --detector.channels 32 --inputs.min_size 64 --inputs.max_size 64
+  --data.batch_size 4 --data.workers 0 --schedule.epochs 2 --schedule.optimiser sgd --schedule.policy steps
+  --schedule.milestones 1 --schedule.lr 0.01 --schedule.base_batch 4 --schedule.clip 10 --trainer.log_every 1
+  --trainer.deterministic --trainer.accelerator cpu --trainer.devices 1 --trainer.pictures 0
+"""
+
+
+def recipe(flags: str = "", *, name: str = "atss-laptop") -> Recipe:
+    """A recipe of the package made tiny."""
+    return load(name, [*USUAL.split(), *flags.split()])
+
+
+def run(folder: Path, data: Path, flags: str = "", *, resume: bool = False, **settings: Any) -> Result:
+    """Train without a word, with one thread."""
+    torch.set_num_threads(1)
+    with Path(os.devnull).open("w") as nowhere:
+        return train(recipe(flags, **settings), data, folder, resume=resume, console=Console(file=nowhere))
+
+
+def stop_in(patch: pytest.MonkeyPatch, *, step: int) -> None:
+    """Press Ctrl-C in the middle of a step; the first is 0."""
+    usual = DetectorModule.training_step
+
+    def pressed(module, batch, batch_idx):
+        if module.position.step == step:
+            signal.raise_signal(signal.SIGINT)
+        return usual(module, batch, batch_idx)
+
+    patch.setattr(DetectorModule, "training_step", pressed)
