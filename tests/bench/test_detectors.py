@@ -117,7 +117,7 @@ def test_contenders_differ_in_the_loss_only(detector: str) -> None:
             torch.testing.assert_close(own[name], given[name], rtol=0, atol=0)
         if other.entry.name == FOCAL:
             odd = [name for name in own if name not in given]
-            assert all(name.startswith("head.quality") for name in odd)
+            assert all("head.quality" in name for name in odd)
             assert all(given[name].shape == own[name].shape for name in given)
 
 
@@ -255,7 +255,7 @@ def test_json_holds_everything(tmp_path: Path) -> None:
     assert document["benchmark"] == "detectors"
     assert document["command"] == "bucketrank bench detectors"
     assert {"commit", "modified", "processor", "date"} <= document["machine"].keys()
-    assert len(document["results"]) == 6 * 5
+    assert len(document["results"]) == len(TITLES) * 5
     exact = document["results"][0]
     assert (exact["detector"], exact["contender"]) == ("faster_rcnn", EXACT)
     assert exact["samples"] == {"0": 1.02, "1": 2.04, "2": 1.02}
@@ -265,7 +265,7 @@ def test_json_holds_everything(tmp_path: Path) -> None:
     assert exact["loss_to_focal"]["median"] == pytest.approx(1.002)
     assert exact["heads"][1] == {"name": "box_head", "candidates": 2016, "classes": 20, "positives": 31}
     assert document["results"][2]["skipped"] == "too long"
-    assert [bar["passed"] for bar in document["bars"]] == [True, True, True, True, False, True]
+    assert [bar["passed"] for bar in document["bars"]] == [True, True, True, True, False, True, True]
 
 
 def test_markdown_has_the_paper_beside() -> None:
