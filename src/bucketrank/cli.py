@@ -149,7 +149,7 @@ def _convert(name: str, source: Path, destination: Path, *, copy: bool) -> None:
 def demo(
     *,
     out: Annotated[Path, "folder for the picture, the weights and the numbers"] = Path("runs/demo"),
-    steps: Annotated[int, "of each training"] = 400,
+    steps: Annotated[int, "of each training"] = 500,
     seed: Annotated[int, "of weights, order and mirroring"] = 0,
 ) -> None:
     """Train a small detector with a ranking loss and with focal loss, side by side (minutes on two cores)."""

@@ -1,0 +1,339 @@
+"""Pictures of detections: boxes, masks, class and score, beside what is true."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib as mpl
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+Colour = tuple[int, int, int]
+Detections = Mapping[str, Tensor]
+
+# Okabe and Ito's colours, told apart with any colour vision; further classes have them lighter, then darker.
+COLOURS: tuple[Colour, ...] = (
+    (230, 159, 0),
+    (86, 180, 233),
+    (0, 158, 115),
+    (204, 121, 167),
+    (240, 228, 66),
+    (0, 114, 178),
+    (213, 94, 0),
+)
+SHADES = ((255, 0.0), (255, 0.5), (0, 0.35))  # mixed in, and how much of it
+WHITE, INK = (255, 255, 255), (25, 25, 25)
+
+LEAST_SIDE = 640  # of the longer side: smaller pictures are enlarged
+CROWDED, LEAST_CROWDED_SIDE = 24, 960  # the same from so many objects on
+MASK_SHARE = 0.42  # how much of a mask's pixel is its colour
+
+
+class Style(NamedTuple):
+    """Sizes in pixels."""
+
+    line: int
+    letters: int
+
+
+class Area(NamedTuple):
+    """A rectangle of the picture."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def shared(self, other: Area) -> float:
+        """The area both cover."""
+        width = min(self.right, other.right) - max(self.left, other.left)
+        height = min(self.bottom, other.bottom) - max(self.top, other.top)
+        return max(width, 0) * max(height, 0)
+
+
+def draw(
+    image: Tensor | Image.Image | NDArray[np.uint8],
+    detections: Detections | None = None,
+    *,
+    classes: Sequence[str],
+    threshold: float = 0.0,
+    truths: Detections | None = None,
+) -> Image.Image:
+    """The image with its detections from ``threshold`` on, the best on top, and the true boxes dashed in white.
+
+    ``image`` is a tensor (3, H, W) of bytes or of floats from 0 to 1, an array (H, W, 3) of bytes, or a picture.
+    ``detections`` and ``truths`` are as torchvision's detectors have them: ``boxes``, ``labels`` from 1 (named by
+    ``classes``) and, if they are there, ``scores`` and ``masks`` (n, H, W) or (n, 1, H, W). Small images are enlarged.
+    A label that finds no free place is shortened to its score; a line below the picture then names the colours.
+
+    >>> import torch
+    >>> boxes, labels, scores = torch.tensor([[10.0, 10, 50, 40]]), torch.tensor([2]), torch.tensor([0.7])
+    >>> found = {"boxes": boxes, "labels": labels, "scores": scores}
+    >>> draw(torch.zeros(3, 60, 80), found, classes=["cat", "dog"]).size
+    (640, 480)
+    """
+    picture = as_picture(image)
+    boxes, labels, scores, masks = _shown(detections, threshold)
+    least = LEAST_CROWDED_SIDE if len(boxes) >= CROWDED else LEAST_SIDE
+    scale = max(1.0, least / max(picture.size))
+    size = round(picture.width * scale), round(picture.height * scale)
+    scales = size[0] / picture.width, size[1] / picture.height
+    picture = picture.resize(size, Image.Resampling.LANCZOS) if scale > 1 else picture
+    unit = max(size) / least
+    style = Style(line=max(2, round(2.5 * unit)), letters=max(11, round(15 * unit)))
+
+    colours = [colour_of(label) for label in labels]
+    for mask, colour in reversed(list(zip(masks, colours, strict=False))):
+        picture = _with_mask(picture, mask, colour)
+    pen = ImageDraw.Draw(picture, "RGBA")
+    for box in () if truths is None else truths["boxes"].tolist():
+        _box(pen, _scaled(box, scales, size), WHITE, style, dashed=True)
+    areas = [_scaled(box, scales, size) for box in boxes]
+    for area, colour in reversed(list(zip(areas, colours, strict=True))):
+        _box(pen, area, colour, style)
+    texts = [_text(label, score, classes) for label, score in zip(labels, scores, strict=True)]
+    if _labels(pen, areas, texts, colours, size, style):
+        return _with_legend(
+            picture, [(colour_of(label), _name(label, classes)) for label in sorted(set(labels))], style
+        )
+    return picture
+
+
+def grid(pictures: Sequence[Image.Image], titles: Sequence[str] = (), *, columns: int) -> Image.Image:
+    """The pictures row by row, each under its title (or none), all in cells of the largest one's size.
+
+    >>> page = grid([Image.new("RGB", (640, 480))] * 3, ["truth", "found"], columns=2)
+    >>> page.width > 2 * 640, page.height > 2 * 480
+    (True, True)
+    """
+    if columns < 1 or not pictures or len(titles) > len(pictures):
+        raise ValueError(
+            f"grid: expected at least 1 column, 1 picture and no more titles than pictures, got {columns}, "
+            f"{len(pictures)} and {len(titles)}"
+        )
+    width, height = (max(picture.size[side] for picture in pictures) for side in (0, 1))
+    gap = round(0.02 * width)
+    font = letters(max(14, round(width / 26)))
+    rows = [pictures[first : first + columns] for first in range(0, len(pictures), columns)]
+    headings = [list(titles[first : first + columns]) for first in range(0, len(pictures), columns)]
+    # A row without any title has no room for titles.
+    rooms = [round(1.9 * font.size) if any(heading) else 0 for heading in headings]
+    page = Image.new(
+        "RGB",
+        (gap + min(columns, len(pictures)) * (width + gap), gap + sum(rooms) + len(rows) * (height + gap)),
+        WHITE,
+    )
+    pen = ImageDraw.Draw(page)
+    top = gap
+    for row, heading, room in zip(rows, headings, rooms, strict=True):
+        for column, picture in enumerate(row):
+            left = gap + column * (width + gap)
+            if column < len(heading):
+                text = _fitting(heading[column], font, width)
+                pen.text((left, top + room / 2 - gap / 4), text, fill=INK, font=font, anchor="lm")
+            page.paste(picture, (left + (width - picture.width) // 2, top + room))
+        top += room + height + gap
+    return page
+
+
+def colour_of(label: int) -> Colour:
+    """Of a class, counted from 1."""
+    base = COLOURS[(label - 1) % len(COLOURS)]
+    tone, share = SHADES[(label - 1) // len(COLOURS) % len(SHADES)]
+    red, green, blue = (round((1 - share) * part + share * tone) for part in base)
+    return red, green, blue
+
+
+def as_picture(image: Tensor | Image.Image | NDArray[np.uint8]) -> Image.Image:
+    """A copy in RGB."""
+    if isinstance(image, Image.Image):
+        return image.convert("RGB").copy()
+    if isinstance(image, Tensor):
+        pixels = image.detach().cpu()
+        if pixels.dim() != 3 or pixels.shape[0] != 3:
+            raise ValueError(f"draw: expected an image of shape (3, height, width), got {tuple(pixels.shape)}")
+        if pixels.is_floating_point():
+            pixels = (pixels.clamp(0, 1) * 255).round()
+        image = pixels.permute(1, 2, 0).byte().numpy()
+    return Image.fromarray(np.ascontiguousarray(image)).convert("RGB")
+
+
+@cache
+def letters(size: int) -> ImageFont.FreeTypeFont:
+    """The font: DejaVu Sans, which comes with matplotlib."""
+    return ImageFont.truetype(str(Path(mpl.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"), size)
+
+
+def _shown(
+    detections: Detections | None, threshold: float
+) -> tuple[list[list[float]], list[int], list[float | None], list[NDArray[np.bool_]]]:
+    """Boxes, labels, scores and masks of what is to be drawn, best first."""
+    if detections is None:
+        return [], [], [], []
+    boxes, labels, scores = detections["boxes"], detections["labels"], detections.get("scores")
+    if scores is None:
+        order = list(range(len(boxes)))
+    else:
+        falling = scores.argsort(descending=True, stable=True).tolist()
+        order = [each for each in falling if float(scores[each]) >= threshold]
+    masks = detections.get("masks")
+    hard: list[NDArray[np.bool_]] = []
+    for each in order if masks is not None else ():
+        mask = masks[each].detach().cpu().reshape(masks.shape[-2:])  # type: ignore[index, union-attr]
+        hard.append((mask > 0.5 if mask.is_floating_point() else mask.bool()).numpy())
+    return (
+        [boxes[each].tolist() for each in order],
+        [int(labels[each]) for each in order],
+        [None if scores is None else float(scores[each]) for each in order],
+        hard,
+    )
+
+
+def _name(label: int, classes: Sequence[str]) -> str:
+    return classes[label - 1] if 1 <= label <= len(classes) else f"class {label}"
+
+
+def _text(label: int, score: float | None, classes: Sequence[str]) -> tuple[str, str]:
+    """The label in full, and short."""
+    name = _name(label, classes)
+    if score is None:
+        return name, ""
+    # Ranks may all lie close together: small ones are shown by their digits.
+    shown = f"{score:.2f}" if score >= 0.1 else f"{score:.2g}"
+    return f"{name} {shown}", shown.removeprefix("0")
+
+
+def _scaled(box: Sequence[float], scales: tuple[float, float], size: tuple[int, int]) -> Area:
+    x1, y1, x2, y2 = box
+    left, right = (min(max(x * scales[0], 0), size[0] - 1) for x in (x1, x2))
+    top, bottom = (min(max(y * scales[1], 0), size[1] - 1) for y in (y1, y2))
+    return Area(left, top, max(left, right), max(top, bottom))
+
+
+def _with_mask(picture: Image.Image, mask: NDArray[np.bool_], colour: Colour) -> Image.Image:
+    soft = Image.fromarray(mask.astype(np.uint8) * 255).resize(picture.size, Image.Resampling.BILINEAR)
+    inside = soft.point([255 if value > 127 else 0 for value in range(256)])
+    tinted = Image.blend(picture, Image.new("RGB", picture.size, colour), MASK_SHARE)
+    return Image.composite(tinted, picture, inside)
+
+
+def _box(pen: ImageDraw.ImageDraw, area: Area, colour: Colour, style: Style, *, dashed: bool = False) -> None:
+    """A frame with a thin edge on both sides, dark or light, to be seen on any ground."""
+    line = max(2, style.line * 2 // 3) if dashed else style.line
+    edge = (0, 0, 0, 130) if _brightness(colour) > 70 else (255, 255, 255, 130)
+    for width, fill in ((line + 2, edge), (line, (*colour, 255))):
+        for piece in _pieces(area, width / 2, dash=4 * style.line if dashed else None):
+            pen.rectangle(tuple(round(each) for each in piece), fill=fill)
+
+
+def _pieces(area: Area, half: float, *, dash: int | None) -> list[Area]:
+    """The frame's sides, or the dashes of its sides, as rectangles that reach ``half`` a line to both sides."""
+    left, top, right, bottom = area
+    pieces = []
+    for start, end in _dashes(left, right, dash):
+        pieces += [Area(start - half, y - half, end + half - 1, y + half - 1) for y in (top, bottom)]
+    for start, end in _dashes(top, bottom, dash):
+        pieces += [Area(x - half, start - half, x + half - 1, end + half - 1) for x in (left, right)]
+    return pieces
+
+
+def _dashes(start: float, end: float, dash: int | None) -> list[tuple[float, float]]:
+    """From corner to corner, so that both corners are drawn."""
+    if dash is None or end - start <= 2 * dash:
+        return [(start, end)]
+    count = round((end - start + 0.8 * dash) / (1.8 * dash))
+    step = (end - start - dash) / max(count - 1, 1)
+    return [(start + each * step, start + each * step + dash) for each in range(count)]
+
+
+def _labels(
+    pen: ImageDraw.ImageDraw,
+    areas: Sequence[Area],
+    texts: Sequence[tuple[str, str]],
+    colours: Sequence[Colour],
+    size: tuple[int, int],
+    style: Style,
+) -> bool:
+    """Write the labels, the best detection's first, each where it hides least; returns whether one was shortened."""
+    font, pad = letters(style.letters), max(2, style.letters // 5)
+    ascent, descent = font.getmetrics()
+    height = ascent + descent + pad
+    taken: list[Area] = []
+    shortened = False
+    for area, choices, colour in zip(areas, texts, colours, strict=True):
+        for text in choices:
+            width = font.getlength(text) + 2 * pad
+            place, hidden = _place(area, width, height, size, taken, style.line)
+            if hidden <= 0:
+                break
+        if hidden > 0.35 * width * height or not text:
+            # Hiding a better one's label would leave two unread.
+            shortened = True
+            continue
+        shortened |= text != choices[0]
+        taken.append(place)
+        pen.rounded_rectangle(tuple(place), radius=pad, fill=(*colour, 235), outline=(0, 0, 0, 90))
+        middle = (place.left + place.right) / 2, (place.top + place.bottom) / 2
+        pen.text(middle, text, fill=INK if _brightness(colour) > 115 else WHITE, font=font, anchor="mm")
+    return shortened
+
+
+def _place(
+    area: Area, width: float, height: float, size: tuple[int, int], taken: Sequence[Area], line: int
+) -> tuple[Area, float]:
+    """Where a label hides the least of the labels before it, and how much that is."""
+    inner = line / 2
+    lefts = (area.left - inner, area.right + inner - width, (area.left + area.right - width) / 2)
+    tops = (area.top - height - inner, area.bottom + inner, area.top + inner, area.bottom - height - inner)
+    best: tuple[float, Area] | None = None
+    for top in tops:
+        for left in lefts:
+            x = min(max(left, 0), max(size[0] - width, 0))
+            y = min(max(top, 0), max(size[1] - height, 0))
+            place = Area(x, y, x + width, y + height)
+            hidden = sum(place.shared(other) for other in taken)
+            if hidden <= 0:
+                return place, 0.0
+            if best is None or hidden < best[0]:
+                best = hidden, place
+    hidden, place = best or (0.0, area)
+    return place, hidden
+
+
+def _brightness(colour: Colour) -> float:
+    return 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2]
+
+
+def _with_legend(picture: Image.Image, entries: Sequence[tuple[Colour, str]], style: Style) -> Image.Image:
+    font = letters(style.letters)
+    step = round(1.7 * style.letters)
+    places: list[tuple[float, int]] = []
+    x, row = 0.5 * style.letters, 0
+    for _, name in entries:
+        width = font.getlength(name) + 2.6 * style.letters
+        if x + width > picture.width and x > style.letters:
+            x, row = 0.5 * style.letters, row + 1
+        places.append((x, row))
+        x += width
+    page = Image.new("RGB", (picture.width, picture.height + (row + 1) * step), WHITE)
+    page.paste(picture)
+    pen = ImageDraw.Draw(page)
+    for (colour, name), (left, line) in zip(entries, places, strict=True):
+        middle = picture.height + (line + 0.5) * step
+        half = style.letters * 0.4
+        pen.rectangle((left, middle - half, left + 2 * half, middle + half), fill=colour, outline=INK)
+        pen.text((left + 1.3 * style.letters, middle), name, fill=INK, font=font, anchor="lm")
+    return page
+
+
+def _fitting(text: str, font: ImageFont.FreeTypeFont, width: float) -> str:
+    if font.getlength(text) <= width:
+        return text
+    while text and font.getlength(text + "…") > width:
+        text = text[:-1]
+    return text + "…"

@@ -1,0 +1,40 @@
+"""Weights that were never trained, but answer with scores that differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from bucketrank.detectors import Detector
+from bucketrank.training.recipe import from_dict
+from bucketrank.training.weights import Meta, build_detector, save_weights
+
+CLASSES = ["cat", "dog", "owl"]
+CATEGORIES = [3, 5, 9]
+
+
+def stirred(model: Detector) -> Detector:
+    """Give the layers that start near zero larger weights: the detections then differ from place to place."""
+    torch.manual_seed(1)
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear) and float(module.weight.detach().std()) < 0.02:
+            nn.init.normal_(module.weight, std=0.05)
+    return model.eval()
+
+
+def write_weights(path: Path, *, name: str = "atss", threshold: float = 0.02, **settings: Any) -> tuple[Detector, Path]:
+    """A tiny detector and the file of its weights."""
+    own: dict[str, Any] = {"name": name, "channels": 32, **settings}
+    if name.endswith("rcnn"):
+        own |= {"hidden": 32, "test_proposals": 100}
+    recipe = from_dict(
+        {"detector": own, "backbone": {"name": "test_resnet"}, "inputs": {"min_size": 96, "max_size": 128}}
+    )
+    torch.manual_seed(0)
+    model = stirred(build_detector(recipe, num_classes=len(CLASSES)))
+    meta = Meta(classes=CLASSES, category_ids=CATEGORIES, threshold=threshold, recipe=recipe.to_dict())
+    save_weights(path, model, meta)
+    return model, path
