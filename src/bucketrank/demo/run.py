@@ -94,6 +94,6 @@ def told(settings: Settings) -> str:
 def caution(settings: Settings) -> str:
     """How much the numbers mean."""
     return (
-        f"One seed ({settings.seed}) and one small task; backbone, steps and learning rate were chosen on runs of the ranking "
-        "loss: an indication, not a result."
+        f"One seed ({settings.seed}) and one small task; backbone, steps and learning rate were chosen on runs of "
+        "the ranking loss: an indication, not a result."
     )
