@@ -50,7 +50,7 @@ SCORED_TITLES = {
     "retinanet": ("focal, 2 scales", "focal, 3 scales"),
     "atss": ("focal, 3 anchors", "focal, 1 anchor"),
     "paa": ("focal, 3 anchors", "focal, 1 anchor"),
-    "co_detr": ("focal, no sampling", "focal, ce on 512 sampled"),
+    "co_detr": ("focal, no sampling", "usual, 512 sampled"),
 }
 
 
