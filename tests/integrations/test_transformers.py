@@ -164,7 +164,8 @@ class TestEveryModel:
 class TestLongTraining:
     def test_ranking_and_boxes_are_learned(self, name):
         model = use_ranking_loss(trainable(name))
-        _, last = train(model, steps=250, settle=True)
+        slow = name in ("conditional_detr", "dab_detr")
+        _, last = train(model, steps=500 if slow else 300, settle=True)
         assert last.loss_dict["loss_rank"].item() < 0.3
         images, labels = batch()
         with torch.no_grad():
@@ -192,9 +193,9 @@ def trainable(name):
 
 
 def train(model, steps, *, settle=False):
-    """A constant rate is quickest; to ``settle`` it goes to zero and steps are bounded, so no last jump is seen."""
+    """A constant rate is quickest; to ``settle``, steps are bounded and the rate goes to zero in the last third."""
     optimiser = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: min(1.0, 3 * (1 - step / steps)))
     images, labels = batch()
     torch.manual_seed(0)
     outputs = []
@@ -203,7 +204,7 @@ def train(model, steps, *, settle=False):
         optimiser.zero_grad()
         output.loss.backward()
         if settle:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 10.0)
         optimiser.step()
         if settle:
             schedule.step()
