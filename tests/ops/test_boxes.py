@@ -7,15 +7,12 @@ import math
 import pytest
 import torch
 from torchvision.models.detection._utils import BoxCoder
-from torchvision.ops import box_convert, box_iou, generalized_box_iou
+from torchvision.ops import box_iou
 
 from bucketrank.ops.boxes import (
     centerness,
     centres,
-    from_centre_and_size,
-    paired_giou,
     paired_iou,
-    to_centre_and_size,
 )
 
 
@@ -48,17 +45,6 @@ class TestPairedIoU:
         speck = torch.tensor([[0.0, 0, 2**-11, 2**-11]])  # an area of 2^-22, about 2.4e-7
         assert paired_iou(speck, speck).item() == pytest.approx(2**-22 / 1e-6)
         assert paired_iou(speck, speck, smallest_union=1e-12).item() == 1
-
-
-def test_generalised_iou_is_torchvisions():
-    first, second = boxes(30, seed=0), boxes(20, seed=1)
-    torch.testing.assert_close(paired_giou(first, second[:, None]), generalized_box_iou(second, first))
-
-
-def test_centre_and_size_are_torchvisions():
-    corners = boxes(30, seed=0)
-    torch.testing.assert_close(to_centre_and_size(corners), box_convert(corners, "xyxy", "cxcywh"))
-    torch.testing.assert_close(from_centre_and_size(to_centre_and_size(corners)), corners)
 
 
 def test_centres():

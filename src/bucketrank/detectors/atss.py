@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 from torchvision.models.detection._utils import BoxCoder
 
-from bucketrank.detectors.criterion import HeadRecipe, build_criterion
+from bucketrank.detectors.criterion import HeadRecipe
 from bucketrank.detectors.dense import DenseDetector
 from bucketrank.detectors.dense_head import DenseHead, DenseOutput
 from bucketrank.detectors.neck import FeaturePyramid
-from bucketrank.detectors.settings import BackboneSettings, InputSettings, LossSettings
 from bucketrank.detectors.targets import Target
-from bucketrank.ops.anchors import Anchors
+from bucketrank.ops.anchors import Anchors, octave
 from bucketrank.ops.assignment import assign_atss
 from bucketrank.ops.boxes import centerness, centres
 
@@ -41,35 +42,19 @@ class ATSS(DenseDetector):
         self,
         num_classes: int,
         *,
-        backbone: BackboneSettings,
-        loss: LossSettings,
-        inputs: InputSettings,
         channels: int = 256,
         convs: int = 4,
         anchors: int | None = None,
         topk: int = 9,
-        candidates: int = 1000,
-        score_threshold: float = 0.0,
-        nms: float = 0.6,
-        detections: int = 100,
         vote: bool | None = None,
+        **settings: Any,
     ) -> None:
-        criterion = build_criterion(loss, self.recipe)
-        super().__init__(
-            num_classes,
-            backbone=backbone,
-            inputs=inputs,
-            candidates=candidates,
-            score_threshold=score_threshold,
-            nms=nms,
-            detections=detections,
-            vote=self.votes if vote is None else vote,
-        )
+        super().__init__(num_classes, vote=self.votes if vote is None else vote, **settings)
         self.topk = topk
-        self.criterion = criterion
+        criterion = self.criterion
         self.neck = FeaturePyramid(self.backbone.channels, channels, first_level=3, extra="convs_on_output")
         count = (3 if criterion.ranking else 1) if anchors is None else anchors
-        scales = (8.0,) if count == 1 else tuple(4 * 2 ** (step / count) for step in range(count))
+        scales = (8.0,) if count == 1 else octave(4, count)
         self.anchors = Anchors(self.neck.strides, scales=scales, ratios=(1.0,), size_divisor=self.size_divisor)
         self.coder = BoxCoder(weights=(10.0, 10.0, 5.0, 5.0))
         self.head = DenseHead(

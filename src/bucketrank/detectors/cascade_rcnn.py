@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torchvision.models.detection.image_list import ImageList
 
 from bucketrank.detectors.box_head import RECIPE, BoxHead
-from bucketrank.detectors.rcnn import RCNN, named
-from bucketrank.detectors.settings import BackboneSettings, InputSettings, LossSettings
+from bucketrank.detectors.criterion import named
+from bucketrank.detectors.rcnn import RCNN
+from bucketrank.detectors.settings import LossSettings
 from bucketrank.detectors.targets import Target
 
 # Score-based training weighs the later stages less and codes their smaller corrections finer; the ranking losses are
@@ -23,39 +25,20 @@ STAGE_CODERS = ((10.0, 10.0, 5.0, 5.0), (20.0, 20.0, 10.0, 10.0), (30.0, 30.0, 1
 class CascadeRCNN(RCNN):
     """Three box heads, each refining the boxes of the one before and asking more of a positive."""
 
+    border = 0
+
     def __init__(
         self,
         num_classes: int,
         *,
-        backbone: BackboneSettings,
         loss: LossSettings,
-        inputs: InputSettings,
         channels: int = 256,
         hidden: int = 1024,
         proposals: int = 2000,
-        proposal_candidates: int = 2000,
-        test_proposals: int = 1000,
         stage_ious: tuple[float, ...] = (0.5, 0.6, 0.7),
-        candidates: int = 1000,
-        score_threshold: float = 0.0,
-        nms: float = 0.5,
-        detections: int = 100,
+        **settings: Any,
     ) -> None:
-        super().__init__(
-            num_classes,
-            backbone=backbone,
-            loss=loss,
-            inputs=inputs,
-            channels=channels,
-            proposals=proposals,
-            proposal_candidates=proposal_candidates,
-            test_proposals=test_proposals,
-            border=0,
-            candidates=candidates,
-            score_threshold=score_threshold,
-            nms=nms,
-            detections=detections,
-        )
+        super().__init__(num_classes, loss=loss, channels=channels, proposals=proposals, **settings)
         if not 1 <= len(stage_ious) <= len(STAGE_WEIGHTS):
             raise ValueError(f"expected stage_ious for 1 to {len(STAGE_WEIGHTS)} stages, got {stage_ious}")
         ranking = self.rpn.criterion.ranking

@@ -11,11 +11,11 @@ from torchvision.models.detection._utils import BoxCoder
 from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import clip_boxes_to_image
 
-from bucketrank.detectors.criterion import Assigned, Criterion, assigned
+from bucketrank.detectors.criterion import Assigned, HeadRecipe, assigned, build_criterion
 from bucketrank.detectors.dense_head import DenseHead, DenseOutput
 from bucketrank.detectors.detector import Detector
 from bucketrank.detectors.postprocess import best_entries, without_duplicates
-from bucketrank.detectors.settings import BackboneSettings, InputSettings
+from bucketrank.detectors.settings import BackboneSettings, InputSettings, LossSettings
 from bucketrank.detectors.targets import Target
 from bucketrank.ops.anchors import Anchors
 
@@ -51,9 +51,9 @@ def compared(
 class DenseDetector(Detector):
     """A head over anchors, an assignment and a criterion; a detector of this kind says how to assign."""
 
+    recipe: HeadRecipe
     anchors: Anchors
     head: DenseHead
-    criterion: Criterion
     coder: BoxCoder
 
     def __init__(
@@ -61,14 +61,16 @@ class DenseDetector(Detector):
         num_classes: int,
         *,
         backbone: BackboneSettings,
+        loss: LossSettings,
         inputs: InputSettings,
-        candidates: int,
-        score_threshold: float,
-        nms: float,
-        detections: int,
+        candidates: int = 1000,
+        score_threshold: float = 0.0,
+        nms: float = 0.6,
+        detections: int = 100,
         vote: bool = False,
     ) -> None:
         super().__init__(num_classes, backbone=backbone, inputs=inputs)
+        self.criterion = build_criterion(loss, self.recipe)
         self.backbone.leave_out_finest()  # the pyramid starts at stride 8
         self.candidates, self.score_threshold = candidates, score_threshold
         self.nms, self.detections, self.vote = nms, detections, vote

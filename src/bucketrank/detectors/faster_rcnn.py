@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 from torchvision.models.detection.image_list import ImageList
 
 from bucketrank.detectors.box_head import BoxHead, Trained
-from bucketrank.detectors.rcnn import RCNN, named
-from bucketrank.detectors.settings import BackboneSettings, InputSettings, LossSettings
+from bucketrank.detectors.criterion import named
+from bucketrank.detectors.rcnn import RCNN
+from bucketrank.detectors.settings import LossSettings
 from bucketrank.detectors.targets import Target
 
 
@@ -17,37 +20,9 @@ class FasterRCNN(RCNN):
     low_quality: float | None = None  # in assigning proposals
 
     def __init__(
-        self,
-        num_classes: int,
-        *,
-        backbone: BackboneSettings,
-        loss: LossSettings,
-        inputs: InputSettings,
-        channels: int = 256,
-        hidden: int = 1024,
-        proposals: int = 1000,
-        proposal_candidates: int = 2000,
-        test_proposals: int = 1000,
-        candidates: int = 1000,
-        score_threshold: float = 0.0,
-        nms: float = 0.5,
-        detections: int = 100,
+        self, num_classes: int, *, loss: LossSettings, channels: int = 256, hidden: int = 1024, **settings: Any
     ) -> None:
-        super().__init__(
-            num_classes,
-            backbone=backbone,
-            loss=loss,
-            inputs=inputs,
-            channels=channels,
-            proposals=proposals,
-            proposal_candidates=proposal_candidates,
-            test_proposals=test_proposals,
-            border=None,
-            candidates=candidates,
-            score_threshold=score_threshold,
-            nms=nms,
-            detections=detections,
-        )
+        super().__init__(num_classes, loss=loss, channels=channels, **settings)
         self.box_head = BoxHead(
             channels, num_classes=num_classes, loss=loss, hidden=hidden, low_quality=self.low_quality
         )

@@ -7,7 +7,6 @@ from torch import Tensor
 from torchvision.models.detection._utils import BoxCoder
 from torchvision.ops import clip_boxes_to_image
 
-from bucketrank.detectors.criterion import Terms
 from bucketrank.detectors.detector import Detector
 from bucketrank.detectors.neck import FeaturePyramid
 from bucketrank.detectors.postprocess import best_entries, without_duplicates
@@ -18,6 +17,8 @@ from bucketrank.detectors.settings import BackboneSettings, InputSettings, LossS
 class RCNN(Detector):
     """A pyramid from P2 to P6 and a network that proposes; the heads over the proposals are the detector's own."""
 
+    border: int | None = None  # how far an anchor may reach out of its image and still be trained; None: any
+
     def __init__(
         self,
         num_classes: int,
@@ -25,15 +26,14 @@ class RCNN(Detector):
         backbone: BackboneSettings,
         loss: LossSettings,
         inputs: InputSettings,
-        channels: int,
-        proposals: int,
-        proposal_candidates: int,
-        test_proposals: int,
-        border: int | None,
-        candidates: int,
-        score_threshold: float,
-        nms: float,
-        detections: int,
+        channels: int = 256,
+        proposals: int = 1000,
+        proposal_candidates: int = 2000,
+        test_proposals: int = 1000,
+        candidates: int = 1000,
+        score_threshold: float = 0.0,
+        nms: float = 0.5,
+        detections: int = 100,
     ) -> None:
         super().__init__(num_classes, backbone=backbone, inputs=inputs)
         self.neck = FeaturePyramid(self.backbone.channels, channels, first_level=2, extra="pool")
@@ -45,7 +45,7 @@ class RCNN(Detector):
             candidates=proposal_candidates,
             test_proposals=test_proposals,
             size_divisor=self.size_divisor,
-            border=border,
+            border=self.border,
         )
         self.candidates, self.score_threshold = candidates, score_threshold
         self.nms, self.detections = nms, detections
@@ -68,8 +68,3 @@ class RCNN(Detector):
             found = clip_boxes_to_image(coder.decode_single(chosen, boxes[rows]), size)
             results.append(without_duplicates(found, values, labels, iou=self.nms, most=self.detections))
         return results
-
-
-def named(head: str, terms: Terms) -> Terms:
-    """The terms of a head under its name."""
-    return {f"{head}_{name}": term for name, term in terms.items()}

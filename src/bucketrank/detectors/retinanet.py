@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 from torchvision.models.detection._utils import BoxCoder
 
-from bucketrank.detectors.criterion import HeadRecipe, build_criterion
+from bucketrank.detectors.criterion import HeadRecipe
 from bucketrank.detectors.dense import DenseDetector
 from bucketrank.detectors.dense_head import DenseHead, DenseOutput
 from bucketrank.detectors.neck import FeaturePyramid
-from bucketrank.detectors.settings import BackboneSettings, InputSettings, LossSettings
 from bucketrank.detectors.targets import Target
-from bucketrank.ops.anchors import Anchors
+from bucketrank.ops.anchors import Anchors, octave
 from bucketrank.ops.assignment import assign_max_iou
 
 
@@ -24,37 +25,23 @@ class RetinaNet(DenseDetector):
         self,
         num_classes: int,
         *,
-        backbone: BackboneSettings,
-        loss: LossSettings,
-        inputs: InputSettings,
         channels: int = 256,
         convs: int = 4,
         scales: int | None = None,
         positive_iou: float = 0.5,
         negative_iou: float = 0.4,
-        candidates: int = 1000,
-        score_threshold: float = 0.0,
         nms: float = 0.5,
-        detections: int = 100,
+        **settings: Any,
     ) -> None:
-        criterion = build_criterion(loss, self.recipe)
-        super().__init__(
-            num_classes,
-            backbone=backbone,
-            inputs=inputs,
-            candidates=candidates,
-            score_threshold=score_threshold,
-            nms=nms,
-            detections=detections,
-        )
+        super().__init__(num_classes, nms=nms, **settings)
         self.positive_iou, self.negative_iou = positive_iou, negative_iou
-        self.criterion = criterion
+        criterion = self.criterion
         self.neck = FeaturePyramid(self.backbone.channels, channels, first_level=3, extra="convs_on_input")
         steps = (2 if criterion.ranking else 3) if scales is None else scales
         ratios = (0.5, 1.0, 2.0)
         self.anchors = Anchors(
             self.neck.strides,
-            scales=tuple(4 * 2 ** (step / steps) for step in range(steps)),
+            scales=octave(4, steps),
             ratios=ratios,
             size_divisor=self.size_divisor,
         )

@@ -15,47 +15,13 @@ def paired_iou(boxes: Tensor, objects: Tensor, *, smallest_union: float = 1e-6) 
     >>> paired_iou(torch.tensor([[0.0, 0, 2, 2]]), torch.tensor([[1.0, 0, 3, 2]]))  # 2 shared of 4 + 4 - 2
     tensor([0.3333])
     """
-    shared, union = _shared_and_union(boxes, objects)
-    return shared / union.clamp(min=smallest_union)
-
-
-def paired_giou(boxes: Tensor, objects: Tensor) -> Tensor:
-    """The generalised IoU of each box with the object in the same place (Rezatofighi et al., 2019), from -1 to 1.
-
-    The IoU less the share that neither covers of the smallest box around both; broadcasts as :func:`paired_iou`.
-
-    >>> paired_giou(torch.tensor([[0.0, 0, 1, 1]]), torch.tensor([[3.0, 0, 4, 1]]))  # 0 - 2/4
-    tensor([-0.5000])
-    """
-    shared, union = _shared_and_union(boxes, objects)
-    least, most = torch.minimum(boxes[..., :2], objects[..., :2]), torch.maximum(boxes[..., 2:], objects[..., 2:])
-    around = (most - least).prod(-1)
-    return shared / union.clamp(min=1e-6) - (around - union) / around.clamp(min=1e-6)
-
-
-def _shared_and_union(boxes: Tensor, objects: Tensor) -> tuple[Tensor, Tensor]:
     left, top, right, bottom = boxes.unbind(-1)
     other_left, other_top, other_right, other_bottom = objects.unbind(-1)
     width = (torch.minimum(right, other_right) - torch.maximum(left, other_left)).clamp(min=0)
     height = (torch.minimum(bottom, other_bottom) - torch.maximum(top, other_top)).clamp(min=0)
     shared = width * height
     areas = (right - left) * (bottom - top) + (other_right - other_left) * (other_bottom - other_top)
-    return shared, areas - shared
-
-
-def to_centre_and_size(boxes: Tensor) -> Tensor:
-    """(x1, y1, x2, y2) to (x, y, width, height) with x, y the centre, as DETRs predict boxes."""
-    return torch.cat([centres(boxes), boxes[..., 2:] - boxes[..., :2]], -1)
-
-
-def from_centre_and_size(boxes: Tensor) -> Tensor:
-    """The way back.
-
-    >>> from_centre_and_size(to_centre_and_size(torch.tensor([1.0, 2.0, 5.0, 4.0])))
-    tensor([1., 2., 5., 4.])
-    """
-    half = boxes[..., 2:] / 2
-    return torch.cat([boxes[..., :2] - half, boxes[..., :2] + half], -1)
+    return shared / (areas - shared).clamp(min=smallest_union)
 
 
 def centres(boxes: Tensor) -> Tensor:

@@ -13,10 +13,9 @@ from bucketrank.detectors import box_head, rpn
 from bucketrank.detectors.atss import ATSS, anchor_centerness, assign_anchors
 from bucketrank.detectors.box_head import BoxHead
 from bucketrank.detectors.co_detr.queries import Candidates
-from bucketrank.detectors.criterion import Terms, build_criterion
+from bucketrank.detectors.criterion import Terms, build_criterion, named
 from bucketrank.detectors.dense import compared
 from bucketrank.detectors.dense_head import DenseHead
-from bucketrank.detectors.rcnn import named
 from bucketrank.detectors.rpn import RPN
 from bucketrank.detectors.settings import LossSettings
 from bucketrank.detectors.targets import Target

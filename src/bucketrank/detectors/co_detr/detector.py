@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torchvision.models.detection.image_list import ImageList
-from torchvision.ops import clip_boxes_to_image
+from torchvision.ops import box_convert, clip_boxes_to_image
 
 from bucketrank.detectors.backbone import Backbone
 from bucketrank.detectors.co_detr.auxiliary import AUXILIARY, AuxiliarySettings
@@ -18,14 +18,12 @@ from bucketrank.detectors.co_detr.neck import LevelProjection, normalised
 from bucketrank.detectors.co_detr.proposals import Proposer
 from bucketrank.detectors.co_detr.queries import AuxiliaryQueries
 from bucketrank.detectors.co_detr.transformer import Encoder, TransformerSettings
-from bucketrank.detectors.criterion import HeadRecipe, Terms, assigned_queries, build_criterion
+from bucketrank.detectors.criterion import HeadRecipe, Terms, assigned_queries, build_criterion, named
 from bucketrank.detectors.detector import Detector
 from bucketrank.detectors.postprocess import best_entries
-from bucketrank.detectors.rcnn import named
 from bucketrank.detectors.settings import BackboneSettings, InputSettings, LossSettings
 from bucketrank.detectors.targets import Target
 from bucketrank.ops.assignment import assign_hungarian
-from bucketrank.ops.boxes import from_centre_and_size
 
 # Classification 2, L1 5 and GIoU 2; RS loss balances the boxes instead.
 RECIPE = HeadRecipe(ranking_weight=2.0, scored_weight=2.0, l1_weight=2.5, prior=0.01, confident=False)
@@ -206,7 +204,8 @@ class CoDETR(Detector):
 def in_pixels(boxes: Tensor, size: tuple[int, int]) -> Tensor:
     """Centre and size in units of an image of (height, width) as (x1, y1, x2, y2) in its pixels."""
     height, width = size
-    return from_centre_and_size(boxes.float()) * boxes.new_tensor([width, height, width, height])
+    found: Tensor = box_convert(boxes.float(), "cxcywh", "xyxy") * boxes.new_tensor([width, height, width, height])
+    return found
 
 
 def freeze_affine(backbone: Backbone) -> None:

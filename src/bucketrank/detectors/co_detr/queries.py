@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torchvision.ops import box_convert
 
 from bucketrank.detectors.co_detr.decoder import BoxEncoding, Queries
 from bucketrank.detectors.co_detr.geometry import EDGE
 from bucketrank.detectors.co_detr.transformer import start_linear
 from bucketrank.ops.assignment import IGNORED, NEGATIVE
-from bucketrank.ops.boxes import to_centre_and_size
 
 FEWEST = 9  # of one head for an image, so that there are some where there is no object
 NOBODY = -1
@@ -45,7 +45,7 @@ class AuxiliaryQueries(nn.Module):
         for number, (rows, (height, width)) in enumerate(zip(chosen, image_sizes, strict=True)):
             here, missing = rows[rows != NOBODY], int((rows == NOBODY).sum())
             scale = found.boxes[number].new_tensor([width, height, width, height])
-            units = to_centre_and_size(found.boxes[number][here].detach() / scale).float()
+            units = box_convert(found.boxes[number][here].detach() / scale, "xyxy", "cxcywh").float()
             boxes.append(torch.cat([units, units.new_tensor([0.5, 0.5, 1, 1]).expand(missing, 4)]))
             own = found.features[number][here]
             features.append(torch.cat([own, own.new_zeros(missing, own.shape[1])]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 
 from bucketrank.detectors.criterion.assigned import Assigned, assigned, assigned_queries
-from bucketrank.detectors.criterion.base import Criterion, HeadRecipe, Terms, confidences
+from bucketrank.detectors.criterion.base import Criterion, HeadRecipe, Terms, confidences, named
 from bucketrank.detectors.criterion.ranked import ALRP, DR, AveragePrecision, RankSort
 from bucketrank.detectors.criterion.scored import CrossEntropy, Focal
 from bucketrank.detectors.settings import LossSettings
@@ -39,4 +39,5 @@ __all__ = [
     "assigned_queries",
     "build_criterion",
     "confidences",
+    "named",
 ]

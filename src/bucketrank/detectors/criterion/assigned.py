@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torchvision.models.detection._utils import BoxCoder
+from torchvision.ops import box_convert
 
 from bucketrank.ops.assignment import IGNORED
-from bucketrank.ops.boxes import from_centre_and_size, to_centre_and_size
 
 
 @dataclass(frozen=True)
@@ -100,10 +100,10 @@ def assigned_queries(
         logits=logits.flatten(0, 1).float(),
         labels=labels,
         images=images,
-        boxes=from_centre_and_size(found) * scales,
+        boxes=box_convert(found, "cxcywh", "xyxy") * scales,
         objects=objects,
         codes=found,
-        object_codes=to_centre_and_size(objects / scales),
+        object_codes=box_convert(objects / scales, "xyxy", "cxcywh"),
     )
 
 

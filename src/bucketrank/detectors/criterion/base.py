@@ -101,6 +101,11 @@ def code_errors(found: Assigned, *, beta: float) -> Tensor:
     return F.smooth_l1_loss(found.codes, found.object_codes, reduction="none", beta=beta).sum(1)
 
 
+def named(head: str, terms: Terms) -> Terms:
+    """The terms of a head under its name."""
+    return {f"{head}_{name}": term for name, term in terms.items()}
+
+
 def confidences(logits: Tensor) -> Tensor:
     """(R,) the highest class score of each row, without gradient."""
     return logits.detach().float().sigmoid().amax(1)

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from bucketrank.ops.assignment.checks import check_boxes, check_valid, without_objects
-from bucketrank.ops.boxes import paired_giou, to_centre_and_size
 
 TINY = 1e-12  # keeps the logarithm of a probability finite
 
@@ -38,7 +37,7 @@ def assign_hungarian(
     >>> assign_hungarian(boxes, objects, logits=torch.zeros(3, 1), labels=torch.tensor([0]), image_size=(8, 8))
     tensor([-1,  0, -1])
     """
-    from scipy.optimize import linear_sum_assignment  # here: only DETRs need it
+    from scipy.optimize import linear_sum_assignment  # here, as below: only DETRs need it
 
     name = "assign_hungarian"
     check_boxes(name, boxes=boxes, objects=objects)
@@ -92,6 +91,8 @@ def matching_costs(
     ``focal`` is what focal loss would lose by calling the object's class a positive, less by calling it a negative; L1
     compares centre and size in units of the image of (height, width).
     """
+    from torchvision.ops import box_convert, generalized_box_iou
+
     with torch.autocast(boxes.device.type, enabled=False):
         boxes, objects, chosen = boxes.float(), objects.float(), logits.float()[:, labels]
         scores = chosen.sigmoid()
@@ -99,8 +100,9 @@ def matching_costs(
         negative = -(1 - alpha) * scores**gamma * (1 - scores + TINY).log()
         height, width = image_size
         scale = boxes.new_tensor([width, height, width, height])
-        distance = torch.cdist(to_centre_and_size(boxes / scale), to_centre_and_size(objects / scale), p=1)
-        overlap = paired_giou(boxes[:, None], objects)
+        found, wanted = (box_convert(these / scale, "xyxy", "cxcywh") for these in (boxes, objects))
+        distance: Tensor = torch.cdist(found, wanted, p=1)
+        overlap: Tensor = generalized_box_iou(boxes, objects)
         return class_cost * (positive - negative) + l1_cost * distance - giou_cost * overlap
 
 
