@@ -11,10 +11,22 @@ import torch
 from torch.utils.data import DataLoader
 
 from bucketrank.data import CocoDataset, DataError, Split, collate, eval_transform, find_splits, require_sound
+from bucketrank.detectors import Detector
 from bucketrank.evaluation import Evaluator, Result
 from bucketrank.training.atomic import write_text
 from bucketrank.training.recipe import Recipe, from_dict
 from bucketrank.training.weights import Meta, load_model
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A detector on its device in evaluation mode, and the images that it is to be measured on."""
+
+    model: Detector
+    meta: Meta
+    images: CocoDataset
+    evaluator: Evaluator
+    device: torch.device
 
 
 @dataclass(frozen=True)
@@ -44,19 +56,8 @@ def evaluate(
 
     No detection is cut by its score. ``detections`` is a file for what was found, in COCO's result format.
     """
-    model, meta = load_model(weights)
-    chosen = _split(data, split, layout)
-    require_sound(chosen, masks=model.masks)
-    images = CocoDataset(chosen, transform=eval_transform())
-    if (images.category_ids, images.class_names) != (meta.category_ids, meta.classes):
-        raise DataError(
-            f"{chosen.annotations}: expected the classes of {weights}, {', '.join(meta.classes[:10])} "
-            f"(categories {meta.category_ids[:10]}), got {', '.join(images.class_names[:10])} "
-            f"({images.category_ids[:10]})"
-        )
-    place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
-    model.to(place)
-    evaluator = evaluator_for(chosen, from_dict(meta.recipe, source=str(weights)), masks=model.masks)
+    ready = prepare(weights, data, split=split, layout=layout, device=device)
+    model, meta, images, evaluator, place = ready.model, ready.meta, ready.images, ready.evaluator, ready.device
     wanted = range(len(images) if most is None else min(most, len(images)))
     loader = DataLoader(images, sampler=list(wanted), batch_size=batch_size, num_workers=workers, collate_fn=collate)
     with torch.inference_mode():
@@ -73,6 +74,25 @@ def evaluate(
         images=len(wanted),
         meta=meta,
     )
+
+
+def prepare(
+    weights: Path | str, data: Path | str, *, split: str = "val", layout: str | None = None, device: str = "auto"
+) -> Prepared:
+    """The detector of a weights file and a split of the folder ``data``; DataError unless the classes are the same."""
+    model, meta = load_model(weights)
+    chosen = _split(data, split, layout)
+    require_sound(chosen, masks=model.masks)
+    images = CocoDataset(chosen, transform=eval_transform())
+    if (images.category_ids, images.class_names) != (meta.category_ids, meta.classes):
+        raise DataError(
+            f"{chosen.annotations}: expected the classes of {weights}, {', '.join(meta.classes[:10])} "
+            f"(categories {meta.category_ids[:10]}), got {', '.join(images.class_names[:10])} "
+            f"({images.category_ids[:10]})"
+        )
+    place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    evaluator = evaluator_for(chosen, from_dict(meta.recipe, source=str(weights)), masks=model.masks)
+    return Prepared(model.to(place), meta, images, evaluator, place)
 
 
 def evaluator_for(split: Split, recipe: Recipe, *, masks: bool) -> Evaluator:

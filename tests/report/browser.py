@@ -1,0 +1,185 @@
+"""A headless Chromium, spoken to through its DevTools pipe: needs nothing but Chromium itself."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run")
+PATIENCE = 60.0  # seconds for one answer
+
+
+def chromium() -> str:
+    """Where it is; the test is skipped where it is not."""
+    found = next((path for name in NAMES if (path := shutil.which(name))), None)
+    if found is None or shutil.which("bash") is None:
+        pytest.skip(f"needs a browser ({' or '.join(NAMES)}) and bash")
+    return found
+
+
+class Browser:
+    """One process, several pages one after the other."""
+
+    def __init__(self, commands: int, answers: int) -> None:
+        self._commands, self._answers = commands, answers
+        self._rest = b""
+        self._number = 0
+        self.events: list[dict[str, Any]] = []
+
+    def call(self, method: str, *, session: str | None = None, **parameters: Any) -> dict[str, Any]:
+        """Ask for something and wait for the answer; events on the way are kept."""
+        self._number += 1
+        message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
+        if session is not None:
+            message["sessionId"] = session
+        os.write(self._commands, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._next()
+            if answer.get("id") == self._number:
+                assert "error" not in answer, (method, answer["error"])
+                result: dict[str, Any] = answer["result"]
+                return result
+            self.events.append(answer)
+
+    def _next(self) -> dict[str, Any]:
+        end = time.monotonic() + PATIENCE
+        while b"\0" not in self._rest:
+            ready, _, _ = select.select([self._answers], [], [], max(0.0, end - time.monotonic()))
+            assert ready, f"Chromium said nothing for {PATIENCE:g} seconds"
+            part = os.read(self._answers, 1 << 20)
+            assert part, "Chromium has ended"
+            self._rest += part
+        text, _, self._rest = self._rest.partition(b"\0")
+        message: dict[str, Any] = json.loads(text)
+        return message
+
+    def open(
+        self, path: Path, *, width: int = 1280, height: int = 900, dark: bool = False, scripts: bool = True
+    ) -> Page:
+        """A page of a file, loaded."""
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        page = Page(self, session)
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            page.call(f"{domain}.enable")
+        phone = width < 600
+        page.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
+        colours = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        page.call("Emulation.setEmulatedMedia", media="", features=[colours])
+        page.call("Emulation.setScriptExecutionDisabled", value=not scripts)
+        self.events.clear()
+        page.call("Page.navigate", url=path.resolve().as_uri())
+        page.wait("Page.loadEventFired")
+        return page
+
+
+class Page:
+    """One tab."""
+
+    def __init__(self, browser: Browser, session: str) -> None:
+        self.browser, self.session = browser, session
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        return self.browser.call(method, session=self.session, **parameters)
+
+    def wait(self, event: str) -> None:
+        """Until the browser has told of an event."""
+        while not any(each.get("method") == event for each in self.browser.events):
+            self.browser.events.append(self.browser._next())
+
+    def run(self, code: str) -> Any:
+        """The value of an expression in the page."""
+        answer = self.call("Runtime.evaluate", expression=code, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    def point(self, selector: str, *, x: float = 0.5, y: float = 0.5) -> None:
+        """Move the mouse over an element, to these shares of its width and height."""
+        found = f"document.querySelector({json.dumps(selector)})"
+        self.run(f"{found}.scrollIntoView({{block: 'center'}})")
+        left, top, width, height = self.run(
+            f"(b => [b.left, b.top, b.width, b.height])({found}.getBoundingClientRect())"
+        )
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=left + x * width, y=top + y * height)
+
+    def press(self, key: str) -> None:
+        for kind in ("keyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key)
+
+    def picture(
+        self, path: Path, *, selector: str | None = None, whole: bool = False, quality: int | None = None
+    ) -> None:
+        """A screenshot: of what is seen, of the whole page, or of an element."""
+        options: dict[str, Any] = {"format": "png"} if quality is None else {"format": "webp", "quality": quality}
+        if selector is not None or whole:
+            found = f"document.querySelector({json.dumps(selector or 'html')})"
+            box = f"(b => [b.left + scrollX, b.top + scrollY, b.width, b.height])({found}.getBoundingClientRect())"
+            x, y, width, height = self.run(box)
+            clip = {"x": x, "y": y, "width": width, "height": height, "scale": 1}
+            # Beyond the window only where needed: it makes the pointer leave what it is at.
+            beyond = y + height > self.run("scrollY + innerHeight") or y < self.run("scrollY")
+            options |= {"clip": clip, "captureBeyondViewport": beyond}
+        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", **options)["data"]))
+
+    @property
+    def errors(self) -> list[str]:
+        """What the page complained about: exceptions, messages of the browser, console.error."""
+        self.run("0")  # what was said before the answer has arrived
+        found = []
+        for event in self.browser.events:
+            kind, told = event.get("method"), event.get("params", {})
+            if (
+                kind == "Runtime.exceptionThrown"
+                or (kind == "Log.entryAdded" and told["entry"]["level"] in ("error", "warning"))
+                or (kind == "Runtime.consoleAPICalled" and told["type"] in ("error", "warning", "assert"))
+            ):
+                found.append(json.dumps(told))
+        return found
+
+    @property
+    def requests(self) -> list[str]:
+        """The addresses that were asked for."""
+        sent = [event for event in self.browser.events if event.get("method") == "Network.requestWillBeSent"]
+        return [event["params"]["request"]["url"] for event in sent]
+
+
+@contextmanager
+def started(profile: Path) -> Iterator[Browser]:
+    """A browser with a profile of its own, ended afterwards."""
+    command = [chromium(), *FLAGS, "--remote-debugging-pipe", f"--user-data-dir={profile}"]
+    import fcntl  # where there is bash there is this
+
+    ours_in, theirs_out = os.pipe()
+    theirs_in, ours_out = os.pipe()
+    # Its ends of the pipes become 3 and 4; above 9 they cannot be in each other's way.
+    high = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (theirs_in, theirs_out)]
+    process = subprocess.Popen(
+        ["bash", "-c", f'exec "$@" 3<&{high[0]} 4>&{high[1]}', "bash", *command],
+        pass_fds=high,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    for end in (theirs_in, theirs_out, *high):
+        os.close(end)
+    browser = Browser(ours_out, ours_in)
+    try:
+        yield browser
+        browser.call("Browser.close")
+        process.wait(timeout=PATIENCE)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours_in)
+        os.close(ours_out)
