@@ -31,6 +31,7 @@ def fresh(code: str) -> str:
         ["demo", "--help"],
         ["export", "--help"],
         ["predict", "--help"],
+        ["report", "--help"],
         ["train", "atss-r50-rs", "--help"],
         ["eval", "--help"],
         ["recipes"],

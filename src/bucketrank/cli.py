@@ -1,35 +1,17 @@
-"""The ``bucketrank`` command: a dict from names to functions; a function's signature is its parser.
+"""The ``bucketrank`` command: a dict from names to functions.
 
-The help of a flag is the text in its ``Annotated`` type. What is heavy is imported by the command that needs it, so
-that asking for help does not wait for torch.
+What is heavy is imported by the command that needs it, so that asking for help does not wait for torch.
 """
 
 from __future__ import annotations
 
-import argparse
-import difflib
-import importlib.util
-import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any
 
+from bucketrank.arguments import Commands, SettingFlags, UsageError, call, listed, require
 from bucketrank.data.problems import DataError
-
-Command = Callable[..., int | None]  # what it returns is the exit status
-Commands = dict[str, Union[Command, "Commands"]]
-
-
-PACKAGES = {"PIL": "pillow", "faster_coco_eval": "faster-coco-eval", "yaml": "PyYAML"}  # where the names differ
-
-
-class UsageError(Exception):
-    """The command cannot do what was asked; the message says what to do instead."""
-
-
-class SettingFlags(list[str]):
-    """The words of a command that set something in a recipe, like ``--loss.delta 0.25``."""
 
 
 def bench_losses(
@@ -55,8 +37,8 @@ def bench_losses(
 
     given: dict[str, Any] = {"repeats": repeats, "max_seconds_per_cell": max_seconds_per_cell, "memory": memory}
     try:
-        given["sizes"] = _listed("--sizes", sizes, parse_size)
-        given["percent"] = None if percent is None else _listed("--percent", percent, float)
+        given["sizes"] = listed("--sizes", sizes, parse_size)
+        given["percent"] = None if percent is None else listed("--percent", percent, float)
         chosen = (QUICK if quick else {}) | {name: value for name, value in given.items() if value is not None}
         settings = Settings(seed=seed, device=device, large=large, **chosen)
     except ValueError as error:
@@ -297,6 +279,87 @@ def recipes(
         raise UsageError(f"recipes: {error}") from error
 
 
+def report(
+    runs: Annotated[list[Path], "folders of runs, as train writes them"],
+    *,
+    out: Annotated[Path, "the page to write"] = Path("report.html"),
+    data: Annotated[Path | None, "folder of the data set (that each run was trained on)"] = None,
+    images: Annotated[int, "how many of the best and of the worst images are shown"] = 6,
+    most: Annotated[int | None, "measure on the first so many images only"] = None,
+    device: Annotated[str, "a torch device, like cpu or cuda:0; auto is cuda if there is one"] = "auto",
+) -> None:
+    """Write one page about runs: curves, AP, precision and recall, best and worst images, the ranked list."""
+    require("rich", "PIL", "faster_coco_eval", "yaml", "timm", "matplotlib", extra="detect")
+    import torch
+
+    from bucketrank.report.write import write_report
+
+    try:
+        torch.zeros(1, device=None if device == "auto" else device)
+    except (AssertionError, RuntimeError) as error:
+        raise UsageError(f"report: --device: {error}") from error
+    write_report(runs, out, data=data, images=images, most=most, device=device)
+
+
+def study(
+    name: Annotated[str, "detectors, segmentation, budget, detr, baselines or synthetic"],
+    *,
+    data: Annotated[Path | None, "folder of the data set (synthetic needs none)"] = None,
+    out: Annotated[Path | None, "folder for the trainings, tables and figures (runs/study-NAME)"] = None,
+    seeds: Annotated[int, "trainings of each row, with seeds 0, 1, ..."] = 3,
+    budget: Annotated[str, "small: laptop recipes; paper: the paper's recipes, for its hardware"] = "small",
+    only: Annotated[str | None, "rows to train, with commas between, like atss-rs-*,atss-focal (all)"] = None,
+    rates: Annotated[str | None, "learning rates that are tried, as factors of the recipe's (1,2,4; paper: 1)"] = None,
+    rounds: Annotated[int, "steps that are timed, the losses of a detector in turn"] = 12,
+    dry_run: Annotated[bool, "print the trainings' commands instead of running them"] = False,
+    settings: Annotated[SettingFlags, "of every training"],
+) -> int:
+    """Train the grid behind a table of the paper, and write ours beside it; what is done is not done again."""
+    require("rich", "PIL", "faster_coco_eval", "yaml", "lightning", "timm", "matplotlib", extra="detect")
+    from bucketrank.study.grid import STUDIES, SYNTHETIC
+    from bucketrank.training.recipe import RecipeError
+    from bucketrank.training.settings import choose
+
+    out = out or Path("runs") / f"study-{name}"
+    try:
+        choose("study", name, (*STUDIES, SYNTHETIC))
+        choose("--budget", budget, ("small", "paper"))
+        factors = listed("--rates", rates or ("1" if budget == "paper" else "1,2,4"), float)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if seeds < 1 or rounds < 2 or min(factors) <= 0:
+        wanted = "--seeds of at least 1, --rounds of at least 2 and --rates above 0"
+        raise UsageError(f"study: expected {wanted}, got {seeds}, {rounds} and {rates}")
+    if name == SYNTHETIC:
+        from bucketrank.bench.study import Settings
+        from bucketrank.study.synthetic import study as synthetic
+
+        synthetic(out, settings=Settings())
+        return 0
+    if data is None:
+        raise UsageError("study: expected --data, the folder of the data set")
+    from bucketrank.study.command import commands, prepare, run
+    from bucketrank.study.runs import StudyError
+
+    chosen: dict[str, Any] = {
+        "seeds": seeds,
+        "paper": budget == "paper",
+        "factors": factors,
+        "only": only,
+        "flags": tuple(settings),
+    }
+    try:
+        plan = prepare(name, data=data, out=out, **chosen)
+        if dry_run:
+            print("\n".join(commands(plan)))
+            return 0
+        return run(plan, rounds=rounds)
+    except RecipeError as error:
+        raise UsageError(f"study: {error}") from error
+    except StudyError as error:
+        raise DataError(f"study: {error}") from error
+
+
 COMMANDS: Commands = {
     "bench": {
         "losses": bench_losses,
@@ -313,6 +376,8 @@ COMMANDS: Commands = {
     "export": export,
     "predict": predict,
     "recipes": recipes,
+    "report": report,
+    "study": study,
     "train": train,
 }
 
@@ -321,151 +386,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return _run(words)
+        return call(COMMANDS, words)
     except UsageError as error:
         sys.stderr.write(f"bucketrank: {error}\n")
         return 2
-    except DataError as error:
+    except (DataError, OSError) as error:  # the system's own words name the file, too
         sys.stderr.write(f"bucketrank: {error}\n")
         return 1
     except KeyboardInterrupt:
         sys.stderr.write("bucketrank: interrupted\n")
         return 130
-
-
-def _run(words: list[str]) -> int:
-    if words[:1] == ["--version"]:
-        from bucketrank import __version__
-
-        sys.stdout.write(f"bucketrank {__version__}\n")
-        return 0
-    path: list[str] = []
-    found: Command | Commands = COMMANDS
-    while isinstance(found, dict):
-        word = words[len(path)] if len(path) < len(words) else "--help"
-        if word in ("-h", "--help"):
-            sys.stdout.write(_overview(path, found))
-            return 0
-        if word not in found:
-            raise UsageError(_no_such_command(words, len(path)))
-        path.append(word)
-        found = found[word]
-    return found(**_parse(found, path, words[len(path) :])) or 0
-
-
-def _parse(command: Command, path: list[str], words: list[str]) -> dict[str, Any]:
-    require("jsonargparse", extra="bench" if path[0] == "bench" else "detect")
-    from jsonargparse import ActionYesNo, ArgumentParser
-
-    program = " ".join(["bucketrank", *path])
-    parser = ArgumentParser(prog=program, description=command.__doc__, formatter_class=argparse.HelpFormatter)
-    hints = get_type_hints(command, include_extras=True)
-    flags = ["--help"]
-    given: dict[str, Any] = {}
-    for name, parameter in inspect.signature(command).parameters.items():
-        kind, text = get_args(hints[name])
-        if kind is SettingFlags:
-            given[name], words, known = _settings(words)
-            flags += known
-            if "--help" in words or "-h" in words:
-                _describe_settings(parser, words)
-            continue
-        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
-            several: dict[str, Any] = {"nargs": "+"} if get_origin(kind) is list else {}
-            if parameter.default is None:
-                several = {"nargs": "?"}
-            parser.add_argument(name, type=get_args(kind)[0] if several else kind, help=text, **several)
-            continue
-        flag = "--" + name.replace("_", "-")
-        flags.append(flag)
-        if kind is not bool and parameter.default is not None:
-            text += f" ({parameter.default})"
-        if bool in (kind, *get_args(kind)):
-            flags.append("--no-" + flag.removeprefix("--"))
-            parser.add_argument(flag, action=ActionYesNo(no_prefix="no-"), default=parameter.default, help=text)
-        else:
-            parser.add_argument(flag, type=kind, default=parameter.default, help=text)
-    for word in words:
-        typed = word.partition("=")[0]
-        if typed.startswith("--") and typed != "--" and typed not in flags:
-            raise UsageError(f'{" ".join(path)}: there is no flag "{typed}"; the nearest is "{_nearest(typed, flags)}"')
-    return dict(vars(parser.parse_args(words))) | given
-
-
-def _settings(words: list[str]) -> tuple[SettingFlags, list[str], list[str]]:
-    """The words that set something in a recipe, the other words, and the flags there are for settings."""
-    require("yaml", extra="detect")
-    from bucketrank.training.recipe import known_flags
-
-    known = known_flags()
-    mine, rest = SettingFlags(), list[str]()
-    left = list(words)
-    while left:
-        word = left.pop(0)
-        typed = word.partition("=")[0]
-        if typed.startswith("--") and ("." in typed or typed in known):
-            mine.append(word)
-            if "=" not in word and left and not left[0].startswith("--"):
-                mine.append(left.pop(0))
-        else:
-            rest.append(word)
-    return mine, rest, known
-
-
-def _describe_settings(parser: argparse.ArgumentParser, words: list[str]) -> None:
-    from bucketrank.training.show import help_on_settings
-
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = help_on_settings(words)
-
-
-def require(*modules: str, extra: str = "bench") -> None:
-    """Says how to install what is missing."""
-    missing = [PACKAGES.get(module, module) for module in modules if importlib.util.find_spec(module) is None]
-    if missing:
-        needs = " and ".join(missing)
-        raise UsageError(f'this command needs {needs}; install with: pip install "bucketrank[{extra}]"')
-
-
-def _leaves(commands: Commands, path: tuple[str, ...] = ()) -> list[tuple[str, Command]]:
-    leaves = []
-    for name, found in commands.items():
-        if isinstance(found, dict):
-            leaves += _leaves(found, (*path, name))
-        else:
-            leaves.append((" ".join((*path, name)), found))
-    return leaves
-
-
-def _overview(path: list[str], commands: Commands) -> str:
-    leaves = _leaves(commands, tuple(path))
-    width = max(len(name) for name, _ in leaves)
-    lines = [f"  bucketrank {name:<{width}}  {inspect.getdoc(command)}" for name, command in leaves]
-    return "\n".join(["Ranking losses for object detection.", "", *lines, "", "Each command has --help.", ""])
-
-
-def _no_such_command(words: list[str], known: int) -> str:
-    typed = " ".join(words[: known + 1])
-    # With one word more: in "benhc losses" the second word tells what was meant.
-    meant = " ".join(word for word in words[: known + 2] if not word.startswith("-"))
-    names = [name for name, _ in _leaves(COMMANDS)]
-    return f'there is no command "{typed}"; the nearest is "bucketrank {_nearest(meant, names)}"'
-
-
-def _nearest(typed: str, names: list[str]) -> str:
-    def likeness(name: str) -> float:
-        # Who types --lr means --schedule.lr.
-        last = "--" + name.rpartition(".")[2] if "." in name else name
-        return max(difflib.SequenceMatcher(None, typed, each).ratio() for each in (name, last))
-
-    return max(names, key=likeness)
-
-
-def _listed(flag: str, text: str, parse: Callable[[str], Any]) -> tuple[Any, ...]:
-    try:
-        return tuple(parse(part) for part in text.split(","))
-    except ValueError as error:
-        raise ValueError(f"{flag}: expected numbers with commas between, got {text!r}") from error
 
 
 if __name__ == "__main__":

@@ -29,6 +29,8 @@ GROUPS: dict[str, type[Any]] = {
     "schedule": ScheduleSettings,
     "trainer": TrainerSettings,
 }
+MAY_CHANGE = ("trainer.", "data.workers", "data.val_batch_size", "init", "backbone.weights")  # in a resumed run
+MOST = 1_000_000  # of anything in a detector
 NAMED = ("detector", "backbone", "loss")  # groups with a name: --loss rs is --loss.name rs
 
 
@@ -80,6 +82,7 @@ def from_dict(content: Mapping[str, Any], *, source: str = "recipe") -> Recipe:
             choose("loss.name", values["loss.name"], loss_names())
         if "loss.method" in values:
             choose("loss.method", values["loss.method"], METHODS)
+        _check_counts(values)
         groups = {
             group: kind(
                 **{key.partition(".")[2]: value for key, value in values.items() if key.startswith(group + ".")}
@@ -96,6 +99,13 @@ def _check_known(given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     for key in given:
         if key not in known:
             raise ValueError(f'there is no setting "{key}"; {nearest(key, list(known))}')
+
+
+def _check_counts(values: Mapping[str, Any]) -> None:
+    """The whole numbers of a detector are all numbers of something."""
+    for key, value in values.items():
+        if key.startswith("detector.") and type(value) is int and not 0 <= value <= MOST:
+            raise ValueError(f"{key}: expected a number from 0 to {MOST:,}, got {value:.6g}")
 
 
 def settings_of(detector: str) -> dict[str, tuple[Any, Any, str]]:
@@ -188,6 +198,14 @@ def differences(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
     return {key: (mine.get(key), theirs.get(key)) for key in keys if mine.get(key) != theirs.get(key)}
 
 
+def kept_differences(before: Recipe, now: Recipe) -> dict[str, tuple[Any, Any]]:
+    """Those of a run's settings that it has to keep when it goes on, but that are to be others now."""
+    changed = differences(before, now)
+    if "loss.balance_period" in changed and changed["loss.balance_period"][1] is None:
+        del changed["loss.balance_period"]  # filled in when the run began
+    return {k: pair for k, pair in changed.items() if k == "trainer.seed" or not k.startswith(MAY_CHANGE)}
+
+
 def _file(recipe: str | Path) -> Path:
     packaged = Path(str(resources.files("bucketrank.recipes").joinpath(f"{recipe}.yaml")))
     if isinstance(recipe, str) and "/" not in recipe and packaged.is_file():
@@ -204,7 +222,7 @@ def _read(recipe: str | Path, *, seen: tuple[str, ...] = ()) -> tuple[dict[str, 
     path = _file(recipe)
     source = str(recipe) if path.parent.name == "recipes" and path.stem == str(recipe) else str(path)
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = _parsed(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: not YAML: {error}") from error
     if not isinstance(content, dict):
@@ -224,6 +242,11 @@ def _read(recipe: str | Path, *, seen: tuple[str, ...] = ()) -> tuple[dict[str, 
     if "detector" not in content or "name" not in content["detector"]:
         raise RecipeError(f"{path}: expected detector.name, one of {', '.join(detector_names())}")
     return content, source
+
+
+def _parsed(text: str) -> Any:
+    """YAML, read by libyaml where it is there: a study reads some hundred recipes."""
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 (both are safe)
 
 
 def _merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -250,7 +273,7 @@ def _flat(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def _value(text: str) -> Any:
     try:
-        return yaml.safe_load(text)
+        return _parsed(text)
     except yaml.YAMLError:
         return text
 

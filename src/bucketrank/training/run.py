@@ -31,12 +31,11 @@ from bucketrank.training.keeper import Interrupted, Keeper
 from bucketrank.training.module import DetectorModule
 from bucketrank.training.pictures import draw_pictures
 from bucketrank.training.progress import Shown, in_words
-from bucketrank.training.recipe import Recipe, RecipeError, differences, dump, load
+from bucketrank.training.recipe import MAY_CHANGE, Recipe, RecipeError, dump, kept_differences, load
 from bucketrank.training.schedule import Schedule
 from bucketrank.training.weights import Meta, WeightsError, build_detector, read_weights, save_weights, without_weights
 
 PACKAGES = ("bucketrank", "torch", "torchvision", "lightning", "timm", "transformers", "numba", "numpy", "safetensors")
-MAY_CHANGE = ("trainer.", "data.workers", "data.val_batch_size", "init", "backbone.weights")  # in a resumed run
 
 
 @dataclass(frozen=True)
@@ -81,9 +80,9 @@ def train(
         )
         if wanted.loss.name == "alrp" and wanted.loss.balance_period is None:
             wanted = replace(wanted, loss=replace(wanted.loss, balance_period=batches))
+        keeper, module = _prepare(wanted, told, folder, schedule=schedule, batches=batches, resume=resume)
         if main:
             _describe(folder, wanted, data)
-        keeper, module = _prepare(wanted, told, folder, schedule=schedule, batches=batches, resume=resume)
         position = told.position = module.position
         if main:
             _announce(console, wanted, told, schedule, position, trainer, folder)
@@ -120,15 +119,12 @@ def _start(
         raise RecipeError(f"{folder} holds a run already; go on with it by --resume, or choose another folder by --out")
     if stored.is_file() and resume:
         before = load(stored)
-        changed = {} if recipe is None else differences(before, recipe)
-        if "loss.balance_period" in changed and changed["loss.balance_period"][1] is None:
-            del changed["loss.balance_period"]  # filled in when the run began
-        fixed = {key: pair for key, pair in changed.items() if not key.startswith(MAY_CHANGE)}
+        fixed = {} if recipe is None else kept_differences(before, recipe)
         if fixed:
             key, (old, new) = next(iter(fixed.items()))
             raise RecipeError(
                 f"{folder}: the run began with {key} {old!r}, got {new!r}; a resumed run keeps its settings (only "
-                f"{', '.join(MAY_CHANGE)} may change)"
+                f"{', '.join(MAY_CHANGE)} may change, and the seed may not)"
             )
         if recipe is not None:
             recipe = replace(before, trainer=recipe.trainer, data=recipe.data, backbone=before.backbone)
@@ -198,7 +194,10 @@ def _prepare(
     keeper = Keeper(folder, settings=recipe.trainer, batches=batches, accumulate=recipe.schedule.accumulate, meta=meta)
     found = keeper.checkpoints.load() if resume else None
     torch.manual_seed(seed_of(recipe.trainer.seed))
-    model = build_detector(recipe if found is None else without_weights(recipe), num_classes=len(data.classes))
+    try:
+        model = build_detector(recipe if found is None else without_weights(recipe), num_classes=len(data.classes))
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
     if found is None and recipe.init is not None:
         take_weights(model, recipe.init)
     module = DetectorModule(

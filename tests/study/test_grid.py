@@ -1,0 +1,48 @@
+"""The rows of the studies against the recipes and the paper."""
+
+import pytest
+
+from bucketrank.study.grid import STUDIES
+from bucketrank.study.results import published
+from bucketrank.training.recipe import load, names
+
+ROWS = [(study.name, row) for study in STUDIES.values() for row in study.rows]
+
+
+def test_rows_have_names_of_their_own():
+    for study in STUDIES.values():
+        keys = [row.key for row in study.rows]
+        assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize(("study", "row"), ROWS, ids=[f"{study}-{row.key}" for study, row in ROWS])
+def test_a_row_is_what_its_recipes_train(study, row):
+    found = []
+    if row.small is not None:
+        found.append(load(row.small, list(row.flags)))
+    if row.paper is not None:
+        found.append(load(row.paper))
+    assert found
+    kinds = {"Faster": "faster_rcnn", "Mask": "mask_rcnn", "Cascade": "cascade_rcnn", "Co-DETR": "co_detr"}
+    for recipe in found:
+        assert recipe.loss.name == row.loss
+        assert not row.method or recipe.loss.method == row.method
+        first = row.detector.split()[0]
+        assert recipe.detector["name"] == kinds.get(first, first.lower())
+
+
+def test_every_recipe_of_the_paper_belongs_to_a_study():
+    used = {row.paper for _, row in ROWS}
+    assert {name for name in names() if not name.endswith("laptop")} - used == set()
+
+
+def test_numbers_of_the_paper():
+    rows = {row.key: row for row in STUDIES["detectors"].rows}
+    assert published(rows["atss-rs-bucketed"]) == {"AP": 39.8, "AP50": 58.8, "AP75": 42.9, "seconds": 0.15}
+    assert published(rows["atss-rs-exact"]) == {}, "the paper has no exact bucketing"
+    assert published(rows["paa-focal"]) == {}
+    counts = {row.key: row.hyperparameters for row in STUDIES["baselines"].rows}
+    assert counts["faster-rcnn-ce"] == 9
+    assert counts["faster-rcnn-rs-exact"] == 3
+    assert counts["atss-dr"] == 5
+    assert counts["atss-rs-bucketed"] == 1

@@ -1,0 +1,122 @@
+"""Tables, claims and figures of made-up trainings."""
+
+import csv
+import io
+import json
+import math
+
+import pytest
+from rich.console import Console
+
+from bucketrank.study.claims import claims
+from bucketrank.study.command import show, write
+from bucketrank.study.measure import Measured
+from bucketrank.study.results import Mean, Outcome, collect
+from bucketrank.study.tables import to_csv, to_latex, to_markdown
+from tests.study.made_up import PLACE, finish, plan
+
+SECONDS = {"atss-rs-exact": 1.02, "atss-rs-pairwise": 1.5, "atss-rs-bucketed": 1.0, "atss-focal": 1.0}
+
+
+def outcome(out, *, seeds=2, apart=1e-7, missing=()) -> Outcome:
+    study = plan(out, seeds=seeds, only="atss-rs-*,atss-focal")
+    ends = {"atss-rs-exact": 40.0, "atss-rs-pairwise": 40.5, "atss-rs-bucketed": 39.0, "atss-focal": 35.0}
+    for row in study.rows:
+        for run in study.results(row):
+            if run.name not in missing:
+                finish(run, 20.0, ends[row.key] + run.seed)
+    samples = {key: dict.fromkeys(range(3), value) for key, value in SECONDS.items()}
+    return collect(study, {"ATSS": Measured(samples, {"rs": apart}, PLACE)}, {})
+
+
+def test_table(tmp_path):
+    found = outcome(tmp_path)
+    table = to_markdown(found, [("t_iter.svg", "Seconds")])
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:1] == "|"]
+    rows = {line[1]: line for line in lines}
+    assert rows["RS"][2:] == ["2", "0.001", "1.50", "1.50", "41.0 ± 0.7", "82.0 ± 1.4", "20.5 ± 0.4", "0.36", "39.8", "58.9", "42.6"]  # fmt: skip # noqa: E501
+    assert rows["RS, exact"][-4:] == ["\N{EN DASH}"] * 4
+    assert rows["focal"][5] == "1.00"
+    assert "![Seconds](t_iter.svg)" in table
+    assert "Trained on abacus, 2 cores, 1 thread; commit 0123456." in table
+    assert "mean ± deviation over 2 seeds" in table
+    assert "Not complete" not in table
+
+
+def test_what_is_missing_is_told(tmp_path):
+    found = outcome(tmp_path, missing=("atss-focal-lr0.001-seed0", "atss-focal-lr0.001-seed1"))
+    assert not found.complete
+    table = to_markdown(found, [])
+    assert "Not complete: 2 trainings have not come to their end." in table
+    assert "| ATSS | focal | - | 0.001 | 1.00 | 1.00 | - | - | - |" in table.replace("\N{EN DASH}", "-")
+
+
+def test_csv_and_latex(tmp_path):
+    found = outcome(tmp_path, seeds=1)
+    rows = {row["method"] or row["loss"]: row for row in csv.DictReader(io.StringIO(to_csv(found)))}
+    assert float(rows["exact"]["AP mean"]) == 40.0
+    assert rows["exact"]["AP deviation"] == ""
+    assert float(rows["pairwise"]["paper_AP"]) == 39.8
+    latex = to_latex(found)
+    assert r"ATSS & RS, exact & 2 & 0.001 & 1.02 & 1.02 & 40.0 & 80.0 & 20.0 & -- & -- & -- & -- \\" in latex
+    assert latex.count("&") == 12 * 5
+
+
+def test_claims_that_hold(tmp_path):
+    found = {each.claim: each for each in claims(outcome(tmp_path))}
+    assert len(found) == 4
+    assert all(each.holds is True for each in found.values())
+    assert found["the ranking loss ends with more AP than the score-based one"].measured == (
+        "40.5 against 35.5 AP (focal); ahead with 2 of 2 seeds"
+    )
+
+
+def test_claims_that_do_not(tmp_path):
+    study = plan(tmp_path, seeds=2, only="atss-rs-*,atss-focal")
+    ends = {"atss-rs-exact": 30.0, "atss-rs-pairwise": 45.0, "atss-rs-bucketed": 39.0, "atss-focal": 30.5}
+    for row in study.rows:
+        for run in study.results(row):
+            finish(run, ends[row.key] + 0.1 * run.seed)
+    samples = {key: dict.fromkeys(range(3), 1.2 if key == "atss-rs-exact" else 1.0) for key in SECONDS}
+    found = claims(collect(study, {"ATSS": Measured(samples, {"rs": 0.01}, PLACE)}, {}))
+    assert [each.holds for each in found] == [False] * 4
+
+
+def test_one_seed_says_nothing_of_noise(tmp_path):
+    found = [each for each in claims(outcome(tmp_path, seeds=1)) if "within seed noise" in each.claim]
+    assert [each.holds for each in found] == [None]
+    assert found[0].measured == "40.0 and 40.5 AP: -0.5; one seed tells nothing about noise"
+
+
+def test_files_and_terminal(tmp_path):
+    found = outcome(tmp_path)
+    write(found)
+    names = {path.name for path in tmp_path.iterdir()} - {"runs"}
+    assert names == {
+        *(f"detectors.{ending}" for ending in ("md", "csv", "tex", "json")),
+        *(f"{name}.{ending}" for name in ("t_iter", "ap_over_steps", "ap_over_time") for ending in ("png", "svg")),
+    }
+    document = json.loads((tmp_path / "detectors.json").read_text())
+    assert document["rows"][0]["runs"][1]["AP"] == 41.0
+    console = Console(width=160, record=True, file=io.StringIO())
+    show(found, console)
+    assert "RS, exact" in console.export_text()
+
+
+def test_seconds_of_trainings_that_were_not_measured_in_turn(tmp_path):
+    study = plan(tmp_path, only="atss-focal")
+    finish(study.results(study.rows[0])[0], 12.0)
+    # The first step counts for nothing; 9 of 0.5, 10 of 0.7 and 10 of 0.6.
+    assert collect(study, {}, {}).results[0].seconds == 0.6
+
+
+def test_masks_go_before_boxes(tmp_path):
+    study = plan(tmp_path, name="segmentation", only="mask-rcnn-ce")
+    run = study.results(study.rows[0])[0]
+    finish(run, 5.0, 9.0, kind="masks")
+    assert run.metric("AP75") == pytest.approx(4.5)
+    assert run.curve() == ([73, 146], [5.0, 9.0])
+
+
+def test_mean_of_one():
+    assert math.isnan(Mean.of([3.0]).deviation)

@@ -1,0 +1,97 @@
+"""The command, with real trainings."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from bucketrank.cli import main
+from bucketrank.data import write_shapes
+from tests.training.tiny import USUAL
+
+TINY = [word for word in USUAL.split() if word != "--trainer.deterministic"]
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory):
+    return write_shapes(tmp_path_factory.mktemp("data") / "shapes", train=8, val=2, size=64, seed=0)
+
+
+@pytest.mark.slow
+def test_a_study_from_beginning_to_end_and_again(shapes, tmp_path, capfd):
+    words = ["study", "detectors", "--data", str(shapes), "--out", str(tmp_path / "study"), "--seeds", "1"]
+    words += ["--only", "atss-rs-exact,atss-rs-pairwise", "--rates", "1,1e9", "--rounds", "2", *TINY]
+    words += ["--schedule.epochs=1", "--schedule.clip=null"]
+    assert main(words) == 1, "one of three trainings cannot but fail"
+    printed = capfd.readouterr().out
+    assert "3 trainings; everything goes to" in printed
+    assert "2 of 3  atss-rs-exact-lr1e+07-seed0  failed (see " in printed
+    assert "the loss is not finite" in printed
+    assert "3 of 3  atss-rs-pairwise-lr0.01-seed0  AP " in printed
+    assert "- `atss-rs-exact-lr1e+07-seed0`: failed" in (tmp_path / "study/detectors.md").read_text()
+    document = json.loads((tmp_path / "study/detectors.json").read_text())
+    assert [row["lr"] for row in document["rows"]] == [0.01, 0.01]
+    assert [len(row["runs"]) for row in document["rows"]] == [1, 1]
+    gradients = next(each for each in document["claims"] if "the gradients of exact" in each["claim"])
+    assert gradients["holds"] is True
+    steps = (tmp_path / "study/steps.json").read_text()
+    folders = {path: path.stat().st_mtime_ns for path in (tmp_path / "study/runs").glob("*/weights.safetensors")}
+    assert len(folders) == 2
+    # What is done is not done again.
+    assert main([*words[:-1], "--only", "atss-rs-exact,atss-rs-pairwise", "--rates", "1", words[-1]]) == 0
+    assert {path: path.stat().st_mtime_ns for path in folders} == folders
+    assert (tmp_path / "study/steps.json").read_text() == steps
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_the_training_and_the_study(shapes, tmp_path):
+    words = ["study", "detectors", "--data", str(shapes), "--out", str(tmp_path / "study"), "--only", "atss-focal"]
+    words += ["--seeds", "1", "--rates", "1", "--rounds", "2", *TINY, "--schedule.epochs=400"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bucketrank.cli", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    run = tmp_path / "study/runs/atss-focal-lr0.01-seed0"
+    try:
+        while not (run / "train.csv").exists() and process.poll() is None:
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(timeout=0.2)
+        # As a terminal does: to the whole group.
+        os.killpg(process.pid, signal.SIGINT)
+        told, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 130, told
+    assert "stopped in atss-focal-lr0.01-seed0; the same command goes on from there" in told
+    assert (run / "checkpoints").is_dir()
+    assert not (run / "weights.safetensors").exists()
+
+
+def test_mistakes(shapes, tmp_path, capsys):
+    for words, told in [
+        (["study", "detecors"], 'the nearest is "detectors"'),
+        (["study", "detectors"], "expected --data"),
+        (["study", "detectors", "--data", str(shapes), "--budget", "smal"], 'the nearest is "small"'),
+        (["study", "detectors", "--data", str(shapes), "--seeds", "0"], "expected --seeds of at least 1"),
+        (["study", "detectors", "--data", str(shapes), "--rates", "a"], "expected numbers with commas between"),
+        (["study", "detectors", "--data", str(shapes), "--only", "yolo"], "no row is called 'yolo'"),
+        (["study", "detr", "--data", str(tmp_path / "none")], "none"),
+    ]:
+        assert main([*words, "--out", str(tmp_path / "study")]) in (1, 2)
+        assert told in capsys.readouterr().err
+    assert not (tmp_path / "study").exists()
+
+
+def test_dry_run(shapes, tmp_path, capsys):
+    words = ["study", "detr", "--data", str(shapes), "--out", str(tmp_path / "study"), "--seeds", "1", "--dry-run"]
+    assert main(words) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 4 + 2 * 2
+    assert all(line.startswith("bucketrank train brs-detr-laptop ") for line in printed)
+    assert not (tmp_path / "study").exists()
