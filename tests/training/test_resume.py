@@ -45,13 +45,23 @@ def rows(path: Path) -> list[dict[str, str]]:
         return [{key: value for key, value in row.items() if key != "seconds"} for row in csv.DictReader(file)]
 
 
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C as a terminal has it; whoever started the tests in the background has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("step", [0, 1, 2, 4, 8], ids=lambda step: f"in step {step + 1}")
 def test_after_ctrl_c(step, whole, shapes, tmp_path, monkeypatch):
+    before = signal.getsignal(signal.SIGINT)  # Python's own, unless the tests run in the background
     with monkeypatch.context() as patch:
         tiny.stop_in(patch, step=step)
         with pytest.raises(Interrupted):  # in the last step, too: the evaluation is left
             tiny.run(tmp_path / "run", shapes, FLAGS)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
     assert Checkpoints(tmp_path / "run" / "checkpoints").load() is not None
     tiny.run(tmp_path / "run", shapes, FLAGS, resume=True)
     assert_same_run(tmp_path / "run", whole)

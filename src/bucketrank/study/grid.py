@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 LAPTOP = ("--inputs.min_size", "256", "--inputs.max_size", "256", "--trainer.pictures", "0")
 EPOCHS = {  # of the laptop recipes in a study
     "atss-laptop": 2,
-    "brs-detr-laptop": 2,
+    "brs-detr-laptop": 1,
     "cascade-rcnn-laptop": 2,
     "faster-rcnn-laptop": 2,
-    "mask-rcnn-laptop": 3,
+    "mask-rcnn-laptop": 2,
     "paa-laptop": 2,
     "retinanet-laptop": 2,
 }
