@@ -43,8 +43,8 @@ class Fused(Exact):
             return
         self.finite = -np.inf < self.scores.item(0) <= self.scores.item(-1) < np.inf
         if self.finite:
-            # Edges and their owners, and the table that finds the bucket of a logit.
-            self.edges, self.owners, *self.table = kernels.look_up_table(self.scores, delta)
+            # Edges and their owners, and the tables that find the bucket of a logit.
+            self.edges, self.owners, *self.tables = kernels.look_up_table(self.scores, delta, s)
         if self.finite and index is None:
             self.kept = np.empty_like(s)
             self.finite = self._fill(self.kept)
@@ -65,7 +65,7 @@ class Fused(Exact):
 
     def _fill(self, gradient: Array) -> bool:
         """Fill the buckets, keep those of the negatives in the memory of ``gradient``, tell whether all is finite."""
-        given = *self.entries, self.edges, *self.table, _buckets_in(gradient)
+        given = *self.entries, self.edges, *self.tables, _buckets_in(gradient)
         (self.buckets, finite), *parts = in_parts(
             lambda start, stop: kernels.fill_buckets(start, stop, *given), gradient.size
         )

@@ -7,12 +7,14 @@ Indices into the look-up table are unsigned, which spares numba the test for neg
 import numpy as np
 from numba import njit
 
-# Cells of the look-up table for each edge: enough that most cells hold no edge or one.
-CELLS_PER_EDGE = 4
+# Cells of the look-up table for each edge: enough that few cells hold more than WINDOW edges.
+CELLS_PER_EDGE = 2
+# Edges past the ones in earlier cells that two comparisons tell apart.
+WINDOW = 3
 # Edges in one cell up to which walking beats halving.
 WALK = 8
 # Logits looked up together.
-BLOCK = 512
+BLOCK = 1024
 
 
 def kernel(function):
@@ -65,8 +67,26 @@ def cell_of(x, low, cells_per_unit, last):
 
 
 @kernel
-def look_up_table(scores, delta):
-    """The edges, their owners, how many edges come before each of the equal cells over their range, cells per unit."""
+def round_up(edges, logits):
+    """The edges as the least numbers of the logits' type at or above them: the same buckets, found in fewer bytes.
+
+    Behind the last, NaN: it is at or below nothing, so comparisons may run over the end.
+    """
+    bounds = np.full(edges.size + WINDOW - 1, np.nan, logits.dtype)
+    for k in range(edges.size - 1):
+        bounds[k] = edges[k]
+        if bounds[k] < edges[k]:
+            bounds[k] = np.nextafter(bounds[k], bounds.dtype.type(np.inf))
+    return bounds
+
+
+@kernel
+def look_up_table(scores, delta, logits):
+    """The edges and their owners, and what finds the bucket of a logit.
+
+    That is: the edges as :func:`round_up` has them, how many of them come before each of the equal cells over their
+    range, and cells per unit.
+    """
     edges, owners = merge_edges(scores, delta)
     size = owners.size
     cells = CELLS_PER_EDGE * size
@@ -77,71 +97,86 @@ def look_up_table(scores, delta):
         before[cell_of(edges[k + 1], edges[0], cells_per_unit, cells - 1.0) + np.uint32(1)] += np.uint32(1)
     for cell in range(cells):
         before[cell + 1] += before[cell]
-    return edges, owners, before, cells_per_unit
+    return edges, owners, round_up(edges, logits), before, cells_per_unit
 
 
 @kernel
-def search_edges(x, edges, low, high):
+def search_bounds(x, bounds, low, high):
     """How many edges are at or below ``x``, known to be ``low`` to ``high``."""
     while high - low > WALK:
         middle = (low + high) >> 1
-        if edges[middle + 1] <= x:
+        if bounds[middle + 1] <= x:
             low = middle + 1
         else:
             high = middle
-    while low < high and edges[low + 1] <= x:
+    while low < high and bounds[low + 1] <= x:
         low += 1
     return low
 
 
 @kernel
-def find_buckets(logits, edges, before, cells_per_unit, found, edges_in_cell):
+def find_buckets(logits, low, bounds, before, cells_per_unit, found):
     """For each logit, how many edges are at or below it, into ``found``.
 
     In stages: within one, no logit waits for another, so the processor fetches many parts of the tables at a time.
     """
-    low, last = edges[0], before.size - 2.0
-    one = np.uint32(1)
+    last = before.size - 2.0
+    one, two = np.uint32(1), np.uint32(2)
     for j in range(logits.size):
         found[j] = cell_of(np.float64(logits[j]), low, cells_per_unit, last)
     for j in range(logits.size):
-        cell = found[j]
-        found[j] = before[cell]
-        edges_in_cell[j] = before[cell + one] - before[cell]
+        found[j] = before[found[j]]
     for j in range(logits.size):
-        below, inside, x = found[j], edges_in_cell[j], np.float64(logits[j])
-        if inside <= one:  # nearly always, and then no branch depends on x: the processor need not guess
-            found[j] = below + np.uint32(edges[below + one] <= x)
-        else:
-            found[j] = search_edges(x, edges, np.int64(below), np.int64(below) + np.int64(inside))
+        k = below = found[j]
+        x = logits[j]
+        # No branch depends on x: the processor need not guess.
+        k += np.uint32(bounds[k + two] <= x) * two
+        k += np.uint32(bounds[k + one] <= x)
+        if k - below == WINDOW:  # rarely
+            cell = cell_of(np.float64(x), low, cells_per_unit, last)
+            k = np.uint32(search_bounds(x, bounds, np.int64(k), np.int64(before[cell + one])))
+        found[j] = k
 
 
 @kernel
-def fill_buckets(start, stop, logits, targets, edges, before, cells_per_unit, found):
+def keep_negatives(logits, targets, found):
+    """Put 0 into ``found`` for all but negatives; whether all that takes part is finite. In vector registers."""
+    broken = False
+    for j in range(logits.size):
+        logit, target = logits[j], targets[j]
+        found[j] = found[j] if target == 0 else np.uint32(0)
+        broken |= (not target < 0) & ((logit - logit != 0) | (target - target != 0))
+    return not broken
+
+
+@kernel
+def fill_buckets(start, stop, logits, targets, edges, bounds, before, cells_per_unit, found):
     """Per bucket: how many of these negatives it holds, and their offsets from its lower edge, summed.
 
     Also leaves the bucket of every negative in ``found``, there 0 for all else, and tells whether all that takes part
     is finite.
     """
-    buckets = np.zeros((edges.size - 1, 2))
-    scratch = np.empty(BLOCK, np.uint32)
-    broken = False
+    flat = np.zeros(2 * (edges.size - 1))
+    one = np.uint64(1)
+    finite = True
     for first in range(start, stop, BLOCK):
         # Slices, as numba tests no index for being negative that counts from 0.
         block = slice(first, min(first + BLOCK, stop))
-        s, t, here = logits[block], targets[block], found[block]
-        find_buckets(s, edges, before, cells_per_unit, here, scratch)
+        s, here = logits[block], found[block]
+        find_buckets(s, edges[0], bounds, before, cells_per_unit, here)
+        finite &= keep_negatives(s, targets[block], here)
         for j in range(s.size):
-            target, x = t[j], np.float64(s[j])
-            if target == 0:
-                k = here[j]
-                buckets[k, 0] += 1
-                buckets[k, 1] += x - edges[k]
-                broken |= x - x != 0
-            else:
-                here[j] = 0
-                broken |= (not target < 0) & ((x - x != 0) | (target - target != 0))
-    return buckets, not broken
+            k = np.uint64(here[j])
+            # From the bound, which has just been fetched.
+            offset = np.float64(s[j]) - np.float64(bounds[k])
+            flat[k << one] += 1
+            flat[(k << one) + one] += offset
+    buckets = flat.reshape(-1, 2)
+    buckets[0] = 0  # with the negatives below all edges, which matter to none, what is no negative
+    for k in range(1, edges.size - 1):
+        if buckets[k, 0] > 0:
+            buckets[k, 1] += buckets[k, 0] * (bounds[k] - edges[k])
+    return buckets, finite
 
 
 @kernel
