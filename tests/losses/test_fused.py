@@ -6,6 +6,7 @@ import multiprocessing
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -144,7 +145,7 @@ def test_cells_with_many_edges_are_searched() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_logits_next_to_an_edge_find_their_bucket(dtype: type) -> None:
+def test_logits_next_to_an_edge_find_their_bucket(dtype: Any) -> None:
     # The edges s +- 0.1 are no float32: a logit is compared with what they are rounded to, and must not notice.
     scores = np.sort(np.random.default_rng(0).normal(size=2_000).astype(dtype)).astype(np.float64)
     nearest = np.concatenate([scores - 0.1, scores + 0.1]).astype(dtype)

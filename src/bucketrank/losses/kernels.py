@@ -173,9 +173,9 @@ def fill_buckets(start, stop, logits, targets, edges, bounds, before, cells_per_
             flat[(k << one) + one] += offset
     buckets = flat.reshape(-1, 2)
     buckets[0] = 0  # with the negatives below all edges, which matter to none, what is no negative
-    for k in range(1, edges.size - 1):
-        if buckets[k, 0] > 0:
-            buckets[k, 1] += buckets[k, 0] * (bounds[k] - edges[k])
+    for bucket in range(1, edges.size - 1):
+        if buckets[bucket, 0] > 0:
+            buckets[bucket, 1] += buckets[bucket, 0] * (bounds[bucket] - edges[bucket])
     return buckets, finite
 
 
