@@ -331,10 +331,9 @@ def study(
         wanted = "--seeds of at least 1, --rounds of at least 2 and --rates above 0"
         raise UsageError(f"study: expected {wanted}, got {seeds}, {rounds} and {rates}")
     if name == SYNTHETIC:
-        from bucketrank.bench.study import Settings
         from bucketrank.study.synthetic import study as synthetic
 
-        synthetic(out, settings=Settings())
+        synthetic(out)
         return 0
     if data is None:
         raise UsageError("study: expected --data, the folder of the data set")
