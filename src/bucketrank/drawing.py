@@ -31,6 +31,7 @@ WHITE, INK = (255, 255, 255), (25, 25, 25)
 
 LEAST_SIDE = 640  # of the longer side: smaller pictures are enlarged
 CROWDED, LEAST_CROWDED_SIDE = 24, 960  # the same from so many objects on
+LONGEST_NAME = 100  # letters of a class
 MASK_SHARE = 0.42  # how much of a mask's pixel is its colour
 
 
@@ -195,7 +196,8 @@ def _shown(
 
 
 def _name(label: int, classes: Sequence[str]) -> str:
-    return classes[label - 1] if 1 <= label <= len(classes) else f"class {label}"
+    name = classes[label - 1] if 1 <= label <= len(classes) else f"class {label}"
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name[:LONGEST_NAME])
 
 
 def _text(label: int, score: float | None, classes: Sequence[str]) -> tuple[str, str]:

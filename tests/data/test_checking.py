@@ -127,6 +127,7 @@ def test_every_kind_has_a_case() -> None:
     named = {word for word in source.replace('"', " ").split() if "-" in word and word.replace("-", "").isalpha()}
     kinds = {word for word in named if f'"{word}"' in source}
     tested = {case[1] for case in CASES} | {"bad-json", "no-mask", "image-unreadable", "image-turned"}
+    tested |= {"no-objects", "other-classes"}
     assert kinds == tested
 
 
@@ -184,6 +185,32 @@ def test_masks_are_asked_for_where_they_are_needed(tmp_path: Path) -> None:
     assert (problem.kind, problem.id) == ("no-mask", "annotation 1")
     with pytest.raises(DataError, match="a model with masks needs polygons or RLE"):
         require_sound(split, masks=True)
+
+
+def test_splits_that_do_not_go_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, sound(), name="val.json")
+    document = sound()
+    document["categories"][0]["name"] = "wolf"
+    write(tmp_path, document)
+    assert main(["check-data", str(tmp_path)]) == 1
+    out = capsys.readouterr().out
+    assert "other-classes" in out
+    assert "1 error, 0 warnings" in out
+    assert "(9, 'wolf')" in out
+
+    document = sound()
+    del document["annotations"][:2]
+    write(tmp_path, document)
+    assert main(["check-data", str(tmp_path)]) == 1
+    assert "no image has an object to learn" in capsys.readouterr().out
+
+
+def test_a_single_image_cannot_be_divided(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = sound()
+    del document["images"][1]
+    write(tmp_path, document)
+    assert main(["check-data", str(tmp_path)]) == 1
+    assert "there are no images" in capsys.readouterr().out
 
 
 def test_unreadable_images(tmp_path: Path) -> None:

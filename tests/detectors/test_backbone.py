@@ -1,12 +1,15 @@
 """Backbones with random weights, and with weights saved and loaded."""
 
 import pickle
+import socket
+import time
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 import timm
 import torch
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -484,3 +487,53 @@ def test_maps_of_another_layout_are_refused():
         ValueError, match=r"Backbone: expected maps \(C, H, W\) of \[\(7, 8, 16\), .*got \[\(8, 16, 7\)"
     ):
         Backbone(ChannelsLast(), maps=[0, 1, 2, 3], channels=[7] * 4)
+
+
+@pytest.fixture
+def nowhere(monkeypatch, tmp_path):
+    """No hub, and nothing in its cache."""
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    with socket.socket() as bound:  # bound, but not listening: whoever connects is refused
+        bound.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{bound.getsockname()[1]}")
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setitem(module.SWIN_HUB, "swin_tiny", "nobody/has-this")
+        yield
+
+
+@pytest.mark.parametrize("name", ["resnet18", "swin_tiny"])
+def test_without_a_network_it_is_said_at_once(name, nowhere, monkeypatch):
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    with pytest.raises(ConnectionError) as raised:
+        build_backbone(BackboneSettings(name, weights="pretrained"))
+    assert str(raised.value) == (
+        f"the pretrained weights of {name} cannot be downloaded (no connection to 127.0.0.1); give a file by "
+        "--backbone.weights FILE.safetensors, or start from random ones by --backbone.weights null"
+    )
+    assert waits == [], "the hub's library would try again, and again"
+    assert not constants.HF_HUB_OFFLINE, "for others, as it was"
+
+
+def test_without_a_network_the_cache_is_read(nowhere, monkeypatch):
+    offline: list[bool] = []
+
+    def create(name, **options):
+        offline.append(constants.HF_HUB_OFFLINE)
+        return usual(name, features_only=True)
+
+    usual = timm.create_model
+    monkeypatch.setattr(timm, "create_model", create)
+    build_backbone(BackboneSettings("resnet18", weights="pretrained"))
+    assert offline == [True]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        build_backbone(BackboneSettings("resnet18", weights="pretrained"))
+    assert offline == [True, False]
+
+
+def test_a_proxy_may_know_the_way(nowhere, monkeypatch):
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:1")
+    assert module._reachable(constants.ENDPOINT)

@@ -48,6 +48,44 @@ def document(seed: int, *, images: int = 12, classes: int = 4, crowds: bool = Tr
     }
 
 
+def lvis_document(seed: int, *, images: int = 10) -> dict[str, Any]:
+    """As LVIS has it: of some classes it is known that an image has none, and of some that not all were marked.
+
+    The first image is empty. Class 7 never occurs, so that nothing is to be found of the rare ones but class 2.
+    """
+    rng = np.random.default_rng(seed)
+    truth = document(seed, images=images, crowds=False)
+    for category, letter in zip(truth["categories"], "rcrf", strict=True):
+        category["frequency"] = letter
+    numbers = {category["id"] for category in truth["categories"]}
+    for entry in truth["annotations"]:
+        del entry["iscrowd"]
+    for image in truth["images"]:
+        present = {entry["category_id"] for entry in truth["annotations"] if entry["image_id"] == image["id"]}
+        image["neg_category_ids"] = [number for number in sorted(numbers - present) if rng.random() < 0.5]
+        image["not_exhaustive_category_ids"] = [number for number in sorted(numbers) if rng.random() < 0.25]
+    return truth
+
+
+def crowded(found: Detections, seed: int, *, images: list[int], count: int, masks: bool) -> Detections:
+    """More detections in some images: copies of what is there, moved a little, with scores of two digits."""
+    rng = np.random.default_rng(seed)
+    more = dict(found)
+    for image in images:
+        own = found[image]
+        chosen = torch.from_numpy(rng.integers(0, len(own["boxes"]), count))
+        extra = {name: values[chosen] for name, values in own.items()}
+        extra["boxes"] = extra["boxes"] + torch.from_numpy(rng.normal(0, 3, (count, 1))).float()
+        extra["labels"] = torch.from_numpy(rng.integers(1, 5, count))
+        extra["scores"] = torch.from_numpy(np.round(rng.random(count), 2)).float()
+        if masks:
+            shifts = rng.integers(-4, 5, count).tolist()
+            moved = [mask.roll(shift, dims=-1) for mask, shift in zip(extra["masks"], shifts, strict=True)]
+            extra["masks"] = torch.stack(moved)
+        more[image] = {name: torch.cat([own[name], extra[name]]) for name in own}
+    return more
+
+
 def detections(truth: dict[str, Any], seed: int, *, masks: bool, noise: float = 0.12) -> Detections:
     """Shaken copies of the objects and crowds, some twice, some of a wrong class, and some from nowhere."""
     rng = np.random.default_rng(seed)

@@ -16,7 +16,8 @@ from torch.testing import assert_close
 from bucketrank.data import find_splits
 from bucketrank.evaluation import Evaluator
 from bucketrank.evaluation.coco import COCO_NAMES
-from tests.evaluation.made_up import Detections, detections, document
+from tests.evaluation.lvis_reference import lvis as lvis_protocol
+from tests.evaluation.made_up import Detections, crowded, detections, document, lvis_document
 from tests.evaluation.reference import NAMES, pycocotools
 from tests.shared_data import shared
 
@@ -302,6 +303,58 @@ def test_lvis_keeps_the_best_300_of_an_image() -> None:
     evaluator = evaluated(lvis(), found, style="lvis")
     assert len(evaluator.detections) == 300
     assert evaluator.result().metrics["APr"] == 0, "the 301st is not looked at, of whatever class"
+
+
+def agree_with_lvis(truth: dict[str, Any], found: Detections, kind: Kind) -> dict[str, float]:
+    """The protocol is told all detections; that 300 of an image count is its own rule."""
+    evaluator = evaluated(truth, found, masks=kind == "masks", style="lvis")
+    result = evaluator.result(kind)
+    every = evaluated(truth, found, masks=kind == "masks").detections
+    expected = lvis_protocol(truth, every, kind)
+    assert_close(result.metrics | result.per_class, expected, atol=1e-6, rtol=0.0, equal_nan=True)
+    return result.metrics
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_lvis_boxes_by_the_protocol(seed: int) -> None:
+    truth = lvis_document(seed, images=14)
+    found = detections(truth, seed + 100, masks=False)
+    found = crowded(found, seed, images=[10, 40], count=380, masks=False)
+    assert max(len(each["boxes"]) for each in found.values()) > 300
+    numbers = agree_with_lvis(truth, found, "boxes")
+    assert 0.01 < numbers["AP"] < 0.9, "a case that tells something"
+    assert numbers["AP"] != evaluated(truth, found).result().metrics["AP"], "COCO's rules are others"
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of pycocotools' decoder
+@pytest.mark.parametrize("seed", range(3))
+def test_lvis_masks_by_the_protocol(seed: int) -> None:
+    truth = lvis_document(seed, images=6)
+    found = detections(truth, seed + 100, masks=True, noise=0.05)
+    found = crowded(found, seed, images=[10], count=310, masks=True)
+    assert agree_with_lvis(truth, found, "masks")["AP"] > 0.01
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of pycocotools' decoder
+@pytest.mark.parametrize("kind", ["boxes", "masks"])
+def test_lvis_leaves_out_what_has_no_area(kind: Kind) -> None:
+    truth = lvis_document(1, images=8)
+    found = detections(truth, 7, masks=True, noise=0.05)
+    before = evaluated(truth, found, masks=True, style="lvis").result(kind).metrics["AP"]
+    for each in found.values():
+        each["boxes"] = torch.cat([each["boxes"], torch.tensor([[9.0, 9, 9, 30]] * 4)])
+        each["labels"] = torch.cat([each["labels"], torch.arange(1, 5)])
+        each["scores"] = torch.cat([each["scores"], torch.ones(4)])
+        each["masks"] = torch.cat([each["masks"], torch.zeros(4, 1, 200, 200)])
+    assert agree_with_lvis(truth, found, kind)["AP"] == pytest.approx(before)
+    assert evaluated(truth, found, masks=True).result(kind).metrics["AP"] < before, "by COCO's rules they are wrong"
+
+
+def test_lvis_of_nothing() -> None:
+    truth = lvis_document(2)
+    assert agree_with_lvis(truth, {}, "boxes")["AP"] == 0
+    nothing = truth | {"annotations": []}
+    assert math.isnan(agree_with_lvis(nothing, detections(truth, 1, masks=False), "boxes")["AP"])
 
 
 def test_lvis_needs_frequencies() -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import constants
 from PIL import Image
 
 from bucketrank.cli import main
 from bucketrank.data import DataError
-from bucketrank.detectors import Detector
+from bucketrank.detectors import Detector, backbone
 from bucketrank.training.module import DetectorModule, NonFiniteLossError
 from bucketrank.training.recipe import RecipeError, load
 from bucketrank.training.run import take_weights
@@ -131,6 +132,39 @@ def test_a_mistake_is_told_before_anything_is_loaded(shapes, tmp_path, capsys):
         assert main([*words, *mistake]) == 2
         assert f'the nearest is "{nearest}"' in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_without_a_network_it_says_what_to_do(shapes, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(backbone, "_reachable", lambda address: False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    words = ["train", "atss-laptop", "--data", str(shapes), "--out", str(tmp_path / "run"), *tiny.USUAL.split()]
+    assert main([*words, "--backbone", "resnet18", "--backbone.weights", "pretrained"]) == 1
+    said = capsys.readouterr()
+    assert len(said.err.splitlines()) == 1
+    assert "the pretrained weights of resnet18 cannot be downloaded (no connection to huggingface.co)" in said.err
+    assert "--backbone.weights FILE.safetensors" in said.err
+    assert "--backbone.weights null" in said.err
+    assert not (tmp_path / "run").exists(), "so that the same command can be given again"
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "message"),
+    [
+        ("--backbone.weights no.safetensors", 1, "expected weights to be None, 'pretrained' or a path"),
+        ("--backbone.weights pickle.pth", 2, "expected weights in a .safetensors file"),
+        ("--detector.channels 33", 2, "expected channels to be a multiple of 32"),
+        ("--backbone resnet81", 2, "expected name to be a model of timm"),
+    ],
+)
+def test_what_cannot_be_built_is_told(flags, status, message, shapes, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("pickle.pth").touch()
+    assert (
+        main(["train", "atss-laptop", "--data", str(shapes), "--out", "run", *tiny.USUAL.split(), *flags.split()])
+        == status
+    )
+    assert message in capsys.readouterr().err
+    assert not Path("run").exists()
 
 
 def test_broken_data_is_refused_with_the_messages_of_check_data(shapes, tmp_path):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Literal
@@ -15,6 +15,8 @@ from bucketrank.data.problems import DataError
 
 Document = dict[str, Any]
 
+LONGEST, LONGEST_PART = 1000, 255  # bytes of a path below the folder of images, and of a name in it
+LARGEST_ID = 2**63 - 1  # of torch's whole numbers
 HELD_OUT = 0.1  # of the images, where a folder comes with one annotation file
 
 
@@ -86,6 +88,10 @@ def read_json(path: Path) -> Document:
         ) from error
     except RecursionError as error:
         raise DataError(f"{path}: nested too deeply to be annotations") from error
+    except ValueError as error:
+        raise DataError(f"{path}: holds a number of more digits than can be read; correct it") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); give an annotation file that can") from error
     if not isinstance(document, dict):
         raise DataError(
             f"{path}: expected an object with images, annotations and categories, got {_json_name(document)}; "
@@ -112,6 +118,10 @@ def inside(name: str) -> PurePosixPath:
 
     Only the name is judged: a link in the folder may point elsewhere, as a converted data set's do.
     """
+    if not is_text(name):
+        raise DataError(f"the path {name!r:.60} is no text; rename the file")
+    if len(name.encode()) > LONGEST or any(len(part.encode()) > LONGEST_PART for part in name.split("/")):
+        raise DataError(f"the path {name!r:.60}... is longer than a path can be; rename the file")
     path, windows = PurePosixPath(name), PureWindowsPath(name)
     depth = 0
     for part in windows.parts:  # both kinds of slashes
@@ -133,9 +143,38 @@ def size_of(image: Mapping[str, Any]) -> tuple[int, int]:
     return int(image["height"]), int(image["width"])
 
 
+def clipped(box: Sequence[float], size: tuple[int, int]) -> tuple[float, float, float, float] | None:
+    """The corners of a box (x, y, width, height) within an image of (height, width); None if nothing is left of it."""
+    x, y, w, h = box
+    height, width = size
+    left, right = min(max(x, 0), width), min(max(x + w, 0), width)
+    top, bottom = min(max(y, 0), height), min(max(y + h, 0), height)
+    return (left, top, right, bottom) if right > left and bottom > top else None
+
+
+def classes(document: Document) -> list[tuple[int, str]]:
+    """Id and name of every category, in the order of the labels."""
+    names = {category["id"]: category["name"] for category in document["categories"]}
+    return [(number, names[number]) for number in category_ids(document)]
+
+
+def is_text(value: object) -> bool:
+    """Whether it can be printed and written: JSON may hold halves of characters."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
+def usable_id(value: object) -> bool:
+    """Whether it is a whole number that fits into 64 bits."""
+    return type(value) is int and -LARGEST_ID <= value <= LARGEST_ID
+
+
 def finite(value: object) -> bool:
     """Whether it is a number, and neither NaN nor infinite."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    largest = sys.float_info.max  # a whole number may be larger than any float
+    return isinstance(value, int | float) and not isinstance(value, bool) and -largest <= value <= largest
 
 
 def usable_polygons(segmentation: list[list[float]]) -> list[list[float]]:

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from faster_coco_eval.core import mask as rle_codec
 
-from bucketrank.data.annotations import Document, Split, file_name, finite, inside, read_json
+from bucketrank.data.annotations import (
+    Document,
+    Split,
+    classes,
+    clipped,
+    file_name,
+    finite,
+    inside,
+    is_text,
+    read_json,
+    size_of,
+    usable_id,
+)
 from bucketrank.data.pictures import opened, read_picture, stored_turned
 from bucketrank.data.problems import DataError, Problem, raise_errors
 
@@ -19,7 +31,8 @@ Depth = Literal["annotations", "headers", "pixels"]
 Entry = dict[str, Any]
 
 TOLERANCE = 1.0  # pixels that a box may stick out of its image: clipped without a word
-LARGEST = 2**30  # pixels of a mask; Pillow opens no image of that size
+LARGEST = 2 * 89_478_485  # pixels of a mask; Pillow opens no larger image
+NO_IMAGES = "there are no images; training needs at least one"
 FEW_IMAGES = 5000  # are decoded before training; of more, only the headers are read
 
 
@@ -58,6 +71,40 @@ def require_sound(split: Split, *, masks: bool = False, depth: Depth | None = No
     raise_errors(check(split, masks=masks, depth=depth))
 
 
+class Content(NamedTuple):
+    """What two splits must agree on, and what there is to learn."""
+
+    split: Split
+    classes: list[tuple[int, str]]
+    images: int
+    objects: int
+
+    @classmethod
+    def of(cls, split: Split) -> Content:
+        """Of a sound split."""
+        document = split.read()
+        sizes = {image["id"]: size_of(image) for image in document["images"]}
+        objects = (entry for entry in document["annotations"] if not entry.get("iscrowd", 0))
+        learnt = sum(clipped(entry["bbox"], sizes[entry["image_id"]]) is not None for entry in objects)
+        return cls(split, classes(document), len(sizes), learnt)
+
+
+def check_pair(train: Content, val: Content) -> list[Problem]:
+    """What stops training though either split is sound: nothing to learn or to evaluate, or different classes."""
+    problems = []
+    file = str(train.split.annotations)
+    if not train.objects:
+        text = "no image has an object to learn; mark objects, crowds and boxes without area do not count"
+        problems.append(Problem(file, "no-objects", None, text))
+    if not val.images:
+        problems.append(Problem(str(val.split.annotations), "no-images", None, NO_IMAGES))
+    if train.classes != val.classes:
+        text = f"expected the categories of {file}, got others: {sorted({*train.classes} ^ {*val.classes})[:5]}"
+        text += "; list the same ids and names in both"
+        problems.append(Problem(str(val.split.annotations), "other-classes", None, text))
+    return problems
+
+
 class Report:
     """Collects the problems of one annotation file."""
 
@@ -88,9 +135,9 @@ class Report:
                 where = f"{name}[{position}]"
                 if not isinstance(entry, dict):
                     self.error("wrong-type", where, f"expected an object, got {entry!r:.40}; remove or repair it")
-                elif type(entry.get("id")) is not int:
+                elif not usable_id(entry.get("id")):
                     self.error("missing-field", where, f"expected a whole number as id, got {entry.get('id')!r:.40}")
-                elif name == "annotations" and type(entry.get("image_id")) is not int:
+                elif name == "annotations" and not usable_id(entry.get("image_id")):
                     got = f"{entry.get('image_id')!r:.40}"
                     self.error("missing-field", where, f"expected a whole number as image_id, got {got}")
         return None if self.problems else self.split.of(document)
@@ -113,7 +160,7 @@ def check_categories(report: Report, categories: list[Entry]) -> set[object]:
     found = report.unique("category", categories)
     for number, category in found.items():
         name = category.get("name")
-        if not isinstance(name, str):
+        if not isinstance(name, str) or not is_text(name):
             report.error("missing-field", f"category {number}", "has no name; add the class's name as text")
         elif names.setdefault(name, number) != number:
             text = f"has the name {name!r} of category {names[name]}; reports will not tell them apart"
@@ -124,7 +171,7 @@ def check_categories(report: Report, categories: list[Entry]) -> set[object]:
 def check_images(report: Report, images: list[Entry]) -> dict[object, tuple[int, int] | None]:
     """Width and height of every image; None where the file does not give them."""
     if not images:
-        report.error("no-images", None, "there are no images; training needs at least one")
+        report.error("no-images", None, NO_IMAGES)
     report.known = report.unique("image", images)
     files: dict[str, object] = {}
     sizes: dict[object, tuple[int, int] | None] = {}
@@ -226,7 +273,7 @@ def check_polygons(report: Report, where: str, polygons: list[Any], size: tuple[
         name = f"polygon {position}"
         if not isinstance(polygon, list) or not all(isinstance(each, int | float) for each in polygon):
             report.error("bad-polygon", where, f"{name}: expected a list [x1, y1, x2, y2, ...], got {polygon!r:.40}")
-        elif not math.isfinite(sum(polygon)) and not all(map(finite, polygon)):  # the sum is quicker
+        elif not all_finite(polygon):
             report.error("not-a-number", where, f"{name} holds NaN or infinity; draw it again")
         elif len(polygon) % 2:
             text = f"{name} has {len(polygon)} numbers, which are no pairs of x and y; draw it again"
@@ -241,6 +288,10 @@ def check_polygons(report: Report, where: str, polygons: list[Any], size: tuple[
         if max(xs) <= 0 or max(ys) <= 0 or min(xs) >= size[0] or min(ys) >= size[1]:
             text = f"the mask lies wholly outside the image of {size[0]} x {size[1]}; give pixels of the stored image"
             report.error("mask-outside", where, text)
+        elif min(xs) < -size[0] or min(ys) < -size[1] or max(xs) > 2 * size[0] or max(ys) > 2 * size[1]:
+            # Drawing costs the length of the border, also of what is cut off.
+            text = f"the polygons reach further than an image's size out of the image of {size[0]} x {size[1]}"
+            report.error("bad-polygon", where, f"{text}; give pixels of the stored image")
 
 
 def check_rle(report: Report, where: str, mask: Entry, size: tuple[int, int] | None) -> None:
@@ -313,7 +364,8 @@ def check_file(split: Split, image: Entry, *, pixels: bool) -> list[Problem]:
         if pixels:
             read_picture(path)
     except DataError as error:
-        return told("image-unreadable" if path.exists() else "image-missing", str(error))
+        missing = isinstance(error.__cause__, FileNotFoundError)
+        return told("image-missing" if missing else "image-unreadable", str(error))
     expected = image.get("width"), image.get("height")
     if size == expected:
         if turned:
@@ -325,6 +377,14 @@ def check_file(split: Split, image: Entry, *, pixels: bool) -> list[Problem]:
         text += "; EXIF says it is to be turned, which is not applied: store the pixels upright"
         return told("image-size", f"{text} and remove the EXIF orientation")
     return told("image-size", f"{text}; correct the entry, and see whether the boxes fit")
+
+
+def all_finite(numbers: Sequence[float]) -> bool:
+    """Whether none is NaN, infinite, or a whole number larger than any float."""
+    try:
+        return math.isfinite(sum(numbers)) or all(map(finite, numbers))  # the sum is quicker
+    except OverflowError:
+        return False
 
 
 def relative(problem: Problem, folder: Path) -> str:

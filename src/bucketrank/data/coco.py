@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
-from bucketrank.data.annotations import Split, category_ids, size_of, usable_polygons
+from bucketrank.data.annotations import Split, classes, clipped, size_of, usable_polygons
 from bucketrank.data.pictures import read_picture
 from bucketrank.data.problems import DataError
 
@@ -57,9 +57,8 @@ class CocoDataset(Dataset[Item]):
         self.split = split
         self.masks = masks
         self.transform = transform
-        self.category_ids = category_ids(document)  # of label k: category_ids[k - 1]
-        names = {category["id"]: category["name"] for category in document["categories"]}
-        self.class_names: list[str] = [names[number] for number in self.category_ids]
+        self.category_ids = [number for number, _ in classes(document)]  # of label k: category_ids[k - 1]
+        self.class_names = [name for _, name in classes(document)]
         label_of = {number: label for label, number in enumerate(self.category_ids, start=1)}
 
         objects: dict[int, list[dict[str, Any]]] = defaultdict(list)
@@ -77,8 +76,7 @@ class CocoDataset(Dataset[Item]):
             height, width = size_of(image)
             kept = []
             for entry in objects[image["id"]]:
-                box = _clipped(entry["bbox"], height, width)
-                if box[2] > box[0] and box[3] > box[1]:
+                if box := clipped(entry["bbox"], (height, width)):
                     area = entry.get("area", (box[2] - box[0]) * (box[3] - box[1]))
                     rows.append((*box, label_of[entry["category_id"]], area))
                     kept.append(entry.get("segmentation") or [])
@@ -146,8 +144,3 @@ def read_picture_as(path: str, size: tuple[int, int]) -> NDArray[np.uint8]:
             "run bucketrank check-data"
         )
     return pixels if pixels.flags.writeable else pixels.copy()
-
-
-def _clipped(box: Sequence[float], height: int, width: int) -> tuple[float, float, float, float]:
-    x, y, w, h = box
-    return min(max(x, 0), width), min(max(y, 0), height), min(max(x + w, 0), width), min(max(y + h, 0), height)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,23 @@ from bucketrank.data.problems import DataError
 SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 ORIENTATION = 0x0112  # EXIF's tag
 
+# What Pillow's decoders raise for broken files, according to format and version.
+BROKEN = (
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    NotImplementedError,
+    OSError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+)
+
 Pixels = NDArray[np.uint8]
 
 
@@ -24,10 +44,19 @@ def read_picture(path: Path, *, upright: bool = False) -> Pixels:
     in EXIF is *not* applied unless asked for by ``upright``: COCO's annotations lie on the pixels as they are stored.
     DataError says what to do about a file that cannot be read.
     """
+    return _decoded(path, lambda picture: _rgb8(ImageOps.exif_transpose(picture) if upright else picture))
+
+
+def read_numbers(path: Path) -> NDArray[Any]:
+    """The values in a file as they are stored, (H, W) or (H, W, channels)."""
+    return _decoded(path, np.asarray)
+
+
+def _decoded(path: Path, read: Callable[[Image.Image], NDArray[Any]]) -> NDArray[Any]:
     with opened(path) as picture:
         try:
-            return _rgb8(ImageOps.exif_transpose(picture) if upright else picture)
-        except (OSError, SyntaxError, ValueError, EOFError) as error:
+            return read(picture)
+        except BROKEN as error:
             raise DataError(
                 f"{path}: the image cannot be decoded ({error}); it may be cut off: download or save it again, or "
                 "remove its entry from the annotations"
@@ -37,15 +66,22 @@ def read_picture(path: Path, *, upright: bool = False) -> Pixels:
 def opened(path: Path) -> Image.Image:
     """The file with its header read."""
     try:
-        return Image.open(path)
+        special = path.exists() and not path.is_file()  # a folder; or a pipe, which would be waited for
+        picture = None if special else Image.open(path)
     except FileNotFoundError as error:
         raise DataError(
             f"{path}: there is no such image; put it there or remove its entry from the annotations"
         ) from error
     except UnidentifiedImageError as error:
         raise DataError(f"{path}: not an image that Pillow can read; save it as JPEG or PNG") from error
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except BROKEN as error:
         raise DataError(f"{path}: the image cannot be opened ({error}); save it again as JPEG or PNG") from error
+    if picture is None:
+        raise DataError(f"{path}: is no file; put an image there or remove its entry from the annotations")
+    if picture.format == "EPS":  # a program, which Pillow would have Ghostscript run
+        picture.close()
+        raise DataError(f"{path}: PostScript is not read; save it as JPEG or PNG")
+    return picture
 
 
 def stored_turned(picture: Image.Image) -> bool:
@@ -54,7 +90,7 @@ def stored_turned(picture: Image.Image) -> bool:
         return False
     try:
         return picture.getexif().get(ORIENTATION, 1) in (5, 6, 7, 8)
-    except (OSError, SyntaxError, ValueError):
+    except BROKEN:
         return False
 
 

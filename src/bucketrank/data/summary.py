@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from bucketrank.data.annotations import Split
-from bucketrank.data.checking import check, relative
+from bucketrank.data.checking import Content, check, check_pair, relative
 from bucketrank.data.convert.writer import Written
 from bucketrank.data.folder import find_splits
 from bucketrank.data.problems import DataError, Problem, counted
@@ -30,6 +30,8 @@ def check_folder(folder: Path, *, layout: str | None, masks: bool, decode: bool,
         found = _checked(split, console, masks=masks, decode=decode, workers=workers)
         _print_split(split, folder, console)
         problems += found
+    if splits.train is not None and splits.val is not None and not any(each.severity == "error" for each in problems):
+        problems += check_pair(Content.of(splits.train), Content.of(splits.val))
     if both:
         console.print("One file: a tenth of its images will be kept for validation.")
     if problems:
@@ -45,21 +47,21 @@ def check_folder(folder: Path, *, layout: str | None, masks: bool, decode: bool,
 def convert_folder(convert: Callable[..., list[Written]], source: Path, folder: Path, *, copy: bool) -> None:
     """Convert, and print what was written and what to do next."""
     console = _console()
-    with console.status(f"converting {source}"):
+    with console.status(f"converting {escape(str(source))}"):
         written = convert(source, folder, copy=copy)
     table = Table("file", "images", "objects", "crowds")
     for column in table.columns[1:]:
         column.justify = "right"
     for each in written:
-        table.add_row(str(each.annotations), f"{each.images:,}", f"{each.objects:,}", f"{each.crowds:,}")
+        table.add_row(escape(str(each.annotations)), f"{each.images:,}", f"{each.objects:,}", f"{each.crowds:,}")
     console.print(table)
-    console.print(f"Next: bucketrank check-data {folder}", highlight=False, soft_wrap=True)
+    console.print(f"Next: bucketrank check-data {folder}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _checked(split: Split, console: Console, *, masks: bool, decode: bool, workers: int | None) -> list[Problem]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(f"reading {split.annotations.name}", total=None)
+        task = bar.add_task(f"reading {escape(split.annotations.name)}", total=None)
 
         def advanced(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
@@ -82,9 +84,9 @@ def _print_split(split: Split, folder: Path, console: Console) -> None:
             counted(len(document["categories"]), "class", plural="classes"),
             f"{empty:,} without objects",
         ]
-        console.print(f"{name}: {', '.join(parts)}", highlight=False, soft_wrap=True)
+        console.print(f"{name}: {', '.join(parts)}", highlight=False, markup=False, soft_wrap=True)
     except (AttributeError, DataError, KeyError, TypeError):
-        console.print(f"{name}: cannot be read as annotations", highlight=False, soft_wrap=True)
+        console.print(f"{name}: cannot be read as annotations", highlight=False, markup=False, soft_wrap=True)
 
 
 def _print_problems(problems: list[Problem], folder: Path, console: Console, *, show: int) -> None:

@@ -96,7 +96,7 @@ def predict_files(
         soft_wrap=True,
     )
     for path in (out / PICTURES, out / JSON):
-        console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+        console.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
     if failed:
         console.print(f"{counted(failed, 'file')} could not be read", style="bold red", highlight=False)
     return failed
@@ -163,7 +163,7 @@ def _run(
             group = [(name, pixels) for name, pixels in read if not isinstance(pixels, DataError)]
             for error in [pixels for _, pixels in read if isinstance(pixels, DataError)]:
                 failed += 1
-                progress.console.print(f"left out: {error}", style="red", highlight=False, soft_wrap=True)
+                progress.console.print(f"left out: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
             images = [as_tensor(pixels) for _, pixels in group]
             detections = predict(model, images, threshold=predictions.threshold, batch=batch)
             for (name, pixels), found in zip(group, detections, strict=True):

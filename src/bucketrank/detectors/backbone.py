@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import timm
 import torch
+from huggingface_hub import constants
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -18,6 +23,7 @@ from bucketrank.detectors.deformable import make_deformable
 from bucketrank.detectors.settings import BackboneSettings
 
 STRIDES = [4, 8, 16, 32]
+CONNECT_SECONDS = 5
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 # The published configurations, with the drop path of the detectors trained on them, and where "pretrained" comes from.
@@ -172,10 +178,44 @@ def _timm(name: str, weights: str | None) -> Any:
     if weights is None:
         return timm.create_model(name, features_only=True)
     if weights == "pretrained":
-        return timm.create_model(name, features_only=True, pretrained=True)
+        with _downloading(name):
+            return timm.create_model(name, features_only=True, pretrained=True)
     _check_fit(name, weights)
     overlay = {"file": weights, "custom_load": False}
     return timm.create_model(name, features_only=True, pretrained=True, pretrained_cfg_overlay=overlay)
+
+
+@contextmanager
+def _downloading(name: str) -> Iterator[None]:
+    """Where weights come from the hub, or from its cache; ConnectionError says what to do without them.
+
+    Without a network only the cache is looked at: the hub's library would try again for a minute.
+    """
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = before or not _reachable(constants.ENDPOINT)
+    try:
+        yield
+    except OSError as error:
+        host = urlsplit(constants.ENDPOINT).hostname
+        reason = f"no connection to {host}" if constants.HF_HUB_OFFLINE else f"{error}".partition("\n")[0]
+        raise ConnectionError(
+            f"the pretrained weights of {name} cannot be downloaded ({reason:.200}); give a file by --backbone.weights "
+            "FILE.safetensors, or start from random ones by --backbone.weights null"
+        ) from error
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _reachable(address: str) -> bool:
+    """Whether something answers there within seconds; behind a proxy, that is left to be seen."""
+    if {"all", "https"} & set(getproxies()):
+        return True
+    parts = urlsplit(address)
+    try:
+        socket.create_connection((parts.hostname or "", parts.port or 443), timeout=CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def _positions(name: str, reductions: list[int]) -> list[int]:
@@ -245,14 +285,15 @@ def _swin(name: str, weights: str | None) -> Any:
         source, options = weights, {"use_safetensors": True, "local_files_only": True}
     else:
         options = {"state_dict": _read(Path(weights))}
-    body, report = SwinBackbone.from_pretrained(
-        source,
-        config=config,
-        dtype=torch.float32,
-        ignore_mismatched_sizes=True,  # they are in the report
-        output_loading_info=True,
-        **options,
-    )
+    with _downloading(name) if weights == "pretrained" else nullcontext():
+        body, report = SwinBackbone.from_pretrained(
+            source,
+            config=config,
+            dtype=torch.float32,
+            ignore_mismatched_sizes=True,  # they are in the report
+            output_loading_info=True,
+            **options,
+        )
     # A classifier has its own head, and none of the norms that a backbone puts behind each stage: they start anew.
     faults = {
         "missing": [key for key in report["missing_keys"] if not key.startswith("hidden_states_norms.")],

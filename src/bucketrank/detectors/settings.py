@@ -13,6 +13,8 @@ RANKING_SCOPES = ("batch", "image", "global")
 BOX_LOSSES = ("giou", "l1", "smooth_l1")
 BATCH_NORMS = ("auto", "frozen", "trained")
 SWINS = ("swin_tiny", "swin_large")
+LARGEST_SIDE = 2**15  # to which an image is resized
+LARGEST_DIVISOR = 2**10
 
 
 @dataclass(frozen=True)
@@ -124,8 +126,14 @@ class InputSettings:
         if not sizes or min(sizes) < 1 or self.max_size < max(sizes):
             wanted = "one or more sizes between 1 and max_size"
             raise ValueError(_expected("min_size", wanted, f"{self.min_size} with max_size {self.max_size}"))
-        if self.size_divisor is not None and self.size_divisor < 1:
-            raise ValueError(_expected("size_divisor", "at least 1", self.size_divisor))
+        if self.max_size > LARGEST_SIDE:
+            raise ValueError(_expected("max_size", f"at most {LARGEST_SIDE}", self.max_size))
+        if self.size_divisor is not None and not 1 <= self.size_divisor <= LARGEST_DIVISOR:
+            raise ValueError(_expected("size_divisor", f"from 1 to {LARGEST_DIVISOR}", self.size_divisor))
+        if self.image_mean is not None and not all(map(math.isfinite, self.image_mean)):
+            raise ValueError(_expected("image_mean", "finite numbers", self.image_mean))
+        if self.image_std is not None and not all(math.isfinite(each) and each > 0 for each in self.image_std):
+            raise ValueError(_expected("image_std", "finite numbers above 0", self.image_std))
 
 
 def _expected(setting: str, wanted: str, got: object) -> str:

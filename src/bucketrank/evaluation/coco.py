@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import torch.distributed
 from faster_coco_eval import COCO
+from faster_coco_eval.core import mask as rle_codec
 from faster_coco_eval.core.faster_eval_api import COCOeval_faster
 from torch import Tensor
 
@@ -57,7 +58,8 @@ class Evaluator:
     were. An image that is added twice, as when a distributed sampler fills up the last batch, counts once. Crowds
     excuse the detections on them.
 
-    ``style="lvis"`` keeps the best 300 detections of an image, and reads which classes were looked for in which image.
+    ``style="lvis"`` keeps the best 300 detections of an image, and reads which classes were looked for in which image;
+    of the 300, those without area are left out.
 
     >>> document = {
     ...     "images": [{"id": 7, "width": 20, "height": 20}],
@@ -153,7 +155,7 @@ class Evaluator:
         for pair in evaluation.eval["matched"]:
             detection, annotation = map(int, pair.split("_"))
             matched[detection] = not truth[annotation]["iscrowd"]
-        counted = [number for number in found if matched.get(number, True) and not found[number].get("drop")]
+        counted = [number for number in found if matched.get(number, True)]
         return Curve.of(
             scores=np.asarray([found[number]["score"] for number in counted], dtype=np.float64),
             right=np.asarray([number in matched for number in counted], dtype=bool),
@@ -168,9 +170,11 @@ class Evaluator:
         if kind == "masks" and not self.masks:
             raise ValueError("Evaluator: expected masks=True for kind='masks', got masks=False")
         images = set(self._found) if seen_only else self._images
-        truth = COCO(ground_truth(self._document, images=images, masks=kind == "masks"))
+        document = ground_truth(self._document, images=images, masks=kind == "masks")
+        records = judged_by_lvis(document, self.detections, kind) if self.style == "lvis" else self.detections
+        truth = COCO(document)
         left_out = "segmentation" if kind == "boxes" else "bbox"  # COCO takes the area from the box, if there is one
-        found = [{name: each for name, each in record.items() if name != left_out} for record in self.detections]
+        found = [{name: each for name, each in record.items() if name != left_out} for record in records]
         return COCOeval_faster(
             truth,
             truth.loadRes(found),
@@ -202,6 +206,23 @@ def ground_truth(document: Document, *, images: Set[int], masks: bool) -> Docume
         "categories": [dict(category) for category in document["categories"]],
         "annotations": annotations,
     }
+
+
+def judged_by_lvis(document: Document, found: Sequence[Record], kind: Kind) -> list[Record]:
+    """The detections that LVIS judges: of classes that were looked for in the image, and with an area.
+
+    Objects without area leave the document; they would make their class one that was looked for.
+    """
+    document["annotations"] = [entry for entry in document["annotations"] if entry["area"] > 0]
+    looked_for = {image["id"]: set(image.get("neg_category_ids", ())) for image in document["images"]}
+    for entry in document["annotations"]:
+        looked_for[entry["image_id"]].add(entry["category_id"])
+    return [
+        record
+        for record in found
+        if record["category_id"] in looked_for[record["image_id"]]
+        and (record["bbox"][2] * record["bbox"][3] if kind == "boxes" else rle_codec.area(record["segmentation"])) > 0
+    ]
 
 
 def _or_nan(value: float) -> float:

@@ -10,6 +10,8 @@ import torch
 from faster_coco_eval.core import mask as rle_codec
 from torch import Tensor
 
+from bucketrank.data.problems import DataError
+
 Record = dict[str, Any]
 
 MASK_THRESHOLD = 0.5  # of a soft mask
@@ -29,7 +31,7 @@ def records(detections: Mapping[str, Tensor], *, image_id: int, categories: Sequ
     if len(set(lengths.values())) > 1:
         raise ValueError(f"Evaluator: expected as many boxes as labels and scores, got {lengths} in image {image_id}")
     if not torch.isfinite(detections["boxes"]).all() or not torch.isfinite(detections["scores"]).all():
-        raise ValueError(f"Evaluator: expected finite boxes and scores, got NaN or infinity in image {image_id}")
+        raise DataError(f"Evaluator: expected finite boxes and scores, got NaN or infinity in image {image_id}")
     corners = detections["boxes"].detach().double().cpu().reshape(-1, 4)
     boxes = torch.cat([corners[:, :2], corners[:, 2:] - corners[:, :2]], dim=1).tolist()
     labels, scores = detections["labels"].tolist(), detections["scores"].detach().double().tolist()

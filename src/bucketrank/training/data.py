@@ -23,6 +23,8 @@ from bucketrank.data import (
     require_sound,
     train_transform,
 )
+from bucketrank.data.checking import Content, check_pair
+from bucketrank.data.problems import raise_errors
 from bucketrank.training.recipe import Recipe, RecipeError
 
 Key = tuple[int, int]  # an image's place in the data set, and the seed of its augmentation
@@ -108,9 +110,7 @@ class Data(pl.LightningDataModule):
         self.train = CocoDataset(splits.train, masks=masks, keep_empty=settings.keep_empty, transform=transform)
         self.val = CocoDataset(splits.val, transform=eval_transform())
         self.val_split: Split = splits.val
-        if not len(self.train):
-            raise DataError(f"{splits.train.annotations}: no image has an object to learn")
-        _check_same_classes(self.train, self.val)
+        raise_errors(check_pair(_content(self.train), _content(self.val)))
         if settings.repeat_threshold is None:
             self.repeats: int | list[int] = settings.repeat
         else:
@@ -173,11 +173,7 @@ class Data(pl.LightningDataModule):
         )
 
 
-def _check_same_classes(train: CocoDataset, val: CocoDataset) -> None:
-    if (train.category_ids, train.class_names) != (val.category_ids, val.class_names):
-        mine = set(zip(train.category_ids, train.class_names, strict=True))
-        other = set(zip(val.category_ids, val.class_names, strict=True))
-        raise DataError(
-            f"{val.split.annotations}: expected the categories of {train.split.annotations}, got others: "
-            f"{sorted(mine ^ other)[:5]}; list the same ids and names in both"
-        )
+def _content(images: CocoDataset) -> Content:
+    objects = sum(len(images.labels_of(index)) for index in range(len(images)))
+    classes = list(zip(images.category_ids, images.class_names, strict=True))
+    return Content(images.split, classes, len(images), objects)

@@ -95,6 +95,7 @@ def help_on_settings(words: list[str]) -> str:
 
 def show_evaluation(console: Console, found: Evaluation) -> None:
     """COCO's table, and the AP of each class."""
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table("", "boxes", *(["masks"] if found.masks else []), box=None, padding=(0, 2, 0, 0))
@@ -106,7 +107,9 @@ def show_evaluation(console: Console, found: Evaluation) -> None:
     console.print(table)
     classes = Table("class", "AP", *(["mask AP"] if found.masks else []), box=None, padding=(0, 2, 0, 0))
     for name, value in found.boxes.per_class.items():
-        classes.add_row(name, _percent(value), *([_percent(found.masks.per_class[name])] if found.masks else []))
+        classes.add_row(
+            escape(name), _percent(value), *([_percent(found.masks.per_class[name])] if found.masks else [])
+        )
     console.print(classes)
     console.print(
         f"{found.images:,} images; the best F1 is at a score of {found.threshold:.4g} "

@@ -6,7 +6,8 @@ Nothing is ever unpickled: a file that is not safetensors is refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,15 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from bucketrank.data.annotations import is_text, usable_id
 from bucketrank.detectors import Detector, build
 from bucketrank.training.atomic import write_tensors
-from bucketrank.training.recipe import Recipe, from_dict
+from bucketrank.training.recipe import Recipe, RecipeError, from_dict
 
 FORMAT = "1"
+SPARE = 2**26  # elements that building may take beyond the file's: a classifier that is dropped again
 
 
 class WeightsError(ValueError):
@@ -76,30 +80,73 @@ def read_weights(path: Path | str) -> tuple[dict[str, Tensor], Meta]:
             "weights of a backbone are given by --backbone.weights"
         )
     try:
-        meta = Meta(
-            classes=[str(name) for name in json.loads(metadata["classes"])],
-            category_ids=[int(number) for number in json.loads(metadata["category_ids"])],
-            threshold=float(metadata["threshold"]),
-            recipe=dict(json.loads(metadata["recipe"])),
-            metrics={name: float(value) for name, value in json.loads(metadata.get("metrics", "{}")).items()},
-            versions=dict(json.loads(metadata.get("versions", "{}"))),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise WeightsError(f"{path}: the description inside cannot be read ({error!r})") from error
-    return state, meta
+        return state, _described(metadata)
+    except (KeyError, RecursionError, TypeError, ValueError) as error:
+        raise WeightsError(f"{path}: the description inside cannot be read ({error!r:.200})") from error
+
+
+def _described(metadata: Mapping[str, str]) -> Meta:
+    classes, numbers = json.loads(metadata["classes"]), json.loads(metadata["category_ids"])
+    if not isinstance(classes, list) or not classes or not all(map(is_text, classes)):
+        raise ValueError("expected classes to be a list of names")
+    if not isinstance(numbers, list) or not all(map(usable_id, numbers)) or len({*numbers}) != len(classes):
+        raise ValueError("expected category_ids to be as many different whole numbers as there are classes")
+    recipe, metrics, versions = (json.loads(metadata.get(name, "{}")) for name in ("recipe", "metrics", "versions"))
+    if not all(isinstance(each, dict) for each in (recipe, metrics, versions)):
+        raise TypeError("expected recipe, metrics and versions to be names with values")
+    return Meta(
+        classes=classes,
+        category_ids=numbers,
+        threshold=float(metadata["threshold"]),
+        recipe=recipe,
+        metrics={name: float(value) for name, value in metrics.items()},
+        versions=versions,
+    )
 
 
 def load_model(path: Path | str) -> tuple[Detector, Meta]:
     """The detector of a weights file, in evaluation mode on the CPU, and what the file says about it."""
     state, meta = read_weights(path)
-    recipe = from_dict(meta.recipe, source=str(path))
-    model = build_detector(without_weights(recipe), num_classes=len(meta.classes))
+    broken = [name for name, tensor in state.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
+    if broken:
+        raise WeightsError(f"{path}: {broken[0]} holds NaN or infinity; the training diverged, or the file is damaged")
+    try:
+        recipe = from_dict(meta.recipe, source=str(path))
+        with _no_more_than(4 * sum(tensor.numel() for tensor in state.values()) + SPARE):
+            model = build_detector(without_weights(recipe), num_classes=len(meta.classes))
+    except RecipeError as error:
+        raise WeightsError(str(error)) from error
+    # Whatever the parts of a detector and those of timm and transformers say to settings that cannot be.
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise WeightsError(f"{path}: the recipe inside makes no detector: {_first_line(error)}") from error
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
         lines = " ".join(str(error).split())
         raise WeightsError(f"{path}: the tensors do not fit the recipe inside: {lines:.400}") from error
     return model.eval(), meta
+
+
+@contextmanager
+def _no_more_than(elements: int) -> Iterator[None]:
+    """Raise before more than so many elements of parameters are filled: a recipe of a few bytes may ask for any."""
+    left = elements
+
+    def count(_module: torch.nn.Module, _name: str, parameter: torch.nn.Parameter | None) -> None:
+        nonlocal left
+        left -= 0 if parameter is None else parameter.numel()
+        if left < 0:
+            raise ValueError("it has many more parameters than the file")
+
+    handle = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _first_line(error: Exception) -> str:
+    return f"{(str(error).splitlines() or [repr(error)])[0]:.200}"
 
 
 def build_detector(recipe: Recipe, *, num_classes: int) -> Detector:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from bucketrank.data.convert.writer import Writer, Written, encoded
-from bucketrank.data.pictures import opened
+from bucketrank.data.pictures import read_numbers
 from bucketrank.data.problems import DataError
 
 # The eight classes with instances that are evaluated, by Cityscapes' own numbers (29 caravan and 30 trailer are not).
@@ -41,8 +41,7 @@ def convert_cityscapes(source: Path, folder: Path, *, copy: bool = False) -> lis
         for path in numbered:
             city, stem = path.parent.name, path.name.removesuffix(ANNOTATIONS)
             image_id, width, height = writer.add_image(source / "leftImg8bit" / split / city / f"{stem}{IMAGES}")
-            with opened(path) as picture:
-                numbers = np.asarray(picture)
+            numbers = read_numbers(path)
             if numbers.shape != (height, width):
                 raise DataError(
                     f"{path}: expected one number for each of {width} x {height} pixels, got an array of shape "

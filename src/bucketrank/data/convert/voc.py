@@ -8,7 +8,7 @@ from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 
 from bucketrank.data.annotations import inside
-from bucketrank.data.convert.writer import Writer, Written
+from bucketrank.data.convert.writer import Writer, Written, read_text
 from bucketrank.data.pictures import SUFFIXES
 from bucketrank.data.problems import DataError
 
@@ -104,8 +104,12 @@ def read_xml(path: Path) -> Element:
         parser.Parse(path.read_bytes(), True)  # noqa: FBT003
     except FileNotFoundError as error:
         raise DataError(f"{path}: there is no such file; add it, or remove its name from ImageSets") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); give a file that can") from error
     except expat.ExpatError as error:
         raise DataError(f"{path}: line {error.lineno}, column {error.offset}: not XML; write it again") from error
+    except (LookupError, ValueError) as error:
+        raise DataError(f"{path}: is in an encoding that cannot be read ({error}); save it as UTF-8") from error
     return tree.close()
 
 
@@ -120,5 +124,5 @@ def _lines(path: Path) -> list[str]:
     """The first word of each line, none of which may lead out of the folder."""
     if not path.is_file():
         return []
-    words: Iterable[list[str]] = (line.split() for line in path.read_text(encoding="utf-8").splitlines())
+    words: Iterable[list[str]] = (line.split() for line in read_text(path).splitlines())
     return [str(inside(word[0])) for word in words if word]

@@ -87,6 +87,16 @@ class Writer:
         return written
 
 
+def read_text(path: Path) -> str:
+    """A text file; DataError if it cannot be read, or is no UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); give a file that can") from error
+
+
 def place(source: Path, destination: Path, *, copy: bool) -> None:
     """A link to the file, or the file itself; it is also copied where the system makes no links."""
     if destination.is_symlink() or destination.exists():

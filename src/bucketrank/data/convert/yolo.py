@@ -8,11 +8,12 @@ from typing import Any
 
 import yaml
 
-from bucketrank.data.annotations import inside
-from bucketrank.data.convert.writer import Writer, Written
+from bucketrank.data.annotations import inside, is_text
+from bucketrank.data.convert.writer import Writer, Written, read_text
 from bucketrank.data.pictures import SUFFIXES
 from bucketrank.data.problems import DataError
 
+MOST_CLASSES = 100_000  # that are named by their numbers
 SLACK = 0.01  # by which a share may lie outside [0, 1], from rounding
 
 
@@ -67,22 +68,29 @@ def read_yaml(source: Path) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+        settings = yaml.safe_load(read_text(path))
+    except DataError:
+        raise
+    # The other exceptions are those of values that are not what their tag or look says, like 2001-99-99.
+    except (yaml.YAMLError, AttributeError, LookupError, RecursionError, ValueError) as error:
         raise DataError(f"{path}: not YAML ({error}); correct it") from error
     if not isinstance(settings, dict):
-        raise DataError(f"{path}: expected names, train and val, got {settings!r:.40}; correct it")
+        # Not what it holds: a few lines of YAML may stand for gigabytes.
+        raise DataError(f"{path}: expected names, train and val, got a {type(settings).__name__}; correct it")
     return settings
 
 
 def images_of(source: Path, settings: dict[str, Any], name: str) -> list[Path]:
     """The images of a split: a folder, a list of folders, or a text file with a path a line."""
     stated = settings.get(name, f"images/{name}" if not settings else None)
+    paths = [stated] if isinstance(stated, str) else stated or []
+    if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+        raise DataError(f"{source}: data.yaml gives no path for {name}; write a folder, or a list of folders")
     found: list[Path] = []
-    for each in [stated] if isinstance(stated, str) else stated or []:
-        path = within(source, settings, str(each))
+    for each in paths:
+        path = within(source, settings, each)
         if path.suffix == ".txt" and path.is_file():
-            names = path.read_text(encoding="utf-8").split("\n")
+            names = read_text(path).split("\n")
             found += [within(source, settings, line.strip()) for line in names if line.strip()]
         else:
             found += list_images(path)
@@ -124,7 +132,7 @@ def read_labels(source: Path, image: Path) -> list[tuple[int, list[float]]]:
     if not path.is_file():
         return []
     found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
         words = line.split()
         if not words:
             continue
@@ -149,14 +157,20 @@ def read_labels(source: Path, image: Path) -> list[tuple[int, list[float]]]:
 def class_names(source: Path, settings: dict[str, Any], *, highest: int) -> dict[int, str]:
     """The classes by number: from data.yaml, from classes.txt, or numbers up to the highest label."""
     names = settings.get("names")
-    if isinstance(names, dict):
-        return {int(number): str(name) for number, name in names.items()}
     if names is None and (source / "classes.txt").is_file():
-        names = (source / "classes.txt").read_text(encoding="utf-8").split("\n")
-        names = [name.strip() for name in names if name.strip()]
-    if isinstance(names, list):
-        return {number: str(name) for number, name in enumerate(names)}
-    return {number: str(number) for number in range(highest + 1)}
+        lines = read_text(source / "classes.txt").split("\n")
+        names = [line.strip() for line in lines if line.strip()]
+    if names is None:
+        if highest >= MOST_CLASSES:
+            raise DataError(f"{source}: the labels go up to class {highest}; name the classes in data.yaml")
+        return {number: str(number) for number in range(highest + 1)}
+    named = dict(enumerate(names)) if isinstance(names, list) else names
+    if not isinstance(named, dict) or not all(
+        type(number) is int and number >= 0 and isinstance(name, str | int | float) and is_text(str(name))
+        for number, name in named.items()
+    ):
+        raise DataError(f"{source}: expected names in data.yaml as a list, or by numbers from 0; correct it")
+    return {number: str(name) for number, name in named.items()}
 
 
 def box_of(shares: list[float], width: int, height: int) -> list[float]:
