@@ -27,6 +27,7 @@ from PIL import Image
 
 from bucketrank.cli import main
 from bucketrank.data import CocoDataset, DataError, check, find_splits, require_sound
+from bucketrank.data.pictures import opened
 from bucketrank.data.problems import SHOWN, counted
 from bucketrank.evaluation import Evaluator
 from bucketrank.training.data import Data
@@ -399,6 +400,12 @@ def test_the_size_in_the_header_is_no_reason_to_take_memory(size: tuple[int, int
 )
 def test_what_is_no_image(data: bytes) -> None:
     assert judged_with(data) == 1
+
+
+def test_postscript_is_not_run(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 40 30\n%%EndComments\nshowpage\n")
+    with pytest.raises(DataError, match="PostScript is not read"):
+        opened(tmp_path / "a.png")
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:

@@ -36,6 +36,13 @@ def test_every_recipe_of_the_paper_belongs_to_a_study():
     assert {name for name in names() if not name.endswith("laptop")} - used == set()
 
 
+@pytest.mark.parametrize(("study", "row"), ROWS, ids=[f"{study}-{row.key}" for study, row in ROWS])
+def test_what_the_paper_has_on_a_row_is_numbers(study, row):
+    found = published(row)
+    assert ("AP" in found) == (row.paper is not None and (row.method != "exact" or row.loss == "alrp"))
+    assert all(0 < value < 100 for value in found.values())
+
+
 def test_numbers_of_the_paper():
     rows = {row.key: row for row in STUDIES["detectors"].rows}
     assert published(rows["atss-rs-bucketed"]) == {"AP": 39.8, "AP50": 58.8, "AP75": 42.9, "seconds": 0.15}

@@ -186,7 +186,7 @@ def test_hostile_recipes(drawn: st.DataObject, weights: Path, data: Path) -> Non
         assert status in (0, 1), text
 
 
-@pytest.mark.parametrize("value", HUGE)
+@pytest.mark.parametrize("value", [9600, *HUGE[1:]])  # 9600 channels would be built: a layer of 3 GB
 def test_a_recipe_asks_for_no_more_memory_than_the_file_holds(value: int, weights: Path, data: Path, tmp_path: Path):
     state, metadata = contents(weights)
     recipe = json.loads(metadata["recipe"])
@@ -196,6 +196,8 @@ def test_a_recipe_asks_for_no_more_memory_than_the_file_holds(value: int, weight
     status, text = ran("predict", file, data, tmp_path)
     assert status == 1
     assert str(file) in text
+    expected = "it has many more parameters than the file" if value == 9600 else "expected a number from 0 to 1,000,000"
+    assert expected in text, "not the system's refusal, which comes later or never"
 
 
 @pytest.mark.parametrize("change", ["nan", "missing", "more", "shape", "integers", "half"])

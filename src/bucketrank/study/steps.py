@@ -17,6 +17,7 @@ from bucketrank.study.runs import Run, StudyError
 from bucketrank.training.data import Batches, Data, Seeded, seed_of
 from bucketrank.training.module import Batch
 from bucketrank.training.recipe import Recipe
+from bucketrank.training.run import quiet
 from bucketrank.training.schedule import build_optimiser
 from bucketrank.training.weights import build_detector
 
@@ -43,7 +44,8 @@ class Trainee:
 def fresh(recipe: Recipe, *, classes: int) -> Detector:
     """The detector as its training begins."""
     torch.manual_seed(seed_of(recipe.trainer.seed))
-    return build_detector(recipe, num_classes=classes).train()
+    with quiet():
+        return build_detector(recipe, num_classes=classes).train()
 
 
 def total(model: Detector, batch: Batch, *, seed: int) -> Tensor:

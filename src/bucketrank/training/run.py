@@ -69,7 +69,7 @@ def train(
     wanted, data = _start(recipe, data, folder, resume=resume)
     kind = DETECTORS[wanted.detector["name"]]
     splits = find_splits(data, layout=None if wanted.data.layout == "auto" else wanted.data.layout)
-    with _quiet(), _deterministic_as_before():
+    with quiet(), _deterministic_as_before():
         trainer = _trainer(wanted, folder)
         main = trainer.is_global_zero
         told = Data(splits, wanted, masks=kind.masks, check=main)
@@ -300,7 +300,7 @@ def _deterministic_as_before() -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Lightning's advice that does not apply here."""
     # Lightning tells which devices there are, which is announced in our own words; timm tells which tensors of a file
     # a backbone does not need, which building it has checked.

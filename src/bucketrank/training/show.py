@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
     from bucketrank.training.evaluate import Evaluation
 
-PAPER = re.compile(r"^# Paper: table (\d), (.+?): ((?:mask )?AP) ([\d.]+)(.*)$", re.MULTILINE)
-NUMBERS = {"AP50": r"AP50 ([\d.]+)", "AP75": r"AP75 ([\d.]+)", "seconds": r"([\d.]+) s/iteration"}
+NUMBER = r"(\d+\.\d+)"
+PAPER = re.compile(rf"^# Paper: table (\d), (.+?): ((?:mask )?AP) {NUMBER}(.*)$", re.MULTILINE)
+NUMBERS = {"AP50": rf"AP50 {NUMBER}", "AP75": rf"AP75 {NUMBER}", "seconds": rf"{NUMBER} s/iteration"}
 
 
 @dataclass(frozen=True)
