@@ -49,6 +49,7 @@ serve: $(STAMP)  ## the documentation in a browser, rebuilt at every save
 figures: $(STAMP)  ## draw the documentation's figures again
 	$(BIN)/python -m docs.figures.exact_bucketing
 	$(BIN)/python -m docs.figures.delta
+	$(BIN)/python -m docs.figures.detectors
 
 constraints:  ## pin the newest versions of everything: a fresh environment, frozen into constraints.txt
 	rm -rf build/pins && $(PYTHON) -m venv build/pins

@@ -333,6 +333,9 @@ def study(
     if name == SYNTHETIC:
         from bucketrank.study.synthetic import study as synthetic
 
+        given = {"--data": data, "--only": only, "--rates": rates, "--dry-run": dry_run, "settings": list(settings)}
+        if unused := [flag for flag, value in given.items() if value]:
+            raise UsageError(f"study: synthetic trains nothing and takes --out alone; remove {', '.join(unused)}")
         synthetic(out)
         return 0
     if data is None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from bucketrank.data import DataError
 from bucketrank.study.command import commands, dataset_of
 from bucketrank.study.grid import STUDIES
 from bucketrank.study.plan import choose_rows
@@ -24,8 +25,8 @@ def test_the_best_rate_of_the_first_row_is_that_of_all_methods(tmp_path):
         finish(trial, 10.0, ap)
     results = study.results(rows["atss-rs-bucketed"])
     assert [run.name for run in results] == ["atss-rs-bucketed-lr0.002-seed0", "atss-rs-bucketed-lr0.002-seed1"]
-    with pytest.raises(StudyError, match="atss-focal: no training with any of the learning rates"):
-        study.rate(rows["atss-focal"])
+    assert study.rate(rows["atss-focal"]) is None
+    assert study.results(rows["atss-focal"]) == []
 
 
 def test_a_rate_whose_training_failed_is_not_chosen(tmp_path):
@@ -108,3 +109,10 @@ def test_which_data_set(tmp_path, categories, expected):
     document = {"images": [], "annotations": [], "categories": categories}
     (tmp_path / "val.json").write_text(json.dumps(document))
     assert dataset_of(tmp_path) == expected
+
+
+@pytest.mark.parametrize("categories", [{"1": "cell"}, ["cell"], None])
+def test_classes_that_cannot_be_read(tmp_path, categories):
+    (tmp_path / "val.json").write_text(json.dumps({"images": [], "annotations": [], "categories": categories}))
+    with pytest.raises(DataError, match="check-data"):
+        dataset_of(tmp_path)

@@ -82,10 +82,21 @@ def test_mistakes(shapes, tmp_path, capsys):
         (["study", "detectors", "--data", str(shapes), "--rates", "a"], "expected numbers with commas between"),
         (["study", "detectors", "--data", str(shapes), "--only", "yolo"], "no row is called 'yolo'"),
         (["study", "detr", "--data", str(tmp_path / "none")], "none"),
+        (["study", "synthetic", "--only", "a", "--schedule.lr", "1"], "takes --out alone; remove --only, settings"),
     ]:
         assert main([*words, "--out", str(tmp_path / "study")]) in (1, 2)
         assert told in capsys.readouterr().err
     assert not (tmp_path / "study").exists()
+
+
+def test_times_that_cannot_be_read(shapes, tmp_path, capsys):
+    (tmp_path / "steps.json").write_text('{"ATSS": {"samples": []}}')
+    words = ["study", "detectors", "--data", str(shapes), "--out", str(tmp_path), "--only", "atss-focal"]
+    assert main(words) == 1
+    told = capsys.readouterr().err
+    assert "steps.json: cannot be read" in told
+    assert "remove it to time the steps again" in told
+    assert not (tmp_path / "runs").exists()
 
 
 def test_dry_run(shapes, tmp_path, capsys):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from PIL import Image
 
@@ -57,11 +58,11 @@ def figure(
         name, shown = pictures.add(split, matched.image)
     except DataError as error:
         return tag("figure", tag("figcaption", str(error)), class_="picture")
-    size = size_of(matched.image)
-    shapes = [_object(each, size, shown, names, threshold, outlined=masks) for each in matched.objects]
+    canvas = _Canvas(size_of(matched.image), shown, names, threshold)
+    shapes = [canvas.object(each, outlined=masks) for each in matched.objects]
     falling = list(enumerate(matched.detections))
     shapes += [
-        _detection(each, size, shown, names, threshold, outlined=masks and number < MOST_OUTLINES)
+        canvas.detection(each, outlined=masks and number < MOST_OUTLINES)
         for number, each in reversed(falling)  # the best on top
     ]
     counts = matched.counts(threshold)
@@ -88,65 +89,60 @@ def title_of(matched: Matched) -> str:
     return file_name(matched.image).rpartition("/")[2]
 
 
-def _detection(
-    each: Detection,
-    size: tuple[int, int],
-    shown: tuple[int, int],
-    names: Mapping[int, str],
-    threshold: float,
-    *,
-    outlined: bool,
-) -> Html:
-    about = {
-        "right": f"right, IoU {each.iou:.2f} with its object",
-        "wrong": f"false alarm, IoU {each.iou:.2f} with the nearest object of its class",
-        "excused": "excused: on a crowd, or nobody looked for it",
-    }[each.outcome]
-    text = tag("title", f"{names[each.category]}, score {each.score:.3g}\n{about}")
-    path = outline(each.segmentation, size, shown) if outlined else ""
-    return tag(
-        "g",
-        text,
-        *_shapes(each.box, size, shown, path),
-        class_=f"found {each.outcome}",
-        data_score=f"{each.score:.8g}",
-        data_class=each.category,
-        hidden=each.score < threshold,
-    )
+@dataclass(frozen=True)
+class _Canvas:
+    """What the shapes over one picture share: the image's size, that of its copy, the classes' names, the threshold."""
 
+    size: tuple[int, int]
+    shown: tuple[int, int]
+    names: Mapping[int, str]
+    threshold: float
 
-def _object(
-    each: Object,
-    size: tuple[int, int],
-    shown: tuple[int, int],
-    names: Mapping[int, str],
-    threshold: float,
-    *,
-    outlined: bool,
-) -> Html:
-    missed = each.found_at is None or each.found_at < threshold
-    kind = "crowd" if each.crowd else "missed" if missed else "met"
-    text = f"true: {names[each.category]}" + (" (a crowd)" if each.crowd else "")
-    if each.found_at is not None:
-        text += f"\nfound with score {each.found_at:.3g}"
-    elif not each.crowd:
-        text += "\nnot found with any score"
-    path = outline(each.segmentation, size, shown) if outlined else ""
-    return tag(
-        "g",
-        tag("title", text),
-        *_shapes(each.box, size, shown, path),
-        class_=f"true {kind}",
-        data_score=None if each.found_at is None else f"{each.found_at:.8g}",
-        data_class=each.category,
-    )
+    def detection(self, each: Detection, *, outlined: bool) -> Html:
+        about = {
+            "right": f"right, IoU {each.iou:.2f} with its object",
+            "wrong": f"false alarm, IoU {each.iou:.2f} with the nearest object of its class",
+            "excused": "excused: on a crowd, or nobody looked for it",
+        }[each.outcome]
+        text = f"{self.names[each.category]}, score {each.score:.3g}\n{about}"
+        hidden = each.score < self.threshold
+        return self._group(each, each.score, text, f"found {each.outcome}", outlined=outlined, hidden=hidden)
 
+    def object(self, each: Object, *, outlined: bool) -> Html:
+        missed = each.found_at is None or each.found_at < self.threshold
+        kind = "crowd" if each.crowd else "missed" if missed else "met"
+        text = f"true: {self.names[each.category]}" + (" (a crowd)" if each.crowd else "")
+        if each.found_at is not None:
+            text += f"\nfound with score {each.found_at:.3g}"
+        elif not each.crowd:
+            text += "\nnot found with any score"
+        return self._group(each, each.found_at, text, f"true {kind}", outlined=outlined)
 
-def _shapes(box: Sequence[float], size: tuple[int, int], shown: tuple[int, int], path: str) -> list[Html]:
-    """The box twice, the wider one dark below it, to be seen on any ground; and the outline."""
-    across, down = shown[1] / size[1], shown[0] / size[0]
-    left, right = (min(max(x * across, 0.0), float(shown[1])) for x in (box[0], box[2]))
-    top, bottom = (min(max(y * down, 0.0), float(shown[0])) for y in (box[1], box[3]))
-    place = {"x": round(left, 1), "y": round(top, 1), "width": round(right - left, 1), "height": round(bottom - top, 1)}
-    shapes = [tag("rect", **place, class_="edge"), tag("rect", **place, class_="box")]
-    return [*shapes, tag("path", d=path, class_="outline")] if path else shapes
+    def _group(
+        self,
+        each: Detection | Object,
+        score: float | None,
+        text: str,
+        kind: str,
+        *,
+        outlined: bool,
+        hidden: bool = False,
+    ) -> Html:
+        """The box twice, the wider one dark below it, to be seen on any ground; and the outline."""
+        across, down = self.shown[1] / self.size[1], self.shown[0] / self.size[0]
+        left, right = (min(max(x * across, 0.0), float(self.shown[1])) for x in (each.box[0], each.box[2]))
+        top, bottom = (min(max(y * down, 0.0), float(self.shown[0])) for y in (each.box[1], each.box[3]))
+        place = {"x": round(left, 1), "y": round(top, 1)}
+        place |= {"width": round(right - left, 1), "height": round(bottom - top, 1)}
+        path = outline(each.segmentation, self.size, self.shown) if outlined else ""
+        return tag(
+            "g",
+            tag("title", text),
+            tag("rect", **place, class_="edge"),
+            tag("rect", **place, class_="box"),
+            *([tag("path", d=path, class_="outline")] if path else []),
+            class_=kind,
+            data_score=None if score is None else f"{score:.8g}",
+            data_class=each.category,
+            hidden=hidden,
+        )

@@ -11,16 +11,15 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from bucketrank.data import find_splits
+from bucketrank.data import DataError, find_splits
 from bucketrank.data.convert.cityscapes import CATEGORIES as CITYSCAPES
 from bucketrank.study.claims import claims
 from bucketrank.study.execute import Queue, StoppedError
 from bucketrank.study.figures import draw
-from bucketrank.study.grid import STUDIES, Row, Study
+from bucketrank.study.grid import STUDIES, Study
 from bucketrank.study.measure import Measured, measure, measured
 from bucketrank.study.plan import Plan, choose_rows
 from bucketrank.study.results import Outcome, collect
-from bucketrank.study.runs import StudyError
 from bucketrank.study.tables import VERDICTS, cells, head, notes, to_csv, to_json, to_latex, to_markdown
 from bucketrank.training.atomic import write_text
 
@@ -43,7 +42,8 @@ def run(plan: Plan, *, rounds: int, console: Console | None = None) -> int:
             if len(plan.factors) > 1:
                 queue.train(plan.trials(row))
         for seed in range(plan.seeds):
-            queue.train([plan.run(row, rate=plan.rate(row), seed=seed) for row in plan.rows if _has_rate(plan, row)])
+            # A row whose trials have all failed has no rate, and no trainings; the table shows that.
+            queue.train([run for row in plan.rows for run in plan.results(row) if run.seed == seed])
     except (StoppedError, KeyboardInterrupt) as error:
         stopped = str(error) or "stopped; the same command goes on from there"
     outcome = collect(plan, found or measured(plan), queue.failed)
@@ -73,13 +73,18 @@ def prepare(
 
 
 def dataset_of(data: Path) -> str:
-    """COCO, LVIS or Cityscapes, by the classes."""
+    """COCO, LVIS or Cityscapes, by the classes; DataError if they cannot be read."""
     splits = find_splits(data)
     split = splits.val or splits.train
-    categories = [] if split is None else split.read()["categories"]
+    if split is None:
+        raise DataError(f"{data}: there are no annotations; see docs/data.md for layouts")
+    categories = split.read()["categories"]
+    if not isinstance(categories, list) or not all(isinstance(each, dict) for each in categories):
+        raise DataError(f"{split.annotations}: expected categories to be a list of objects; run bucketrank check-data")
     if categories and all("frequency" in category for category in categories):
         return "LVIS"
-    return "Cityscapes" if {each["name"] for each in categories} == set(CITYSCAPES.values()) else "COCO"
+    names = {str(each.get("name")) for each in categories}
+    return "Cityscapes" if names == set(CITYSCAPES.values()) else "COCO"
 
 
 def commands(plan: Plan) -> list[str]:
@@ -123,15 +128,6 @@ def show(outcome: Outcome, console: Console) -> None:
 
 def _medians(found: dict[str, Measured]) -> dict[str, float]:
     return {key: median(each.values()) for one in found.values() for key, each in one.samples.items()}
-
-
-def _has_rate(plan: Plan, row: Row) -> bool:
-    """Not if all trials of its loss have failed; the table then says so."""
-    try:
-        plan.rate(row)
-    except StudyError:
-        return False
-    return True
 
 
 def _teller(console: Console) -> Callable[[str], None]:

@@ -10,7 +10,7 @@ from typing import Any
 from bucketrank.bench.timing import Samples
 from bucketrank.study.grid import Row
 from bucketrank.study.plan import Plan
-from bucketrank.study.runs import Run
+from bucketrank.study.runs import Run, StudyError
 from bucketrank.training.atomic import write_text
 
 FILE = "steps.json"
@@ -30,15 +30,18 @@ def measured(plan: Plan) -> dict[str, Measured]:
     path = plan.out / FILE
     if not path.is_file():
         return {}
-    stored = json.loads(path.read_text(encoding="utf-8"))
-    return {
-        detector: Measured(
-            {key: {int(turn): value for turn, value in each.items()} for key, each in entry["samples"].items()},
-            entry["gradients"],
-            entry["machine"],
-        )
-        for detector, entry in stored.items()
-    }
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        return {
+            detector: Measured(
+                {key: {int(turn): value for turn, value in each.items()} for key, each in entry["samples"].items()},
+                entry["gradients"],
+                entry["machine"],
+            )
+            for detector, entry in stored.items()
+        }
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise StudyError(f"{path}: cannot be read ({error!r:.80}); remove it to time the steps again") from error
 
 
 def measure(plan: Plan, *, rounds: int, say: Callable[[str], None]) -> dict[str, Measured]:

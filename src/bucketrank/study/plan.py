@@ -68,20 +68,19 @@ class Plan:
         first = next(each for each in self.rows if each.family == row.family)
         return [self.run(first, rate=rate, seed=0) for rate in self.rates(first)]
 
-    def rate(self, row: Row) -> float:
-        """The learning rate of the best trial; StudyError if there is none that has come to its end."""
+    def rate(self, row: Row) -> float | None:
+        """The learning rate of the best trial; None if none has come to its end."""
         rates = self.rates(row)
         if len(rates) == 1:
             return rates[0]
         ended = {trial.rate: trial.metric() for trial in self.trials(row) if trial.finished}
         ended = {rate: value for rate, value in ended.items() if not math.isnan(value)}
-        if not ended:
-            raise StudyError(f"{row.key}: no training with any of the learning rates {rates} has come to its end")
-        return max(ended, key=lambda rate: ended[rate])
+        return max(ended, key=lambda rate: ended[rate], default=None)
 
     def results(self, row: Row) -> list[Run]:
-        """The row's trainings, one for each seed, with the chosen rate."""
-        return [self.run(row, rate=self.rate(row), seed=seed) for seed in range(self.seeds)]
+        """The row's trainings, one for each seed, with the chosen rate; none before there is one."""
+        rate = self.rate(row)
+        return [] if rate is None else [self.run(row, rate=rate, seed=seed) for seed in range(self.seeds)]
 
     @property
     def total(self) -> int:

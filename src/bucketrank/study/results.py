@@ -11,7 +11,7 @@ from bucketrank.bench.timing import Samples, Spread, ratio
 from bucketrank.study.grid import SCORED, Row
 from bucketrank.study.measure import Measured
 from bucketrank.study.plan import Plan, scored
-from bucketrank.study.runs import Run, StudyError
+from bucketrank.study.runs import Run
 from bucketrank.training.show import header
 
 METRICS = ("AP", "AP50", "AP75")
@@ -50,7 +50,6 @@ class Result:
     paper: dict[str, float]
     seconds: float | None = None
     to_scored: Spread | None = None
-    planned: int = 0
 
     def mean(self, metric: str = "AP") -> Mean | None:
         """Over the seeds; None without any."""
@@ -86,9 +85,9 @@ class Outcome:
         return list(dict.fromkeys(each.row.detector for each in self.results))
 
     @property
-    def complete(self) -> bool:
-        """Whether every training has come to its end."""
-        return all(len(each.runs) == each.planned for each in self.results)
+    def missing(self) -> int:
+        """How many trainings have not come to their end."""
+        return sum(self.plan.seeds - len(each.runs) for each in self.results)
 
 
 def collect(plan: Plan, measured: dict[str, Measured], failed: dict[str, str]) -> Outcome:
@@ -97,13 +96,8 @@ def collect(plan: Plan, measured: dict[str, Measured], failed: dict[str, str]) -
 
 
 def _result(plan: Plan, row: Row, measured: dict[str, Measured]) -> Result:
-    try:
-        rate = plan.rate(row)
-        runs = tuple(run for run in plan.results(row) if run.finished)
-    except StudyError:  # no learning rate yet
-        rate, runs = None, ()
-    seconds, to_scored = _seconds(plan, row, runs, measured)
-    return Result(row, rate, runs, published(row), seconds, to_scored, plan.seeds)
+    runs = tuple(run for run in plan.results(row) if run.finished)
+    return Result(row, plan.rate(row), runs, published(row), *_seconds(plan, row, runs, measured))
 
 
 def _seconds(

@@ -95,9 +95,8 @@ def notes(outcome: Outcome) -> list[str]:
         )
     else:
         found.append("T_iter: median of the steps as the trainings wrote it down.")
-    missing = sum(each.planned - len(each.runs) for each in outcome.results)
-    if missing:
-        found.append(f"Not complete: {missing} trainings have not come to their end.")
+    if outcome.missing:
+        found.append(f"Not complete: {outcome.missing} trainings have not come to their end.")
     return [*found, *provenance(outcome)]
 
 

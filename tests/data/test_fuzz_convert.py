@@ -1,0 +1,161 @@
+"""Whatever is in folders of other formats: convert ends with a message, never with a traceback."""
+
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.data.fuzz import KINDS, broken_at, damages, encoded, few, judged, names, ran, words
+from tests.data.test_convert import cityscapes, thing, voc, yolo
+
+
+def converted(command: str, source: Path, folder: Path) -> None:
+    """The outcome is a message, and of what was written check-data has an opinion."""
+    status, _ = ran("convert", command, source, folder / "new")
+    if status == 0:
+        for found in sorted((folder / "new").glob("*.json")):
+            if found.name in ("train.json", "annotations.json"):
+                judged(folder / "new")
+
+
+texts = st.text(st.characters(max_codepoint=300), max_size=20) | words | names.filter(lambda name: len(name) < 200)
+damaged_bytes = st.lists(damages, min_size=1, max_size=3)
+
+XML = [
+    "",
+    "<annotation/>",
+    "<annotation>" * 5000,
+    "<annotation>" * 50_000 + "</annotation>" * 50_000,
+    '<?xml version="1.0" encoding="utf-7"?><annotation/>',
+    '<?xml version="1.0" encoding="shift_jis"?><annotation/>',
+    '<?xml version="1.0" encoding="no-such"?><annotation/>',
+    "<annotation><object/></annotation>",
+    "<annotation><object><name/></object></annotation>",
+    f"<annotation>{thing('cat', 1, 1, 9, 9)}</annotation>".replace("9", "1e400"),
+    f"<annotation>{thing('cat', 1, 1, 9, 9)}</annotation>".replace("9", "nan"),
+    f"<annotation>{thing('cat', 1, 1, 9, 9)}</annotation>".replace("9", "9" * 400),
+    f"<annotation><filename>../a.jpg</filename>{thing('cat', 1, 1, 9, 9)}</annotation>",
+    f"<annotation><filename>{'x' * 5000}</filename>{thing('cat', 1, 1, 9, 9)}</annotation>",
+    "<annotation><filename>\0</filename></annotation>",
+]
+
+
+@pytest.mark.parametrize("text", XML)
+def test_hostile_xml(text: str, tmp_path: Path) -> None:
+    source = voc(tmp_path / "voc", a=thing("cat", 1, 1, 40, 30))
+    (source / "Annotations/a.xml").write_text(text, encoding="utf-8")
+    converted("voc", source, tmp_path)
+
+
+@few
+@given(st.sampled_from(["Annotations/a.xml", "JPEGImages/a.jpg", "ImageSets/Main/train.txt"]), damaged_bytes)
+def test_damaged_voc(file: str, broken: list[tuple[Callable[[bytes, int], bytes], int]]) -> None:
+    with TemporaryDirectory() as name:
+        source = voc(Path(name) / "voc", a=thing("cat", 1, 1, 40, 30), b=thing("dog", 3, 4, 9, 9))
+        (source / "ImageSets/Main").mkdir(parents=True)
+        (source / "ImageSets/Main/train.txt").write_text("a\nb\n", encoding="utf-8")
+        broken_at(source / file, broken)
+        converted("voc", source, Path(name))
+
+
+@few
+@given(st.lists(texts, max_size=3))
+def test_voc_lists_of_anything(lines: list[str]) -> None:
+    with TemporaryDirectory() as name:
+        source = voc(Path(name) / "voc", a=thing("cat", 1, 1, 40, 30))
+        (source / "ImageSets/Main").mkdir(parents=True)
+        (source / "ImageSets/Main/train.txt").write_bytes("\n".join(lines).encode("utf-8", "surrogatepass"))
+        converted("voc", source, Path(name))
+
+
+LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{new}: &{new} [{', '.join(['*' + old] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)  # nine to the power of nine words, if written out
+YAMLS = [
+    "",
+    "7",
+    "[" * 2000,
+    "train: 5\nval: 6\n",
+    "train: {a: b}\n",
+    "train: [[images/train]]\n",
+    "train: images/train\nnames: {x: cat}\n",
+    "train: images/train\nnames: {0: [cat], 1: null}\n",
+    "train: images/train\nnames: 3\n",
+    "train: images/train\nnames: {.inf: a}\n",
+    "train: images/train\nnames: {-1: a, 0: b, 1: c}\n",
+    'train: images/train\nnames: ["\\ud800", b]\n',
+    "train: images/train\npath: 5\n",
+    "train: images/train\npath: ../../..\nval: x\n",
+    'train: "images/\\0train"\n',
+    f"train: {'x' * 5000}\n",
+    "train: 2001-99-99\n",
+    "train: !!int ''\n",
+    "train: !!bool x\n",
+    "train: !!timestamp x\n",
+    "train: !!python/object/apply:os.system ['true']\n",
+    "train: &t [*t]\n",
+    "? [a]\n: b\n",
+    LAUGHS + "train: *i\n",
+    LAUGHS + "train: images/train\nnames: *i\n",
+    LAUGHS + "train: images/train\nnames: {0: *i}\n",
+]
+
+
+@pytest.mark.parametrize("text", YAMLS)
+def test_hostile_yaml(text: str, tmp_path: Path) -> None:
+    converted("yolo", yolo(tmp_path / "yolo", text), tmp_path)
+
+
+def test_many_laughs_in_a_list(tmp_path: Path) -> None:
+    text = LAUGHS.replace("a: &a", "- &a")
+    for old in "bcdefghi":
+        text = text.replace(f"{old}: &{old}", f"- &{old}")
+    converted("yolo", yolo(tmp_path / "yolo", text), tmp_path)
+
+
+@few
+@given(
+    st.lists(
+        st.lists(
+            st.sampled_from(["0", "1", "0.5", "-1", "nan", "inf", "1e400", "9" * 5000, "99999999999", "", "x", "٣"]),
+            min_size=1,
+            max_size=9,
+        ),
+        max_size=3,
+    ),
+    st.booleans(),
+)
+def test_labels_of_anything(lines: list[list[str]], named: bool) -> None:
+    with TemporaryDirectory() as name:
+        source = yolo(Path(name) / "yolo", *([] if named else [None]))
+        (source / "labels/train/a.txt").write_text("\n".join(map(" ".join, lines)), encoding="utf-8")
+        converted("yolo", source, Path(name))
+
+
+@few
+@given(st.sampled_from(["data.yaml", "labels/train/a.txt", "images/train/a.jpg", "classes.txt"]), damaged_bytes)
+def test_damaged_yolo(file: str, broken: list[tuple[Callable[[bytes, int], bytes], int]]) -> None:
+    with TemporaryDirectory() as name:
+        source = yolo(Path(name) / "yolo", *([None] if file == "classes.txt" else []))
+        (source / "classes.txt").write_text("cat\ndög\n", encoding="utf-8")
+        broken_at(source / file, broken)
+        converted("yolo", source, Path(name))
+
+
+@few
+@given(st.sampled_from(["gtFine", "leftImg8bit"]), damaged_bytes)
+def test_damaged_cityscapes(part: str, broken: list[tuple[Callable[[bytes, int], bytes], int]]) -> None:
+    with TemporaryDirectory() as name:
+        source = cityscapes(Path(name) / "city")
+        broken_at(next((source / part).glob("train/*/*.png")), broken)
+        converted("cityscapes", source, Path(name))
+
+
+@pytest.mark.parametrize(("kind", "mode"), KINDS)
+def test_cityscapes_of_other_modes(kind: str, mode: str, tmp_path: Path) -> None:
+    source = cityscapes(tmp_path / "city")
+    next((source / "gtFine").glob("train/*/*.png")).write_bytes(encoded(kind, mode))
+    converted("cityscapes", source, tmp_path)
