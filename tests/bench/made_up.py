@@ -34,7 +34,17 @@ def made_up(*, sizes: tuple[int, ...] = (10_000, 1_000_000), fused: bool = True,
     of = [name for name in ("exact-torch", "exact-fused") if fused or name != "exact-fused"]
     many = [
         LargeResult(
-            name, loss, 20_000_000, 100_000, Spread(0.3, 0.2, 0.4), Spread(25.0, 20.0, 30.0), 400_000_000, 80_000_000
+            name,
+            loss,
+            size=20_000_000,
+            positives=100_000,
+            seconds=Spread(0.3, 0.2, 0.4),
+            growth=Spread(25.0, 20.0, 30.0),
+            growth_in_logits=Spread(15.0, 14.0, 16.0),
+            focal_growth=Spread(60.0, 50.0, 70.0),
+            to_focal=Spread(0.25, 0.2, 0.3),
+            extra_bytes=400_000_000,
+            logit_bytes=80_000_000,
         )
         for loss in LOSSES
         for name in of

@@ -72,15 +72,17 @@ def test_bars_by_hand() -> None:
     where = "L = 20M, 100,000 positives"
     memory = judged["RS exact-torch: peak extra memory / logits", where]
     assert (memory.value, memory.limit, memory.passed) == (5.0, 6.0, True)
-    growth = judged["AP exact-fused: time / time at L = 1M", where]
+    growth = judged["AP exact-fused: time / time at L = 1M, 0.5 % there, too", where]
     assert (growth.value, growth.limit, growth.passed) == (25.0, 24.0, False)
+    growth = judged["AP exact-fused: time / time at L = 1M, as many positives", where]
+    assert (growth.value, growth.limit, growth.passed) == (15.0, 24.0, True)
     assert not missed.estimated
 
 
 def test_every_bar_of_the_study_is_there() -> None:
     per_loss = 2 + 2  # 10K and 1M at 1 and 5 %, against focal loss
     pairwise = 2  # 1M at 1 and 5 %
-    large = 2 * 2  # memory and growth, of two backends
+    large = 2 * 3  # memory and growth in two ways, of two backends
     assert len(bars(made_up())) == 2 * (per_loss + pairwise + large)
     assert bars(made_up(sizes=(5000,), large=False)) == []
 

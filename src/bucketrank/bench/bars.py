@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bucketrank.bench.contenders import LOSSES
+from bucketrank.bench.large import PART
 from bucketrank.bench.numbers import size_in_words
 from bucketrank.bench.study import LargeResult, Result, Study
 from bucketrank.bench.timing import Spread, ratio
@@ -104,5 +105,7 @@ def _large(results: list[LargeResult]) -> Iterator[Bar]:
         where = f"L = {size_in_words(result.size)}, {result.positives:,} positives"
         memory = result.extra_bytes / result.logit_bytes
         yield _bar(f"{title}: peak extra memory / logits", where, Spread(memory, memory, memory), MEMORY, at_most=True)
-        part = size_in_words(result.size // 20)
-        yield _bar(f"{title}: time / time at L = {part}", where, result.growth, GROWTH, at_most=True)
+        part = f"{title}: time / time at L = {size_in_words(result.size // PART)}"
+        share = f"{100 * result.positives / result.size:g} %"
+        yield _bar(f"{part}, {share} there, too", where, result.growth, GROWTH, at_most=True)
+        yield _bar(f"{part}, as many positives", where, result.growth_in_logits, GROWTH, at_most=True)

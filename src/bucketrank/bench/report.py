@@ -97,7 +97,11 @@ def notes(study: Study) -> list[str]:
     for result in study.large:
         what = f"{LOSSES[result.loss]} {result.contender}, {result.size:,} logits with {result.positives:,} positives"
         memory = bytes_in_words(result.extra_bytes)
-        lines.append(f"{what}: ran in {seconds_in_words(result.seconds.median)} with {memory} of extra memory.")
+        lines.append(
+            f"{what}: ran in {seconds_in_words(result.seconds.median)} with {memory} of extra memory, "
+            f"{significant(result.to_focal.median)} times the time of focal loss, "
+            f"which itself grew {significant(result.focal_growth.median)}-fold."
+        )
     return [*lines, *sorted(absent)]
 
 

@@ -78,7 +78,10 @@ class Result:
 
 @dataclass(frozen=True)
 class LargeResult:
-    """``exact`` at the large size: its time, how often that of a twentieth of the logits it is, and its memory."""
+    """``exact`` at the large size: its time and memory, and how often that of a twentieth of the logits its time is.
+
+    ``growth`` is against as large a share of positives, ``growth_in_logits`` against as many of them.
+    """
 
     contender: str
     loss: str
@@ -86,6 +89,9 @@ class LargeResult:
     positives: int
     seconds: Spread
     growth: Spread
+    growth_in_logits: Spread
+    focal_growth: Spread
+    to_focal: Spread
     extra_bytes: int
     logit_bytes: int
 

@@ -33,7 +33,7 @@ class Fused(Exact):
     def __init__(self, logits: Tensor, targets: Tensor, delta: float, index: Tensor | None = None) -> None:
         self.delta = delta
         self.entries = s, t = logits.detach().numpy(), targets.numpy()
-        self.at = (t > 0).nonzero()[0] if index is None else index.numpy()
+        self.at = _positives(t) if index is None else index.numpy()
         self.scores = s[self.at].astype(np.float64)
         if index is None:
             order = self.scores.argsort()
@@ -118,6 +118,12 @@ def _(comparison: Fused) -> Terms:
         comparison.scores, comparison.edges, comparison.owners, comparison.buckets, comparison.delta
     )
     return Terms(loss, None, vectors)
+
+
+def _positives(targets: Array) -> Array:
+    """Where the positives are, in ascending order."""
+    first, *more = in_parts(lambda start, stop: (targets[start:stop] > 0).nonzero()[0] + start, targets.size)
+    return np.concatenate([first, *more]) if more else first
 
 
 def _buckets_in(gradient: Array) -> Array:
