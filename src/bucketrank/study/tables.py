@@ -65,7 +65,7 @@ def to_markdown(outcome: Outcome, figures: Sequence[tuple[str, str]]) -> str:
     if study.others and plan.paper:
         others = [[name, *(f"{value:.1f}" for value in values)] for name, values in study.others.items()]
         lines += ["Published by others, not trained here:", "", markdown_table(["detector", *METRICS], others), ""]
-    lines += [*notes(outcome), ""]
+    lines += [*(f"- {note}" for note in notes(outcome)), ""]
     answers = [[each.claim, each.detector, each.measured, VERDICTS[each.holds]] for each in claims(outcome)]
     if answers:
         lines += ["## The claims", "", markdown_table(["claim", "detector", "measured", "holds"], answers), ""]
