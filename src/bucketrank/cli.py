@@ -220,13 +220,16 @@ def train(
         raise UsageError("train: expected a recipe (see bucketrank recipes), or --resume and the --out of a run")
     if data is None and not resume:
         raise UsageError("train: expected --data, the folder of the data set")
+    out = out or Path("runs") / Path(str(recipe)).stem
+    if recipe is None and settings and (out / "recipe.yaml").is_file():  # a change to what the run began with
+        recipe = str(out / "recipe.yaml")
     try:
         chosen = None if recipe is None else load(recipe, settings)
     except RecipeError as error:
         raise UsageError(f"train: {error}") from error
     from bucketrank.training.command import run
 
-    return run(chosen, data, out or Path("runs") / Path(str(recipe)).stem, resume=resume)
+    return run(chosen, data, out, resume=resume)
 
 
 def evaluate(

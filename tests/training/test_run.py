@@ -114,11 +114,37 @@ def test_ctrl_c_and_on_with_it_from_the_command_line(shapes, tmp_path, monkeypat
         tiny.stop_in(patch, step=4)
         assert main(["train", "atss-laptop", "--data", str(shapes), "--out", str(folder), *tiny.USUAL.split()]) == 130
     assert f"go on with: bucketrank train --resume --out {folder}" in capsys.readouterr().err
-    assert main(["train", "--resume", "--out", str(folder)]) == 0
+    assert main(["train", "--resume", "--out", str(folder), "--schedule.lr", "7"]) == 2
+    assert "the run began with schedule.lr 0.01, got 7.0; a resumed run keeps its settings" in capsys.readouterr().err
+    assert main(["train", "--resume", "--out", str(folder), "--trainer.log_every", "3"]) == 0
+    assert load(folder / "recipe.yaml").trainer.log_every == 3
     printed = capsys.readouterr().out
     assert "going on after step 5 (epoch 2)" in printed
     assert "epoch 2/2  AP " in printed
     assert printed.splitlines()[-1] == f"Done: {folder}/weights.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (torch.OutOfMemoryError("Tried to allocate 2.00 GiB.\nmore"), "a smaller --data.batch_size"),
+        (
+            RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "),
+            "fewer --data.workers need less; go on",
+        ),
+    ],
+)
+def test_want_of_memory_is_told(error, message, shapes, tmp_path, monkeypatch, capsys):
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr(DetectorModule, "training_step", fails)
+    words = ["train", "atss-laptop", "--data", str(shapes), "--out", str(tmp_path / "run"), *tiny.USUAL.split()]
+    assert main(words) == 1
+    told = capsys.readouterr().err
+    assert message in told
+    assert str(error).split("\n")[0].strip() in told
+    assert "Traceback" not in told
 
 
 def test_a_mistake_is_told_before_anything_is_loaded(shapes, tmp_path, capsys):
