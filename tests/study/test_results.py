@@ -26,7 +26,8 @@ def outcome(out, *, seeds=2, apart=1e-7, missing=()) -> Outcome:
             if run.name not in missing:
                 finish(run, 20.0, ends[row.key] + run.seed)
     samples = {key: dict.fromkeys(range(3), value) for key, value in SECONDS.items()}
-    return collect(study, {"ATSS": Measured(samples, {"rs": apart}, PLACE)}, {})
+    elsewhere = Measured({}, {}, PLACE | {"commit": "fedcba9876"})  # the steps of a detector that is not asked for
+    return collect(study, {"ATSS": Measured(samples, {"rs": apart}, PLACE), "PAA": elsewhere}, {})
 
 
 def test_table(tmp_path):
@@ -38,7 +39,7 @@ def test_table(tmp_path):
     assert rows["RS, exact"][-4:] == ["\N{EN DASH}"] * 4
     assert rows["focal"][5] == "1.00"
     assert "![Seconds](t_iter.svg)" in table
-    assert "Trained on abacus, 2 cores, 1 thread; commit 0123456." in table
+    assert "Trained on abacus, 2 cores, 1 thread; commit 0123456. Steps timed with 1 thread, commit 0123456." in table
     assert "mean ± deviation over 2 seeds" in table
     assert "Not complete" not in table
 

@@ -106,7 +106,8 @@ def provenance(outcome: Outcome) -> list[str]:
     places = [run.environment for each in outcome.results for run in each.runs]
     commits = sorted({_commit(place) for place in places})
     machines = sorted({f"{place['processor']}, {place['cores']} cores, {_threads(place)}" for place in places})
-    timed = sorted({f"{_threads(each.machine)}, {_commit(each.machine)}" for each in outcome.measured.values()})
+    measured = [outcome.measured[detector].machine for detector in outcome.detectors if detector in outcome.measured]
+    timed = sorted({f"{_threads(place)}, {_commit(place)}" for place in measured})
     steps = f" Steps timed with {'; '.join(timed)}." if timed else ""
     data = plan.data.name
     return [f"Data: `{data}`. Trained on {'; '.join(machines)}; {', '.join(commits)}.{steps}"] if places else []
