@@ -337,6 +337,7 @@ def study(
         from bucketrank.study.synthetic import study as synthetic
 
         given = {"--data": data, "--only": only, "--rates": rates, "--dry-run": dry_run, "settings": list(settings)}
+        given |= {"--seeds": seeds != 3, "--budget": budget != "small", "--rounds": rounds != 12}
         if unused := [flag for flag, value in given.items() if value]:
             raise UsageError(f"study: synthetic trains nothing and takes --out alone; remove {', '.join(unused)}")
         synthetic(out)

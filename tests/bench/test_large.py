@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
 import pytest
 
+from bucketrank.bench import large
 from bucketrank.bench.contenders import unavailable
 from bucketrank.bench.large import run_large
 from bucketrank.bench.memory import CLEAR_REFS
 from bucketrank.bench.study import Settings
+from bucketrank.bench.synthetic import Synthetic
 from tests.bench.test_losses import Listener
 
 
@@ -23,6 +29,30 @@ def test_time_growth_and_memory_of_exact() -> None:
         # At least the gradient.
         assert 1_500_000 <= result.extra_bytes < 200_000_000
         assert result.seconds.median > 0
-        assert min(each.median for each in (result.growth, result.growth_in_logits, result.to_focal)) > 0
-        assert result.focal_growth.median > 0
     assert listener.done == pytest.approx([total for _, total in listener.stages])
+
+
+def test_what_is_divided_by_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {"as sparse": 2.0, "as many": 3.0, "all": 60.0, "focal part": 4.0, "focal": 400.0}
+    drawn: list[tuple[int, int]] = []
+
+    def step(_: str, __: str | None, data: Synthetic) -> Callable[[], float]:
+        drawn.append((data.logits.numel(), int((data.targets > 0).sum())))
+        return lambda: 0.0
+
+    class Meter(nullcontext[None]):
+        def __enter__(self) -> Any:
+            return self
+
+        def measure(self, _: object) -> int:
+            return 1
+
+    monkeypatch.setattr(large, "step", step)
+    monkeypatch.setattr(large, "MemoryMeter", Meter)
+    monkeypatch.setattr(
+        large, "interleave", lambda calls, **_: {name: dict.fromkeys(range(2), seconds[name]) for name in calls}
+    )
+    result = run_large(Settings(), Listener(), size=40_000)[0]
+    assert drawn[:5] == [(2_000, 2), (2_000, 40), (40_000, 40), (2_000, 2), (40_000, 40)]
+    assert (result.growth.median, result.growth_in_logits.median) == (30.0, 20.0)
+    assert (result.focal_growth.median, result.to_focal.median) == (100.0, 0.15)

@@ -83,6 +83,7 @@ def test_mistakes(shapes, tmp_path, capsys):
         (["study", "detectors", "--data", str(shapes), "--only", "yolo"], "no row is called 'yolo'"),
         (["study", "detr", "--data", str(tmp_path / "none")], "none"),
         (["study", "synthetic", "--only", "a", "--schedule.lr", "1"], "takes --out alone; remove --only, settings"),
+        (["study", "synthetic", "--seeds", "5"], "takes --out alone; remove --seeds"),
     ]:
         assert main([*words, "--out", str(tmp_path / "study")]) in (1, 2)
         assert told in capsys.readouterr().err

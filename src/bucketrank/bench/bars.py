@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bucketrank.bench.contenders import LOSSES
-from bucketrank.bench.large import PART
 from bucketrank.bench.numbers import size_in_words
-from bucketrank.bench.study import LargeResult, Result, Study
+from bucketrank.bench.study import PART, LargeResult, Result, Study
 from bucketrank.bench.timing import Spread, ratio
 
 # exact / focal at most, by loss and size; by percentage where it matters, None for the others.

@@ -9,15 +9,14 @@ import torch
 
 from bucketrank.bench.contenders import LOSSES, METHODS, step, synchronizer, unavailable
 from bucketrank.bench.memory import Job, MemoryMeter
-from bucketrank.bench.study import CellError, LargeResult, Progress, Settings
+from bucketrank.bench.study import PART, CellError, LargeResult, Progress, Settings
 from bucketrank.bench.synthetic import draw
 from bucketrank.bench.timing import Contender, Spread, interleave, ratio
 
 SIZE = 20_000_000
 PERCENT = (0.1, 0.5)
 ROUNDS = 5
-PART = 20  # the smaller size is that share of the larger
-CONTENDERS = 5
+CONTENDERS = 5  # that take turns in a cell
 
 
 def run_large(settings: Settings, progress: Progress, *, size: int = SIZE) -> list[LargeResult]:

@@ -76,6 +76,9 @@ class Result:
     estimated_samples: Samples = field(default_factory=dict)
 
 
+PART = 20  # the large size is so many times the one it is compared with
+
+
 @dataclass(frozen=True)
 class LargeResult:
     """``exact`` at the large size: its time and memory, and how often that of a twentieth of the logits its time is.

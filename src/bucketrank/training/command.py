@@ -34,7 +34,9 @@ def run(recipe: Recipe | None, data: Path | None, out: Path, *, resume: bool) ->
     except (CheckpointError, NonFiniteLossError, WeightsError) as error:
         raise DataError(f"train: {error}") from error
     except torch.OutOfMemoryError as error:
-        raise DataError(f"train: the device is out of memory; {MEMORY} needs less ({_first_line(error)})") from error
+        raise DataError(
+            f"train: the device is out of memory; in a new run {MEMORY} needs less ({_first_line(error)})"
+        ) from error
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
             raise
