@@ -84,6 +84,20 @@ def test_a_delta_below_the_digits_of_the_logits_is_still_exact(way: tuple[str, s
     assert_same(answer(loss.compute, logits, targets, delta=1e-12, way=way), expected)
 
 
+@pytest.mark.parametrize("way", FAITHFUL[1:], ids="-".join)
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("finer", [1e-3, 1e-6, 1e-8, 2e-9])
+def test_clusters_far_apart_with_a_delta_as_fine_as_exact_bucketing_resolves(
+    finer: float, name: str, way: tuple[str, str]
+) -> None:
+    # The sums of one cluster are not to drown in its distance from the others, a billion times delta.
+    noise, targets = synthetic(2_000, 200)
+    logits = torch.arange(2_000, dtype=torch.float64) % 7 * (1e6 / 7) + noise.double() * 1e6 * finer
+    loss = LOSSES[name]
+    got = answer(loss.compute, logits, targets.double(), delta=1e6 * finer, way=way)
+    assert_same(got, loss.oracle(logits, targets, 1e6 * finer))
+
+
 @pytest.mark.parametrize("way", FAITHFUL, ids="-".join)
 def test_alrp_equals_the_definition(way: tuple[str, str]) -> None:
     from bucketrank import alrp_loss, use_backend

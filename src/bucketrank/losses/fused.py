@@ -92,7 +92,7 @@ class Fused(Exact):
             gradient = np.empty_like(self.entries[0])
             self._fill(gradient)
         rows = kernels.gradient_table(self.edges, self.owners, weights, self.delta)
-        given = self.entries[0], rows, _buckets_in(gradient), gradient
+        given = self.entries[0], self.edges[0], rows, _buckets_in(gradient), gradient
         in_parts(lambda start, stop: kernels.write_gradient(start, stop, *given), gradient.size)
         gradient[self.at] = own
         return torch.from_numpy(gradient)
