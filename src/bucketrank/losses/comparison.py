@@ -21,6 +21,14 @@ def precise(tensor: Tensor) -> Tensor:
     return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)
 
 
+def _all_finite(logits: Tensor, targets: Tensor) -> bool:
+    """Whether all that takes part is finite: by the extremes, which pass NaN on, as that takes fewer passes."""
+    if logits.numel() == 0:
+        return True
+    low, high = logits.masked_fill(targets < 0, 0).aminmax()
+    return bool((low > -torch.inf) & (high < torch.inf) & (targets.amax() < torch.inf))
+
+
 class Comparison(ABC):
     """The logits of one call, compared with its positives.
 
@@ -42,8 +50,7 @@ class Comparison(ABC):
         if index is None:
             index = (targets > 0).nonzero().squeeze(1)
             index = index[logits[index].argsort(stable=True)]
-            finite = logits.masked_fill(targets < 0, 0).isfinite().all() & (targets < torch.inf).all()
-            self.finite = bool(finite)
+            self.finite = _all_finite(logits, targets)
         self._index = index
         self.scores = precise(logits[index])
 

@@ -30,26 +30,29 @@ def sums_before(x: Tensor, low: Tensor, high: Tensor, labels: Tensor, values: Te
     cuts = torch.stack([low, middle, high])  # (3, P) positions in order of score, then inside ever smaller halves
 
     sums = values.new_zeros(3, size, columns.shape[1])  # suffix sums from each of the three cuts
-    order = torch.arange(size, device=x.device)  # the positives as this level of the tree holds them
+    position = torch.arange(size, device=x.device)
+    order = position  # the positives as this level of the tree holds them
     for level in reversed(range((size - 1).bit_length())):
         half = 1 << level
-        lefts = 1 - ((place[order] >> level) & 1)
-        lefts = torch.cat([lefts.new_zeros(1), lefts.cumsum(0)])  # members of left halves before each position
+        here = place.index_select(0, order)
+        goes_right = here >> level & 1
+        lefts = torch.cat([goes_right.new_zeros(1), (1 - goes_right).cumsum(0)])  # in left halves, before each position
 
-        position = torch.arange(size, device=x.device)
-        start = _start(place[order], level)
-        inside = lefts[position] - lefts[start]
-        goes_right = ((place[order] >> level) & 1).bool()
+        start = _start(here, level)
+        inside = lefts[:-1] - lefts.index_select(0, start)
         order = torch.empty_like(order).index_copy_(
-            0, torch.where(goes_right, position - inside + half, start + inside), order
+            0, torch.where(goes_right.bool(), position - inside + half, start + inside), order
         )
 
-        cumulative = torch.cat([columns.new_zeros(1, columns.shape[1]), columns[order].cumsum(0)])
+        cumulative = torch.cat([columns.new_zeros(1, columns.shape[1]), columns.index_select(0, order).cumsum(0)])
         start = _start(prefix, level)
-        inside = lefts[cuts] - lefts[start]
-        goes_right = ((prefix >> level) & 1).bool()  # and leaves the whole left half behind, in the prefix
-        passed = cumulative[(start + half).clamp(max=size)] - cumulative[start + inside]
-        sums += torch.where(goes_right[:, None], passed, 0)
+        end = (start + half).clamp_(max=size)
+        inside = lefts.index_select(0, cuts.view(-1)).view_as(cuts) - lefts.index_select(0, start)
+        # Who goes right leaves the whole left half behind, in the prefix: from the cut to the end. Who goes left adds
+        # nothing: from the end to the end.
+        goes_right = (prefix >> level & 1).bool()
+        cuts_inside = torch.where(goes_right, start + inside, end).view(-1)
+        sums += cumulative.index_select(0, end) - cumulative.index_select(0, cuts_inside).view_as(sums)
         cuts = torch.where(goes_right, cuts - inside + half, start + inside)
 
     plain, fractions = sums.chunk(2, dim=2)

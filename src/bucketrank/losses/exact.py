@@ -13,15 +13,21 @@ from torch import Tensor
 
 from bucketrank.losses.comparison import Array, Comparison, precise
 from bucketrank.losses.dominance import sums_before
+from bucketrank.losses.look_up import LookUp
 
-# Logits looked up at once: bounds the memory of the look-up, whatever the number of logits.
+# Logits looked up at once, which bounds the memory of it: many, as every block costs a device some thirty launches;
+# on a CPU fewer, whose caches hold what is computed on the way.
 BLOCK = 1 << 20
+BLOCK_ON_CPU = 1 << 18
 # A delta below this fraction of the largest positive leaves float64 too few digits to place the edges s +- delta.
 FINEST_DELTA = 1e-9
 
 
 class Exact(Comparison):
     """Sorts the positives and their edges; each negative only looks its bucket up."""
+
+    # The memory of the gradient, with the bucket of every negative in it; gone once it has been given away.
+    kept: Array
 
     def resolves(self) -> bool:
         largest = max(-float(self.scores[0]), float(self.scores[-1])) if len(self.scores) else 0.0
@@ -33,7 +39,8 @@ class Exact(Comparison):
         # Integers add up to the same bits in any order, as atomic additions on a GPU do not for floats.
         unit = 2.0 ** (61 - self.logits.numel().bit_length())
         totals = torch.zeros_like(counts)
-        for _, bucket, offset in self._looked_up(edges):
+        self.kept = torch.empty_like(self.logits)
+        for _, bucket, offset in self._in_buckets(edges, self.kept, LookUp(edges)):
             counts += torch.bincount(bucket, minlength=counts.numel())
             if self.delta > 0:
                 totals.index_add_(0, bucket, offset.mul_(unit).to(torch.int64))
@@ -55,9 +62,12 @@ class Exact(Comparison):
             value = torch.cat([slope.new_zeros(1), (slope * self._widths(edges))[:-1].cumsum(0)])
         # One row below the lowest edge, where the gradient is zero.
         table = torch.cat([edges.new_zeros(1, 2), torch.stack([value, slope], 1)])
-        gradient = torch.empty_like(self.logits)
-        for block, bucket, offset in self._looked_up(edges):
-            value, slope = table[bucket].unbind(1)
+        gradient: Tensor | None = self.__dict__.pop("kept", None)
+        look_up = None
+        if gradient is None:  # given away by an earlier backward pass, or there was no forward pass
+            gradient, look_up = torch.empty_like(self.logits), LookUp(edges)
+        for block, bucket, offset in self._in_buckets(edges, gradient, look_up):
+            value, slope = table.index_select(0, bucket).unbind(1)
             gradient[block] = torch.addcmul(value, slope, offset)
         return gradient.index_copy_(0, self.index, own.to(gradient.dtype))
 
@@ -98,16 +108,24 @@ class Exact(Comparison):
         """Widths of the buckets in units of 2 delta; nothing happens beyond 1, so none is wider."""
         return (torch.diff(edges, append=edges[-1:]) / (2 * self.delta)).clamp_(max=1)
 
-    def _looked_up(self, edges: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    def _in_buckets(
+        self, edges: Tensor, gradient: Tensor, look_up: LookUp | None
+    ) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Blocks of logits: their bucket, and their offset from its lower edge in units of 2 delta.
 
-        Bucket 0 lies below the lowest edge; what is no negative is put there too.
+        Bucket 0 lies below the lowest edge; what is no negative is put there too. The buckets are in the memory of
+        ``gradient``: already, or by ``look_up``.
         """
-        for start in range(0, self.logits.numel(), BLOCK):
-            block = slice(start, start + BLOCK)
-            logits = precise(self.logits[block]).masked_fill(self.targets[block] != 0, -torch.inf)
-            bucket = torch.searchsorted(edges, logits, right=True)
-            offset = logits.sub(edges[(bucket - 1).clamp_(min=0)])
+        found = gradient.view(torch.int32 if gradient.element_size() == 4 else torch.int64)
+        lower = torch.cat([edges[:1], edges])
+        size = BLOCK_ON_CPU if found.device.type == "cpu" else BLOCK
+        for start in range(0, found.numel(), size):
+            block = slice(start, start + size)
+            negatives = precise(self.logits[block]).masked_fill(self.targets[block] != 0, -torch.inf)
+            bucket = found[block]
+            if look_up is not None:
+                bucket.copy_(look_up(negatives))
+            offset = negatives.sub_(lower.index_select(0, bucket))
             yield block, bucket, offset.div_(2 * self.delta or 1).clamp_(0, 1)
 
     def _windows(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -27,8 +27,6 @@ class Fused(Exact):
     """The same numbers as :class:`Exact`, from the loops of ``kernels.py``."""
 
     xp: Any = np
-    # The memory of the gradient, with the bucket of every negative in it; gone once it has been given away.
-    kept: Array
 
     def __init__(self, logits: Tensor, targets: Tensor, delta: float, index: Tensor | None = None) -> None:
         self.delta = delta
