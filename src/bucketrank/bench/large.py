@@ -15,7 +15,7 @@ from bucketrank.bench.timing import Contender, Spread, interleave, ratio
 
 SIZE = 20_000_000
 PERCENT = (0.1, 0.5)
-ROUNDS = 5
+ROUNDS = 15  # a call of some milliseconds is a noisy unit
 CONTENDERS = 5  # that take turns in a cell
 
 
