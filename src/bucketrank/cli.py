@@ -5,6 +5,7 @@ What is heavy is imported by the command that needs it, so that asking for help 
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -336,9 +337,11 @@ def study(
     if name == SYNTHETIC:
         from bucketrank.study.synthetic import study as synthetic
 
-        given = {"--data": data, "--only": only, "--rates": rates, "--dry-run": dry_run, "settings": list(settings)}
-        given |= {"--seeds": seeds != 3, "--budget": budget != "small", "--rounds": rounds != 12}
-        if unused := [flag for flag, value in given.items() if value]:
+        given = {"data": data, "seeds": seeds, "budget": budget, "only": only, "rates": rates, "rounds": rounds}
+        given |= {"dry_run": dry_run}
+        known = inspect.signature(study).parameters
+        unused = ["--" + flag.replace("_", "-") for flag in given if given[flag] != known[flag].default]
+        if unused := unused + ["settings"] * bool(list(settings)):
             raise UsageError(f"study: synthetic trains nothing and takes --out alone; remove {', '.join(unused)}")
         synthetic(out)
         return 0

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bucketrank.losses import look_up
 from bucketrank.losses.look_up import LookUp
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -51,6 +52,13 @@ def test_edges_with_a_difficulty(edges: list[float]) -> None:
     between = [(a + b) / 2 for a, b in pairwise(edges)]
     beside = [math.nextafter(edge, towards) for edge in edges for towards in (-math.inf, math.inf)]
     _assert_same_as_binary_search(edges, between + beside, torch.float64)
+
+
+def test_more_edges_than_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look_up, "MOST_CELLS", 16)
+    edges = [k / 7 for k in range(1000)]
+    assert LookUp(torch.tensor(edges)).before.numel() == 16
+    _assert_same_as_binary_search(edges, [edge + 0.01 for edge in edges], torch.float32)
 
 
 def test_steps_do_not_grow_with_the_number_of_edges() -> None:

@@ -35,13 +35,13 @@ def sums_before(x: Tensor, low: Tensor, high: Tensor, labels: Tensor, values: Te
     for level in reversed(range((size - 1).bit_length())):
         half = 1 << level
         here = place.index_select(0, order)
-        goes_right = here >> level & 1
-        lefts = torch.cat([goes_right.new_zeros(1), (1 - goes_right).cumsum(0)])  # in left halves, before each position
+        goes_right = (here >> level & 1).bool()
+        lefts = torch.cat([here.new_zeros(1), (~goes_right).cumsum(0)])  # members of left halves before each position
 
         start = _start(here, level)
         inside = lefts[:-1] - lefts.index_select(0, start)
         order = torch.empty_like(order).index_copy_(
-            0, torch.where(goes_right.bool(), position - inside + half, start + inside), order
+            0, torch.where(goes_right, position - inside + half, start + inside), order
         )
 
         cumulative = torch.cat([columns.new_zeros(1, columns.shape[1]), columns.index_select(0, order).cumsum(0)])

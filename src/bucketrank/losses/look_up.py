@@ -11,13 +11,15 @@ from torch import Tensor
 
 # Cells for each edge: enough that halving mostly ends after three or four steps.
 CELLS_PER_EDGE = 2
+# More than that float32, the widest float of some devices, cannot number one by one.
+MOST_CELLS = 1 << 24
 
 
 class LookUp:
     """``look_up(numbers)`` is ``torch.searchsorted(edges, numbers, right=True)``, in int32; no number may be NaN."""
 
     def __init__(self, edges: Tensor) -> None:
-        self.last = CELLS_PER_EDGE * edges.numel() - 1
+        self.last = min(CELLS_PER_EDGE * edges.numel(), MOST_CELLS) - 1
         self.low = edges[0]
         # Some positive, finite number even where the edges are equal, or the range is infinite.
         limits = torch.finfo(edges.dtype)
