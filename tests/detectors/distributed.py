@@ -9,7 +9,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from bucketrank.detectors import DETECTORS
+from bucketrank.catalogue import detectors
 
 from .tiny import scene, tiny
 
@@ -21,7 +21,7 @@ CASES = [
     ("retinanet", "focal"),
     ("paa", "ap"),
 ]
-ALONE = list(DETECTORS)
+ALONE = list(detectors())
 
 
 def model(name: str, loss: str) -> Any:

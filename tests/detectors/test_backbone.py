@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from bucketrank.catalogue import BackboneSettings
 from bucketrank.detectors import backbone as module
 from bucketrank.detectors.backbone import Backbone, build_backbone
 from bucketrank.detectors.deformable import DeformableConv2d
-from bucketrank.detectors.settings import BackboneSettings
 
 from ..shared_data import shared
 

@@ -1,13 +1,12 @@
 """Detectors by name, every setting a keyword."""
 
-import dataclasses
 from typing import Any
 
 import pytest
 import torch
 
-from bucketrank.detectors import DETECTORS, BackboneSettings, InputSettings, LossSettings, build
-from bucketrank.detectors.catalogue import detector_settings
+from bucketrank.catalogue import Settings, describe, detector_spec, detectors, loss_settings, losses
+from bucketrank.detectors import BackboneSettings, InputSettings, build
 
 from .tiny import tiny
 
@@ -26,7 +25,7 @@ def test_groups_of_settings_can_be_given_whole():
         "retinanet",
         num_classes=2,
         backbone=BackboneSettings(name="test_resnet", frozen_stages=1),
-        loss=LossSettings(name="rs", delta=0.1),
+        loss=loss_settings("rs", delta=0.1),
         inputs=InputSettings(min_size=64, max_size=64),
         delta=0.2,  # a keyword goes before the group
         channels=32,
@@ -37,28 +36,32 @@ def test_groups_of_settings_can_be_given_whole():
 
 def test_no_two_groups_have_a_setting_of_the_same_name():
     """A keyword of build must have one meaning."""
-    shared = [
-        {field.name for field in dataclasses.fields(group)} - {"name"}
-        for group in (BackboneSettings, LossSettings, InputSettings)
-    ]
-    for name in DETECTORS:
-        groups = [*shared, set(detector_settings(name)), {"num_classes", "backbone", "loss", "inputs", "name"}]
-        assert sum(map(len, groups)) == len(set().union(*groups))
+    of_build = {"num_classes", "backbone", "loss", "inputs", "name"}
+    for detector in detectors().values():
+        for loss in losses().values():
+            kinds = (detector.settings, loss.settings, BackboneSettings, InputSettings)
+            groups = [*(names_of(each) - {"name"} for each in kinds), of_build]
+            assert sum(map(len, groups)) == len(set().union(*groups))
+
+
+def names_of(settings: type[Settings]) -> set[str]:
+    return {setting.name for setting in describe(settings)}
 
 
 def test_a_detector_has_its_parents_settings_too():
-    assert {"mask_rois", "hidden", "proposals"} <= set(detector_settings("mask_rcnn"))
-    assert {"topk", "vote"} <= set(detector_settings("paa"))
+    assert {"mask_rois", "hidden", "proposals"} <= names_of(detector_spec("mask_rcnn").settings)
+    assert {"topk", "vote"} <= names_of(detector_spec("paa").settings)
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"name": "ats"}, ValueError, "no detector 'ats'; did you mean 'atss'"),
-        ({"name": "zzz"}, ValueError, "there are faster_rcnn, mask_rcnn"),
-        ({"dleta": 0.1}, TypeError, "atss has no setting 'dleta'; did you mean 'delta'"),
-        ({"proposals": 10}, TypeError, "atss has no setting 'proposals'"),
-        ({"loss": "focl"}, ValueError, "did you mean 'focal'"),
+        ({"name": "ats"}, ValueError, "expected one of faster_rcnn, .*got 'ats'; the nearest is \"atss\""),
+        ({"name": "zzz"}, ValueError, "expected one of faster_rcnn, mask_rcnn"),
+        ({"dleta": 0.1}, TypeError, "atss .*has no setting 'dleta'; the nearest is \"delta\""),
+        ({"loss": "focal", "delta": 0.1}, TypeError, "has no setting 'delta'"),
+        ({"proposals": 10}, TypeError, "atss .*has no setting 'proposals'"),
+        ({"loss": "focl"}, ValueError, 'the nearest is "focal"'),
         ({"backbone": "resnet1"}, ValueError, "the nearest names are"),
         ({"num_classes": 0}, ValueError, "num_classes.*at least 1, got 0"),
         ({"min_size": 0}, ValueError, "min_size"),
@@ -95,6 +98,7 @@ def test_the_numbers_of_the_published_recipes():
     assert all(stage.boxes.out_features == 4 for stage in cascade.stages)
     assert [faster.rpn.anchor_generator.border, cascade.rpn.anchor_generator.border] == [None, 0]
     defaults = {
-        name: detector_settings(name)["proposals"].default for name in ("faster_rcnn", "mask_rcnn", "cascade_rcnn")
+        name: detector_spec(name).settings(name).proposals  # type: ignore[attr-defined]
+        for name in ("faster_rcnn", "mask_rcnn", "cascade_rcnn")
     }
     assert defaults == {"faster_rcnn": 1000, "mask_rcnn": 1000, "cascade_rcnn": 2000}

@@ -9,8 +9,8 @@ from torchvision.models.detection._utils import BoxCoder
 from torchvision.ops import generalized_box_iou_loss, sigmoid_focal_loss
 
 from bucketrank import alrp_loss, ap_loss, dr_loss, rank_sort_loss
+from bucketrank.catalogue import loss_settings
 from bucketrank.detectors.criterion import Assigned, HeadRecipe, assigned, build_criterion
-from bucketrank.detectors.settings import LossSettings
 from bucketrank.ops.assignment import IGNORED, NEGATIVE
 
 # Rows: a positive of class 1, a negative, an ignored one, a positive of class 0 whose box misses its object.
@@ -36,7 +36,7 @@ def found(**changes):
 
 
 def criterion(name, recipe=None, **settings):
-    return build_criterion(LossSettings(name=name, **settings), recipe or HeadRecipe())
+    return build_criterion(loss_settings(name, **settings), recipe or HeadRecipe())
 
 
 def targets(values):
@@ -212,17 +212,17 @@ def test_a_batch_is_put_together_in_the_order_of_its_rows():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": "rss"}, "expected one of rs, ap, alrp, dr, focal, ce, got 'rss'; did you mean 'rs'"),
+        ({"name": "rss"}, "expected one of rs, ap, alrp, dr, focal, ce, got 'rss'; the nearest is \"rs\""),
         ({"name": "rs", "delta": -1.0}, "delta"),
         ({"name": "rs", "delta": math.nan}, "delta"),
-        ({"name": "rs", "method": "fast"}, "method to be one of"),
-        ({"name": "alrp", "method": "bucketed"}, "method to be one of exact, pairwise, got 'bucketed'"),
-        ({"name": "rs", "ranking_scope": "gpu"}, "ranking_scope to be one of batch, image, global, got 'gpu'"),
-        ({"name": "focal", "box_loss": "diou"}, "box_loss to be one of giou, l1, smooth_l1, got 'diou'"),
+        ({"name": "rs", "method": "fast"}, "loss.method: expected one of exact, bucketed, pairwise, got 'fast'"),
+        ({"name": "alrp", "method": "bucketed"}, "loss.method: expected one of exact, pairwise, got 'bucketed'"),
+        ({"name": "rs", "ranking_scope": "gpu"}, "loss.ranking_scope: expected one of batch, image, global, got 'gpu'"),
+        ({"name": "focal", "box_loss": "diou"}, "loss.box_loss: expected one of giou, l1, smooth_l1, got 'diou'"),
         ({"name": "focal", "box_weight": -1.0}, "box_weight"),
-        ({"name": "alrp", "balance_period": 0}, "balance_period to be at least 1, got 0"),
+        ({"name": "alrp", "balance_period": 0}, "loss.balance_period: expected at least 1 or null, got 0"),
     ],
 )
 def test_wrong_settings_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
-        build_criterion(LossSettings(**settings), HeadRecipe())
+        build_criterion(loss_settings(**settings), HeadRecipe())

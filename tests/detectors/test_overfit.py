@@ -6,7 +6,7 @@ import pytest
 import torch
 from faster_coco_eval import COCO, COCOeval_faster
 
-from bucketrank.detectors import DETECTORS
+from bucketrank.catalogue import detectors
 
 from .tiny import CLASSES, tiny
 
@@ -87,7 +87,7 @@ def area(box):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", DETECTORS)
+@pytest.mark.parametrize("name", detectors())
 def test_four_images_by_heart(name):
     images, targets = pictures()
     settings: dict[str, Any] = {"hidden": 128, "proposals": 60} if name.endswith(("rcnn", "detr")) else {}

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from bucketrank.catalogue import loss_settings
 from bucketrank.detectors.box_head import BoxHead
 from bucketrank.detectors.criterion import Criterion
-from bucketrank.detectors.settings import LossSettings
 
 from .tiny import scene, tiny
 
@@ -63,7 +63,7 @@ def test_a_cascade_asks_more_of_each_stage():
 
 
 def test_refined_boxes_stay_in_their_image():
-    head = BoxHead(8, num_classes=2, loss=LossSettings(), hidden=8, class_agnostic=True)
+    head = BoxHead(8, num_classes=2, loss=loss_settings("rs"), hidden=8, class_agnostic=True)
     proposals = [torch.tensor([[0.0, 0, 10, 10]]), torch.tensor([[5.0, 5, 20, 20], [0, 0, 4, 4]])]
     codes = torch.tensor([[0.0, 0, 0, 0], [100, 100, 0, 0], [0, 0, 50, 50]])[:, None]
     first, second = head.refined(codes, proposals, [(12, 12), (24, 30)])

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bucketrank.training.checkpoint import Checkpoints
-from bucketrank.training.keeper import Interrupted, Keeper
+from bucketrank.training.checkpoints import Checkpoints
+from bucketrank.training.run_keeper import Interrupted, RunKeeper
 
 from . import tiny
 
@@ -123,13 +123,13 @@ def start(context, folder: Path, data: Path):
 
 def test_the_keeper_saves_only_after_whole_steps(shapes, tmp_path, monkeypatch):
     saved = []
-    usual = Keeper.save
+    usual = RunKeeper.save
 
     def noted(keeper, trainer, module):
         saved.append((module.position.epoch, module.position.batch, module.position.step))
         usual(keeper, trainer, module)
 
-    monkeypatch.setattr(Keeper, "save", noted)
+    monkeypatch.setattr(RunKeeper, "save", noted)
     # 6 batches of 2 an epoch, in steps of 4: the last one of each epoch has only 2.
     tiny.run(tmp_path / "run", shapes, "--schedule.accumulate 4 --data.batch_size 8 --trainer.checkpoint_steps 1")
     assert saved == [(0, 4, 1), (0, 6, 2), (1, 0, 2), (1, 4, 3), (1, 6, 4), (2, 0, 4)]

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bucketrank.cli import main
-from bucketrank.training.weights import WeightsError, read_weights
+from bucketrank.model_files.weights import WeightsError, read_weights
 from tests.data.folders import picture
 from tests.deploy.made_up import CATEGORIES, CLASSES, write_weights
 

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 from torchvision.models.detection._utils import BoxCoder
 
+from bucketrank.catalogue.detector_specs import ATSSSettings
 from bucketrank.detectors.criterion import HeadRecipe
 from bucketrank.detectors.dense import DenseDetector
 from bucketrank.detectors.dense_head import DenseHead, DenseOutput
@@ -38,31 +39,22 @@ class ATSS(DenseDetector):
     recipe = HeadRecipe(ranking_box_weight=2.0, scored_box_weight=2.0, prior=0.01)
     votes = False  # whether detections are moved by score voting, unless the setting says otherwise
 
-    def __init__(
-        self,
-        num_classes: int,
-        *,
-        channels: int = 256,
-        convs: int = 4,
-        anchors: int | None = None,
-        topk: int = 9,
-        vote: bool | None = None,
-        **settings: Any,
-    ) -> None:
-        super().__init__(num_classes, vote=self.votes if vote is None else vote, **settings)
-        self.topk = topk
+    def __init__(self, num_classes: int, *, settings: ATSSSettings, **shared: Any) -> None:
+        vote = self.votes if settings.vote is None else settings.vote
+        super().__init__(num_classes, settings=settings, vote=vote, **shared)
+        self.topk = settings.topk
         criterion = self.criterion
-        self.neck = FeaturePyramid(self.backbone.channels, channels, first_level=3, extra="convs_on_output")
-        count = (3 if criterion.ranking else 1) if anchors is None else anchors
+        self.neck = FeaturePyramid(self.backbone.channels, settings.channels, first_level=3, extra="convs_on_output")
+        count = (3 if criterion.ranking else 1) if settings.anchors is None else settings.anchors
         scales = (8.0,) if count == 1 else octave(4, count)
         self.anchors = Anchors(self.neck.strides, scales=scales, ratios=(1.0,), size_divisor=self.size_divisor)
         self.coder = BoxCoder(weights=(10.0, 10.0, 5.0, 5.0))
         self.head = DenseHead(
-            channels,
+            settings.channels,
             num_classes=num_classes,
             anchors=count,
             levels=len(self.neck.strides),
-            convs=convs,
+            convs=settings.convs,
             quality=not criterion.ranking,
             prior=criterion.initial_score,
         )

@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from bucketrank.catalogue import BackboneSettings
 from bucketrank.detectors.deformable import make_deformable
-from bucketrank.detectors.settings import BackboneSettings
 
 STRIDES = [4, 8, 16, 32]
 CONNECT_SECONDS = 5
@@ -126,7 +126,7 @@ class Backbone(nn.Module):
 def build_backbone(settings: BackboneSettings) -> Backbone:
     """The backbone of ``settings``, in training mode.
 
-    >>> backbone = build_backbone(BackboneSettings("resnet18"))
+    >>> backbone = build_backbone(BackboneSettings(name="resnet18"))
     >>> [tuple(map.shape) for map in backbone(torch.rand(1, 3, 97, 131))]
     [(1, 64, 25, 33), (1, 128, 13, 17), (1, 256, 7, 9), (1, 512, 4, 5)]
     """

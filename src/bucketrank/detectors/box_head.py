@@ -12,10 +12,10 @@ from torchvision.models.detection.faster_rcnn import TwoMLPHead
 from torchvision.ops import MultiScaleRoIAlign, clip_boxes_to_image
 from torchvision.ops.poolers import initLevelMapper
 
+from bucketrank.catalogue import LossSettings
 from bucketrank.detectors.criterion import Assigned, HeadRecipe, Terms, assigned, build_criterion
 from bucketrank.detectors.initialise import start_classifier
 from bucketrank.detectors.sampling import subsample
-from bucketrank.detectors.settings import LossSettings
 from bucketrank.detectors.targets import Target
 from bucketrank.ops.assignment import IGNORED, assign_max_iou
 

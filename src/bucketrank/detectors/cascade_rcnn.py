@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.detection.image_list import ImageList
 
+from bucketrank.catalogue import LossSettings
+from bucketrank.catalogue.detector_specs import CascadeRCNNSettings
 from bucketrank.detectors.box_head import RECIPE, BoxHead
 from bucketrank.detectors.criterion import named
 from bucketrank.detectors.rcnn import RCNN
-from bucketrank.detectors.settings import LossSettings
 from bucketrank.detectors.targets import Target
 
 # Score-based training weighs the later stages less and codes their smaller corrections finer; the ranking losses are
@@ -27,33 +28,21 @@ class CascadeRCNN(RCNN):
 
     border = 0
 
-    def __init__(
-        self,
-        num_classes: int,
-        *,
-        loss: LossSettings,
-        channels: int = 256,
-        hidden: int = 1024,
-        proposals: int = 2000,
-        stage_ious: tuple[float, ...] = (0.5, 0.6, 0.7),
-        **settings: Any,
-    ) -> None:
-        super().__init__(num_classes, loss=loss, channels=channels, proposals=proposals, **settings)
-        if not 1 <= len(stage_ious) <= len(STAGE_WEIGHTS):
-            raise ValueError(f"expected stage_ious for 1 to {len(STAGE_WEIGHTS)} stages, got {stage_ious}")
+    def __init__(self, num_classes: int, *, loss: LossSettings, settings: CascadeRCNNSettings, **shared: Any) -> None:
+        super().__init__(num_classes, loss=loss, settings=settings, **shared)
         ranking = self.rpn.criterion.ranking
         self.stages: Sequence[BoxHead] = nn.ModuleList(  # type: ignore[assignment]
             BoxHead(
-                channels,
+                settings.channels,
                 num_classes=num_classes,
                 loss=loss,
-                hidden=hidden,
+                hidden=settings.hidden,
                 class_agnostic=True,
                 positive_iou=iou,
                 coder_weights=STAGE_CODERS[0 if ranking else stage],
                 recipe=replace(RECIPE, box_loss="smooth_l1", scored_weight=STAGE_WEIGHTS[stage], least_iou=iou),
             )
-            for stage, iou in enumerate(stage_ious)
+            for stage, iou in enumerate(settings.stage_ious)
         )
 
     def losses(self, images: ImageList, features: list[Tensor], truths: list[Target]) -> dict[str, Tensor]:

@@ -11,11 +11,12 @@ from torchvision.models.detection._utils import BoxCoder
 from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import clip_boxes_to_image
 
+from bucketrank.catalogue import BackboneSettings, InputSettings, LossSettings
+from bucketrank.catalogue.detector_specs import DenseSettings
 from bucketrank.detectors.criterion import Assigned, HeadRecipe, assigned, build_criterion
 from bucketrank.detectors.dense_head import DenseHead, DenseOutput
 from bucketrank.detectors.detector import Detector
 from bucketrank.detectors.postprocess import best_entries, without_duplicates
-from bucketrank.detectors.settings import BackboneSettings, InputSettings, LossSettings
 from bucketrank.detectors.targets import Target
 from bucketrank.ops.anchors import Anchors
 
@@ -63,17 +64,14 @@ class DenseDetector(Detector):
         backbone: BackboneSettings,
         loss: LossSettings,
         inputs: InputSettings,
-        candidates: int = 1000,
-        score_threshold: float = 0.0,
-        nms: float = 0.6,
-        detections: int = 100,
-        vote: bool = False,
+        settings: DenseSettings,
+        vote: bool,
     ) -> None:
         super().__init__(num_classes, backbone=backbone, inputs=inputs)
         self.criterion = build_criterion(loss, self.recipe)
         self.backbone.leave_out_finest()  # the pyramid starts at stride 8
-        self.candidates, self.score_threshold = candidates, score_threshold
-        self.nms, self.detections, self.vote = nms, detections, vote
+        self.candidates, self.score_threshold = settings.candidates, settings.score_threshold
+        self.nms, self.detections, self.vote = settings.nms, settings.detections, vote
 
     def assign(self, output: DenseOutput, anchors: Tensor, valid: Tensor, truths: list[Target]) -> list[Tensor]:
         """For each image (A,) the object of every anchor, NEGATIVE or IGNORED; ``valid`` is (B, A)."""

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
+from bucketrank.catalogue import BackboneSettings, InputSettings
 from bucketrank.detectors.backbone import build_backbone
-from bucketrank.detectors.settings import BackboneSettings, InputSettings
+from bucketrank.detectors.criterion import Criterion
 from bucketrank.detectors.targets import Target, check_images, check_targets
 
 
@@ -24,7 +25,6 @@ class Detector(nn.Module):
     """
 
     masks = False  # whether targets have masks
-    losses_taken: tuple[str, ...] | None = None  # the names of the losses it can be trained with; None: all
     usual_size_divisor = 32
     neck: nn.Module
 
@@ -61,6 +61,14 @@ class Detector(nn.Module):
         found = [result | {"labels": result["labels"] + 1} for result in self.detect(batch, features)]
         detections: list[dict[str, Tensor]] = self.transform.postprocess(found, batch.image_sizes, sizes)
         return detections
+
+    def detecting_criterion(self) -> tuple[Criterion, int]:
+        """Return the criterion of the head whose scores become detections, and which of its calls per step that is.
+
+        Heads are built in the order in which they run: the last criterion is that of the detecting head.
+        """
+        criteria = [module for module in self.modules() if isinstance(module, Criterion)]
+        return criteria[-1], -1
 
     def losses(self, images: ImageList, features: list[Tensor], truths: list[Target]) -> dict[str, Tensor]:
         """The terms by name; classes count from 0."""

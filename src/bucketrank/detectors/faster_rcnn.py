@@ -7,10 +7,11 @@ from typing import Any
 from torch import Tensor
 from torchvision.models.detection.image_list import ImageList
 
+from bucketrank.catalogue import LossSettings
+from bucketrank.catalogue.detector_specs import FasterRCNNSettings
 from bucketrank.detectors.box_head import BoxHead, Trained
 from bucketrank.detectors.criterion import named
 from bucketrank.detectors.rcnn import RCNN
-from bucketrank.detectors.settings import LossSettings
 from bucketrank.detectors.targets import Target
 
 
@@ -19,12 +20,14 @@ class FasterRCNN(RCNN):
 
     low_quality: float | None = None  # in assigning proposals
 
-    def __init__(
-        self, num_classes: int, *, loss: LossSettings, channels: int = 256, hidden: int = 1024, **settings: Any
-    ) -> None:
-        super().__init__(num_classes, loss=loss, channels=channels, **settings)
+    def __init__(self, num_classes: int, *, loss: LossSettings, settings: FasterRCNNSettings, **shared: Any) -> None:
+        super().__init__(num_classes, loss=loss, settings=settings, **shared)
         self.box_head = BoxHead(
-            channels, num_classes=num_classes, loss=loss, hidden=hidden, low_quality=self.low_quality
+            settings.channels,
+            num_classes=num_classes,
+            loss=loss,
+            hidden=settings.hidden,
+            low_quality=self.low_quality,
         )
 
     def losses(self, images: ImageList, features: list[Tensor], truths: list[Target]) -> dict[str, Tensor]:

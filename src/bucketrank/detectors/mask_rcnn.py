@@ -10,6 +10,7 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.models.detection.roi_heads import project_masks_on_boxes
 
+from bucketrank.catalogue.detector_specs import MaskRCNNSettings
 from bucketrank.detectors.box_head import STRIDES, RoIPool, Trained
 from bucketrank.detectors.criterion import confidences
 from bucketrank.detectors.faster_rcnn import FasterRCNN
@@ -26,10 +27,11 @@ class MaskRCNN(FasterRCNN):
     masks = True
     low_quality = 0.5
 
-    def __init__(self, num_classes: int, *, channels: int = 256, mask_rois: int | None = None, **settings: Any) -> None:
-        super().__init__(num_classes, channels=channels, **settings)
+    def __init__(self, num_classes: int, *, settings: MaskRCNNSettings, **shared: Any) -> None:
+        super().__init__(num_classes, settings=settings, **shared)
         usual = 200 if self.box_head.criterion.ranking else None
-        self.mask_rois = usual if mask_rois is None else mask_rois
+        self.mask_rois = usual if settings.mask_rois is None else settings.mask_rois
+        channels = settings.channels
         self.mask_pool = RoIPool(STRIDES, size=14)
         self.mask_head = nn.Sequential(
             MaskRCNNHeads(channels, (channels,) * 4, dilation=1), MaskRCNNPredictor(channels, channels, num_classes)

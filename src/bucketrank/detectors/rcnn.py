@@ -7,11 +7,12 @@ from torch import Tensor
 from torchvision.models.detection._utils import BoxCoder
 from torchvision.ops import clip_boxes_to_image
 
+from bucketrank.catalogue import BackboneSettings, InputSettings, LossSettings
+from bucketrank.catalogue.detector_specs import RCNNSettings
 from bucketrank.detectors.detector import Detector
 from bucketrank.detectors.neck import FeaturePyramid
 from bucketrank.detectors.postprocess import best_entries, without_duplicates
 from bucketrank.detectors.rpn import RPN
-from bucketrank.detectors.settings import BackboneSettings, InputSettings, LossSettings
 
 
 class RCNN(Detector):
@@ -26,29 +27,22 @@ class RCNN(Detector):
         backbone: BackboneSettings,
         loss: LossSettings,
         inputs: InputSettings,
-        channels: int = 256,
-        proposals: int = 1000,
-        proposal_candidates: int = 2000,
-        test_proposals: int = 1000,
-        candidates: int = 1000,
-        score_threshold: float = 0.0,
-        nms: float = 0.5,
-        detections: int = 100,
+        settings: RCNNSettings,
     ) -> None:
         super().__init__(num_classes, backbone=backbone, inputs=inputs)
-        self.neck = FeaturePyramid(self.backbone.channels, channels, first_level=2, extra="pool")
+        self.neck = FeaturePyramid(self.backbone.channels, settings.channels, first_level=2, extra="pool")
         self.rpn = RPN(
-            channels,
+            settings.channels,
             loss=loss,
             strides=self.neck.strides,
-            proposals=proposals,
-            candidates=proposal_candidates,
-            test_proposals=test_proposals,
+            proposals=settings.proposals,
+            candidates=settings.proposal_candidates,
+            test_proposals=settings.test_proposals,
             size_divisor=self.size_divisor,
             border=self.border,
         )
-        self.candidates, self.score_threshold = candidates, score_threshold
-        self.nms, self.detections = nms, detections
+        self.candidates, self.score_threshold = settings.candidates, settings.score_threshold
+        self.nms, self.detections = settings.nms, settings.detections
 
     def detections_of(
         self,

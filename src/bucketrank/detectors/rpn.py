@@ -10,10 +10,10 @@ from torchvision.models.detection._utils import BoxCoder
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead, concat_box_prediction_layers
 
+from bucketrank.catalogue import LossSettings
 from bucketrank.detectors.criterion import HeadRecipe, assigned, build_criterion
 from bucketrank.detectors.initialise import start_classifier
 from bucketrank.detectors.sampling import subsample
-from bucketrank.detectors.settings import LossSettings
 from bucketrank.detectors.targets import Target
 from bucketrank.ops.anchors import Anchors
 from bucketrank.ops.assignment import assign_max_iou

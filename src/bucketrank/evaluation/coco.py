@@ -59,7 +59,7 @@ class Evaluator:
     excuse the detections on them.
 
     ``style="lvis"`` keeps the best 300 detections of an image, and reads which classes were looked for in which image;
-    of the 300, those without area are left out.
+    of the 300, those without area are left out. ``style="auto"`` is ``"lvis"`` if every category has a frequency.
 
     >>> document = {
     ...     "images": [{"id": 7, "width": 20, "height": 20}],
@@ -74,13 +74,14 @@ class Evaluator:
     """
 
     def __init__(
-        self, annotations: Split | Document, *, masks: bool = False, style: Literal["coco", "lvis"] = "coco"
+        self, annotations: Split | Document, *, masks: bool = False, style: Literal["auto", "coco", "lvis"] = "coco"
     ) -> None:
         document = annotations.read() if isinstance(annotations, Split) else annotations
         self.masks = masks
-        self.style = style
         self.categories = category_ids(document)
-        if style == "lvis" and not all("frequency" in category for category in document["categories"]):
+        with_frequencies = all("frequency" in category for category in document["categories"])
+        self.style = ("lvis" if with_frequencies else "coco") if style == "auto" else style
+        if style == "lvis" and not with_frequencies:
             raise ValueError("Evaluator: expected the frequency of every category for style='lvis'; use style='coco'")
         self._document = document
         self._images = {image["id"] for image in document["images"]}

@@ -1,31 +1,44 @@
-"""Training a detector by a recipe: Lightning runs the loop; the run folder has all that is worth keeping.
+"""Training a detector by a recipe: Lightning runs the loop, the run folder holds the results.
 
-Names are imported when they are asked for: reading recipes does not wait for torch.
+Names are imported when they are first used: reading recipes does not load torch.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bucketrank.training.recipe import Recipe, RecipeError, load
-    from bucketrank.training.run import Result, train
-    from bucketrank.training.weights import Meta, load_model, save_weights
+    from bucketrank.deploy.evaluate import evaluate
+    from bucketrank.model_files.loading import load_model
+    from bucketrank.model_files.weights import Meta, save_weights
+    from bucketrank.recipes import Recipe, RecipeError, load_recipe
+    from bucketrank.training.run import RunResult, train
 
 _HOME = {
-    "Meta": "weights",
-    "Recipe": "recipe",
-    "RecipeError": "recipe",
-    "Result": "run",
-    "load": "recipe",
-    "load_model": "weights",
-    "save_weights": "weights",
-    "train": "run",
+    "Meta": "model_files.weights",
+    "Recipe": "recipes",
+    "RecipeError": "recipes",
+    "RunResult": "training.run",
+    "evaluate": "deploy.evaluate",
+    "load_model": "model_files.loading",
+    "load_recipe": "recipes",
+    "save_weights": "model_files.weights",
+    "train": "training.run",
 }
 
-__all__ = ["Meta", "Recipe", "RecipeError", "Result", "load", "load_model", "save_weights", "train"]
+__all__ = [
+    "Meta",
+    "Recipe",
+    "RecipeError",
+    "RunResult",
+    "evaluate",
+    "load_model",
+    "load_recipe",
+    "save_weights",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        return getattr(import_module(f"bucketrank.training.{_HOME[name]}"), name)
+        return getattr(import_module(f"bucketrank.{_HOME[name]}"), name)
     raise AttributeError(f"module 'bucketrank.training' has no attribute {name!r}")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bucketrank.detectors import build
-from bucketrank.detectors.co_detr.neck import LevelProjection
+from bucketrank.detectors.co_detr.level_projection import LevelProjection
 
 from ..tiny import CLASSES, scene, tiny
 

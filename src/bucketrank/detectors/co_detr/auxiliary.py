@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torchvision.models.detection._utils import BoxCoder
 from torchvision.models.detection.image_list import ImageList
 
+from bucketrank.catalogue import LossSettings
 from bucketrank.detectors import box_head, rpn
 from bucketrank.detectors.atss import ATSS, anchor_centerness, assign_anchors
 from bucketrank.detectors.box_head import BoxHead
@@ -17,7 +18,6 @@ from bucketrank.detectors.criterion import Terms, build_criterion, named
 from bucketrank.detectors.dense import compared
 from bucketrank.detectors.dense_head import DenseHead
 from bucketrank.detectors.rpn import RPN
-from bucketrank.detectors.settings import LossSettings
 from bucketrank.detectors.targets import Target
 from bucketrank.ops.anchors import Anchors, octave
 
@@ -104,8 +104,7 @@ class AuxiliaryRCNN(nn.Module):
 
     def __init__(self, settings: AuxiliarySettings) -> None:
         super().__init__()
-        sampled = settings.loss.name == "focal" and settings.sampling
-        loss = replace(settings.loss, name="ce") if sampled else settings.loss
+        loss = settings.loss.sampled() if settings.sampling else settings.loss
         proposing = replace(
             rpn.RECIPE,
             ranking_weight=rpn.RECIPE.ranking_weight * settings.ranking_weight,

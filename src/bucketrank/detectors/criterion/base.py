@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import generalized_box_iou_loss
 
+from bucketrank.catalogue import LossSettings
 from bucketrank.detectors.criterion.assigned import Assigned
 from bucketrank.detectors.scope import SCOPES
-from bucketrank.detectors.settings import LossSettings
 
 Terms = dict[str, Tensor]
 
@@ -38,6 +39,8 @@ class Criterion(nn.Module):
 
     ranking = False  # a ranking loss: no sampling, no quality branch
     prior: float | None = None  # the loss's own, before the head's
+    classification_terms: ClassVar[tuple[str, ...]] = ("cls",)  # the names of the terms that train the logits
+    matching_focal = (0.25, 2.0)  # alpha and gamma of the class cost in Hungarian matching
 
     def __init__(self, settings: LossSettings, recipe: HeadRecipe) -> None:
         super().__init__()
@@ -68,6 +71,13 @@ class Criterion(nn.Module):
 
     def forward(self, found: Assigned) -> Terms:
         """The terms of a head by name; their sum trains it."""
+        raise NotImplementedError
+
+    def list_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Return the classification loss of a plain list, for reports.
+
+        ``logits`` and ``targets`` are (n,); a target is the IoU of a positive, 0 for a negative, -1 if ignored.
+        """
         raise NotImplementedError
 
     def masks(self, logits: Tensor, targets: Tensor, *, confidences: Tensor, balance: Tensor) -> Tensor:

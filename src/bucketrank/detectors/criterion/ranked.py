@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from bucketrank.catalogue import RankingSettings
+from bucketrank.catalogue.loss_specs import ALRPSettings, APSettings
 from bucketrank.detectors.criterion.assigned import Assigned
 from bucketrank.detectors.criterion.base import Criterion, HeadRecipe, Terms, confidences, dice_errors
-from bucketrank.detectors.settings import LossSettings
 from bucketrank.losses import alrp_loss, ap_loss, dr_loss, rank_sort_loss, self_balance
-from bucketrank.losses.functional import ALRP_METHODS, check_settings
 from bucketrank.ops.boxes import paired_iou
 
 # The label of a positive whose box does not overlap at all: above 0, or it would count as a negative.
@@ -22,25 +24,26 @@ class Ranked(Criterion):
     """What the ranking losses share."""
 
     ranking = True
-    delta = 1.0
-
-    def __init__(self, settings: LossSettings, recipe: HeadRecipe) -> None:
-        super().__init__(settings, recipe)
-        if settings.delta is not None:
-            self.delta = settings.delta
-        self.check()
-
-    def check(self) -> None:
-        """Raise unless the settings are ones of this loss."""
-        check_settings(f"loss {self.settings.name}", self.delta, self.settings.method)
+    classification_terms = ("rank",)
 
     def forward(self, found: Assigned) -> Terms:
         weight = self.recipe.ranking_weight
         return {name: weight * term for name, term in self.terms(found).items()}
 
     def terms(self, found: Assigned) -> Terms:
-        """The terms before the head's weight."""
+        """The terms before the head's weight: the ranking, and the boxes by their fixed weight."""
+        (rank,) = self.scope.rank(self.loss, found.logits, found.targets(1.0), images=found.images)
+        return {"rank": rank, **self.weighted_boxes(found)}
+
+    def loss(self, logits: Tensor, targets: Tensor, errors: Tensor | None) -> Sequence[Tensor]:
+        """Return the terms of the loss of one ranking.
+
+        ``errors`` (P,) are localisation errors of the positives, for the losses that rank them too; otherwise None.
+        """
         raise NotImplementedError
+
+    def list_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return torch.stack([*self.loss(logits, targets, None)]).sum()
 
     def boxes(self, found: Assigned) -> dict[str, tuple[float, Tensor]]:
         """The box losses by name, each with its weight.
@@ -60,68 +63,80 @@ class Ranked(Criterion):
         return self.mean(dice_errors(logits, targets), confidences)
 
 
-class RankSort(Ranked):
+class Compared(Ranked):
+    """What the losses share that compare logits through the smoothed step: delta and method."""
+
+    settings: RankingSettings
+
+    @property
+    def delta(self) -> float:
+        """Half the width of the ramp."""
+        return self.settings.effective_delta
+
+
+class RankSort(Compared):
     """RS loss (BRS with ``method="bucketed"``); boxes and masks are balanced to its value: nothing is to be tuned."""
 
-    delta = 0.5
+    classification_terms = ("rank", "sort")
 
     def terms(self, found: Assigned) -> Terms:
         labels = paired_iou(found.boxes.detach(), found.objects).clamp(min=SMALLEST_LABEL)
-        ranking, sorting = self.scope.rank(self._loss, found.logits, found.targets(labels), images=found.images)
+        ranking, sorting = self.scope.rank(self.loss, found.logits, found.targets(labels), images=found.images)
         boxes = self.boxes(found).items()
         balanced = {name: self_balance(term, to=ranking + sorting) for name, (_, term) in boxes}
         return {"rank": ranking, "sort": sorting, **balanced}
 
-    def _loss(self, logits: Tensor, targets: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor]:
+    def loss(self, logits: Tensor, targets: Tensor, errors: Tensor | None) -> Sequence[Tensor]:
         return rank_sort_loss(logits, targets, delta=self.delta, method=self.settings.method)
 
     def masks(self, logits: Tensor, targets: Tensor, *, confidences: Tensor, balance: Tensor) -> Tensor:
         return self_balance(super().masks(logits, targets, confidences=confidences, balance=balance), to=balance)
 
 
-class AveragePrecision(Ranked):
+class AveragePrecision(Compared):
     """AP loss (BAP with ``method="bucketed"``)."""
 
-    def terms(self, found: Assigned) -> Terms:
-        (rank,) = self.scope.rank(self._loss, found.logits, found.targets(1.0), images=found.images)
-        return {"rank": rank, **self.weighted_boxes(found)}
+    settings: APSettings
 
-    def _loss(self, logits: Tensor, targets: Tensor, _: Tensor | None) -> tuple[Tensor]:
+    def loss(self, logits: Tensor, targets: Tensor, errors: Tensor | None) -> Sequence[Tensor]:
         settings = self.settings
         return (ap_loss(logits, targets, delta=self.delta, method=settings.method, interpolate=settings.interpolate),)
 
 
-class ALRP(Ranked):
+class ALRP(Compared):
     """aLRP loss; the weight of the boxes is set anew every ``balance_period`` iterations, from those before."""
 
+    settings: ALRPSettings
     balance: Tensor
     sums: Tensor
     seen: Tensor
 
-    def __init__(self, settings: LossSettings, recipe: HeadRecipe) -> None:
+    def __init__(self, settings: ALRPSettings, recipe: HeadRecipe) -> None:
         super().__init__(settings, recipe)
         self.period = settings.balance_period or COCO_EPOCH
         self.register_buffer("balance", torch.tensor(50.0))
         self.register_buffer("sums", torch.zeros(2))
         self.register_buffer("seen", torch.tensor(0))
 
-    def check(self) -> None:
-        check_settings(f"loss {self.settings.name}", self.delta, self.settings.method, ALRP_METHODS)
-
     def terms(self, found: Assigned) -> Terms:
         # An error of 1 is a box that only just deserves its object: GIoU loss runs to 2, and is halved.
         errors = self.box_errors(found) / (2 * (1 - self.recipe.least_iou))
         classification, localisation = self.scope.rank(
-            self._loss, found.logits, found.targets(1.0), images=found.images, values=errors
+            self.loss, found.logits, found.targets(1.0), images=found.images, values=errors
         )
         balanced = localisation * self.balance.clone()
         if self.training:
             self._account(classification.detach(), localisation.detach())
         return {"rank": classification, "box": balanced}
 
-    def _loss(self, logits: Tensor, targets: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor]:
-        localisation = logits.new_zeros(0) if values is None else values
+    def loss(self, logits: Tensor, targets: Tensor, errors: Tensor | None) -> Sequence[Tensor]:
+        localisation = logits.new_zeros(0) if errors is None else errors
         return alrp_loss(logits, targets, localisation, delta=self.delta, method=self.settings.method)
+
+    def list_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        errors = (1 - targets[targets > 0]) / (2 * (1 - self.recipe.least_iou))
+        classification, _ = self.loss(logits, targets, errors)
+        return classification
 
     @torch.no_grad()
     def _account(self, classification: Tensor, localisation: Tensor) -> None:
@@ -139,12 +154,5 @@ class DR(Ranked):
 
     prior = 0.5
 
-    def check(self) -> None:
-        """DR loss has neither delta nor method."""
-
-    def terms(self, found: Assigned) -> Terms:
-        (rank,) = self.scope.rank(self._loss, found.logits, found.targets(1.0), images=found.images)
-        return {"rank": rank, **self.weighted_boxes(found)}
-
-    def _loss(self, logits: Tensor, targets: Tensor, _: Tensor | None) -> tuple[Tensor]:
+    def loss(self, logits: Tensor, targets: Tensor, errors: Tensor | None) -> Sequence[Tensor]:
         return (dr_loss(logits, targets),)

@@ -7,9 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchvision.ops import sigmoid_focal_loss
 
+from bucketrank.catalogue.loss_specs import FocalSettings
 from bucketrank.detectors.criterion.assigned import Assigned
 from bucketrank.detectors.criterion.base import Criterion, Terms
-from bucketrank.ops.assignment import IGNORED
+from bucketrank.ops.assignment import IGNORED, NEGATIVE
 
 
 class Scored(Criterion):
@@ -35,6 +36,13 @@ class Scored(Criterion):
         """The sum over the candidates (R, C), none of them ignored."""
         raise NotImplementedError
 
+    def list_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        taken = targets >= 0
+        positives = targets[taken] > 0
+        labels = torch.where(positives, 0, NEGATIVE)
+        norm = taken.sum() if self.samples else positives.sum()
+        return self.classification(logits[taken][:, None], labels) / norm.clamp(min=1)
+
     def masks(self, logits: Tensor, targets: Tensor, *, confidences: Tensor, balance: Tensor) -> Tensor:
         return self.mean(
             F.binary_cross_entropy_with_logits(logits.float(), targets.float(), reduction="none").flatten(1).mean(1),
@@ -46,9 +54,14 @@ class Focal(Scored):
     """Focal loss over all candidates, divided by the number of positives."""
 
     prior = 0.01
+    settings: FocalSettings
+
+    @property
+    def matching_focal(self) -> tuple[float, float]:  # type: ignore[override]
+        return self.settings.focal_alpha, self.settings.focal_gamma
 
     def classification(self, logits: Tensor, labels: Tensor) -> Tensor:
-        alpha, gamma = self.settings.focal_alpha, self.settings.focal_gamma
+        alpha, gamma = self.matching_focal
         total: Tensor = sigmoid_focal_loss(logits, _one_hot(logits, labels), alpha, gamma, reduction="sum")
         return total
 
