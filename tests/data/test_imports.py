@@ -36,7 +36,7 @@ def test_data_and_evaluation_know_nobody(path: Path) -> None:
 
 
 def test_that_test_bites() -> None:
-    assert rooms(SOURCE / "evaluation/coco.py") == {"data", "evaluation"}
+    assert rooms(SOURCE / "evaluation/evaluator.py") == {"data", "evaluation"}
 
 
 def test_checking_converting_and_drawing_need_no_torch() -> None:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from bucketrank.data import CocoDataset, DataError, Split, collate, eval_transform, find_splits, require_sound
 from bucketrank.detectors import Detector
-from bucketrank.evaluation import Evaluator, Result
+from bucketrank.evaluation import EvaluationResult, Evaluator
 from bucketrank.training.atomic import write_text
 from bucketrank.training.recipe import Recipe, from_dict
 from bucketrank.training.weights import Meta, load_model
@@ -33,8 +33,8 @@ class Prepared:
 class Evaluation:
     """The numbers for boxes and, where the model has them, masks; and the score of the best F1 on this data."""
 
-    boxes: Result
-    masks: Result | None
+    boxes: EvaluationResult
+    masks: EvaluationResult | None
     threshold: float
     images: int
     meta: Meta
