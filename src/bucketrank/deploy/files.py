@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
-from bucketrank.data.pictures import SUFFIXES, Pixels, read_picture
+from bucketrank.data.image_files import SUFFIXES, Pixels, read_image
 from bucketrank.data.problems import DataError, counted
 from bucketrank.deploy.prediction import as_tensor, predict
 from bucketrank.detectors import Detector
@@ -177,6 +177,6 @@ def _run(
 
 def _read(path: Path) -> Pixels | DataError:
     try:
-        return read_picture(path, upright=True)
+        return read_image(path, upright=True)
     except DataError as error:
         return error
