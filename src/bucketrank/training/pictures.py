@@ -28,7 +28,7 @@ def draw_pictures(model: Detector, data: Data, folder: Path, *, threshold: float
         image, target = images[index]
         (found,) = model([image.to(device)])
         result = {name: value.cpu() for name, value in found.items()}
-        picture = draw(image, result, truths=target, classes=data.classes, threshold=threshold)
+        picture = draw(image, result, ground_truth=target, classes=data.classes, threshold=threshold)
         path = folder / f"{int(target['image_id'])}.jpg"
         write(path, partial(picture.save, format="JPEG", quality=90))
         paths.append(path)
