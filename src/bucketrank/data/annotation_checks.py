@@ -157,14 +157,14 @@ def check_box(report: AnnotationReport, where: str, box: object, size: tuple[int
         return
     gap = max(-x - width, -y - height, x - size[0], y - size[1])
     out = max(-x, -y, x + width - size[0], y + height - size[1])
-    of = f"bbox {box} in an image of {size[0]} x {size[1]}"
+    described = f"bbox {box} in an image of {size[0]} x {size[1]}"
     if gap >= TOLERANCE:
-        text = f"{of} lies outside; bbox is [x, y, width, height] in pixels of the stored image"
+        text = f"{described} lies outside; bbox is [x, y, width, height] in pixels of the stored image"
         report.error("box-outside", where, text)
     elif gap >= 0:
-        report.warning("box-without-area", where, f"{of} has no area inside; training leaves it out")
+        report.warning("box-without-area", where, f"{described} has no area inside; training leaves it out")
     elif out > TOLERANCE:
-        report.warning("box-sticks-out", where, f"{of} sticks out by {out:g} pixels; training clips it")
+        report.warning("box-sticks-out", where, f"{described} sticks out by {out:g} pixels; training clips it")
 
 
 def check_mask(

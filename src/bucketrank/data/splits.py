@@ -41,7 +41,7 @@ def find_splits(folder: Path | str, *, layout: str | None = None, seed: int = 0)
     ==========  =====================================  =====================================
     layout      annotations                            images
     ==========  =====================================  =====================================
-    own         train.json, val.json                   images/ (or beside the files)
+    own         train.json, val.json                   images/ (or next to the files)
     coco        annotations/instances_train2017.json   train2017/, val2017/
     lvis        annotations/lvis_v1_train.json         train2017/, val2017/, by ``coco_url``
     roboflow    train/_annotations.coco.json           train/, valid/
