@@ -44,7 +44,7 @@ def look(contenders: Sequence[Contender], material: Material, count: int) -> lis
             (found,) = contender.detect([image])
             kept = found["scores"] >= contender.threshold
             shown.append({name: values[kept] for name, values in found.items()})
-            pictures.append(draw(image, shown[-1], classes=material.classes, truths=target))
+            pictures.append(draw(image, shown[-1], classes=material.classes, ground_truth=target))
             right = matched(shown[-1], target)
             counts.append((right, int(kept.sum()) - right))
         seen.append(Seen(int(target["image_id"]), image, shown, pictures, counts))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bucketrank.demo.contest import Contender, Settings
 from bucketrank.demo.detections import Seen
-from bucketrank.drawing import as_picture, colour_of
+from bucketrank.drawing import as_rgb, colour_of
 from bucketrank.training.progress import in_words
 
 BAR = 10  # characters of a full bar
@@ -134,7 +134,7 @@ def side_by_side(seen: Seen, titles: Sequence[str], *, width: int) -> Table:
 
 def sketch(image: Tensor, detections: dict[str, Tensor], columns: int) -> Image.Image:
     """A small picture with frames a pixel wide in the colours of their classes."""
-    picture = as_picture(image)
+    picture = as_rgb(image)
     scale = columns / picture.width
     picture = picture.resize((columns, max(2, round(picture.height * scale / 2) * 2)), Image.Resampling.BOX)
     picture = Image.blend(picture, Image.new("RGB", picture.size, (128, 128, 128)), 0.35)

@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
-from bucketrank.data.pictures import SUFFIXES, Pixels, read_picture
+from bucketrank.data.image_files import SUFFIXES, Pixels, read_image
 from bucketrank.data.problems import DataError, counted
 from bucketrank.deploy.prediction import as_tensor, predict
 from bucketrank.detectors import Detector
 from bucketrank.drawing import draw
-from bucketrank.evaluation.detections import records
+from bucketrank.evaluation import coco_records
 from bucketrank.training.weights import Meta, load_model
 
 JSON = "predictions.json"
@@ -40,7 +40,7 @@ class Predictions:
         number = len(self.images) + 1
         self.images.append({"id": number, "file_name": name, "drawn": drawn, "height": size[0], "width": size[1]})
         masks = "masks" in found
-        for record in records(found, image_id=number, categories=self.meta.category_ids, masks=masks):
+        for record in coco_records(found, image_id=number, categories=self.meta.category_ids, masks=masks):
             x, y, width, height = record["bbox"]
             record["bbox"] = [round(value, 3) for value in (x, y, width, height)]
             extra = {"id": len(self.annotations) + 1, "area": round(width * height, 3), "iscrowd": 0}
@@ -177,6 +177,6 @@ def _run(
 
 def _read(path: Path) -> Pixels | DataError:
     try:
-        return read_picture(path, upright=True)
+        return read_image(path, upright=True)
     except DataError as error:
         return error

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from bucketrank.data.pictures import read_picture
+from bucketrank.data.image_files import read_image
 from bucketrank.data.shapes import Shapes
 from bucketrank.detectors import Detector
 from bucketrank.training.atomic import write
@@ -124,7 +124,7 @@ def export_weights(
 ) -> Agreement:
     """A weights file by :func:`export_onnx`; without a size that of ``image``, or a square of the ``min_size``."""
     model, meta = load_model(weights)
-    picture = None if image is None else Image.fromarray(read_picture(Path(image), upright=True))
+    picture = None if image is None else Image.fromarray(read_image(Path(image), upright=True))
     if size is None:
         side = model.transform.min_size[-1]
         size = (side, side) if picture is None else (picture.height, picture.width)

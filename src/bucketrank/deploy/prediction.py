@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from bucketrank.data.pictures import read_picture
+from bucketrank.data.image_files import read_image
 
 Picture = str | Path | Image.Image | NDArray[np.uint8] | Tensor
 
@@ -61,7 +61,7 @@ def as_tensor(image: Picture) -> Tensor:
     Files are turned as their EXIF orientation says, so that a photograph is seen as it was taken.
     """
     if isinstance(image, str | Path):
-        image = read_picture(Path(image), upright=True)
+        image = read_image(Path(image), upright=True)
     if isinstance(image, Image.Image):
         image = np.asarray(image.convert("RGB"))
     if isinstance(image, np.ndarray):

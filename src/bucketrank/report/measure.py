@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bucketrank.data import CocoDataset, DataError, Split, eval_transform
 from bucketrank.detectors import Detector
-from bucketrank.evaluation import Result
+from bucketrank.evaluation import EvaluationResult
 from bucketrank.evaluation.threshold import Curve
 from bucketrank.report.candidates import Candidates, candidates
 from bucketrank.report.folder import RunFolder
@@ -33,7 +33,7 @@ class Measured:
     data: Path
     split: Split
     total: int  # images of the split
-    results: dict[str, Result]  # of boxes and masks
+    results: dict[str, EvaluationResult]  # of boxes and masks
     precision_recall: dict[str, dict[float, Curve]]
     images: int  # that were measured
     best: list[Matched]

@@ -11,7 +11,7 @@ from PIL import Image
 
 from bucketrank.data import DataError, Split
 from bucketrank.data.annotations import file_name, size_of
-from bucketrank.data.pictures import read_picture
+from bucketrank.data.image_files import read_image
 from bucketrank.report.markup import Html, tag
 from bucketrank.report.matching import Detection, Matched, Object
 from bucketrank.report.outline import outline
@@ -33,7 +33,7 @@ class Pictures:
         key = str(path.resolve())
         if key not in self._stored:
             name = f"picture-{len(self._stored)}"
-            picture = Image.fromarray(read_picture(path))
+            picture = Image.fromarray(read_image(path))
             picture.thumbnail((LONGEST, LONGEST), Image.Resampling.LANCZOS)
             size = picture.height, picture.width
             stream = io.BytesIO()

@@ -1,6 +1,8 @@
-"""Assignment by IoU thresholds: pairs exactly on each threshold, ties, and an exact reading of the rules."""
+"""Assignment by IoU thresholds: pairs exactly on each threshold, ties, and the reference in plain Python."""
 
 from __future__ import annotations
+
+from importlib import import_module
 
 import pytest
 import torch
@@ -9,10 +11,10 @@ from hypothesis import strategies as st
 from torchvision.models.detection._utils import Matcher
 from torchvision.ops import box_iou
 
-from bucketrank.ops.assignment import IGNORED, NEGATIVE, assign_max_iou, max_iou
+from bucketrank.ops.assignment import IGNORED, NEGATIVE, assign_max_iou
 
-from . import oracle
-from .cases import integer_boxes, tensor
+from . import assignment_oracle
+from .integer_boxes import integer_boxes, tensor
 
 SQUARE = [0, 0, 4, 4]
 HALF, QUARTER, EIGHTH, NONE = [0, 0, 4, 2], [0, 0, 2, 2], [0, 0, 2, 1], [8, 8, 9, 9]  # IoUs with SQUARE
@@ -91,7 +93,7 @@ class TestEdges:
     def test_not_valid(self):
         valid = torch.tensor([False, True, True])
         assert assign([SQUARE, QUARTER, EIGHTH], [SQUARE], valid=valid) == [IGNORED, IGNORED, NEGATIVE]
-        # The best is not there: the second best is the object's.
+        # The best is not valid: the object claims the second best.
         assert assign([SQUARE, QUARTER, EIGHTH], [SQUARE], valid=valid, low_quality=0.0) == [IGNORED, 0, NEGATIVE]
         none = torch.tensor([False, False, False])
         assert assign([SQUARE, QUARTER, EIGHTH], [SQUARE], valid=none, low_quality=0.0) == [IGNORED] * 3
@@ -116,7 +118,7 @@ class TestAgainstOthers:
         st.sampled_from([None, 0.0, 0.25, 0.5]),
         st.randoms(use_true_random=False),
     )
-    def test_the_rules_read_slowly(self, candidates, objects, thresholds, low_quality, random):
+    def test_against_the_oracle(self, candidates, objects, thresholds, low_quality, random):
         valid = [random.random() < 0.8 for _ in candidates]
         positive, negative = thresholds
         result = assign_max_iou(
@@ -127,7 +129,7 @@ class TestAgainstOthers:
             low_quality=low_quality,
             valid=torch.tensor(valid, dtype=torch.bool),
         )
-        assert result.tolist() == oracle.max_iou(candidates, objects, positive, negative, low_quality, valid)
+        assert result.tolist() == assignment_oracle.max_iou(candidates, objects, positive, negative, low_quality, valid)
 
     @pytest.mark.parametrize("low_quality", [None, 0.25])
     @pytest.mark.parametrize("block", [1, 50, 117])
@@ -136,7 +138,7 @@ class TestAgainstOthers:
         boxes = torch.cat([numbers[:, :2], numbers[:, :2] + numbers[:, 2:] + 1], 1).float()
         objects = boxes[39:].repeat(2, 1)  # each again in a later block
         whole = assign_max_iou(boxes[:39], objects, positive=0.5, negative=0.25, low_quality=low_quality)
-        monkeypatch.setattr(max_iou, "BLOCK", block)
+        monkeypatch.setattr(import_module("bucketrank.ops.assignment.assign_max_iou"), "BLOCK", block)
         parts = assign_max_iou(boxes[:39], objects, positive=0.5, negative=0.25, low_quality=low_quality)
         assert torch.equal(parts, whole)
         assert (whole >= 0).any()

@@ -1,6 +1,6 @@
-"""The assigners read slowly from their papers, in plain Python: boxes are tuples, IoUs exact fractions.
+"""Reference assigners, written from the papers in plain Python: boxes are tuples, IoUs exact fractions.
 
-Shares no code with the package. Where a decision hangs on the last digits of a float it raises ``TooCloseError``.
+They share no code with the package. If rounding could decide the result they raise ``TooCloseError``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Box = tuple[float, ...]
 
 
 class TooCloseError(Exception):
-    """The case turns on rounding; nothing can be learned from it."""
+    """Rounding could decide the result, so the case proves nothing."""
 
 
 def iou(box: Box, other: Box) -> Fraction:
@@ -62,7 +62,7 @@ def levels(per_level: list[int]) -> list[range]:
 
 def atss(anchors: list[Box], objects: list[Box], per_level: list[int], topk: int, valid: list[bool]) -> list[int]:
     middle = [(Fraction(a + c) / 2, Fraction(b + d) / 2) for a, b, c, d in anchors]
-    wanted: dict[int, list[tuple[Fraction, int]]] = {}
+    claims: dict[int, list[tuple[Fraction, int]]] = {}
     for number, (a, b, c, d) in enumerate(objects):
         at = Fraction(a + c) / 2, Fraction(b + d) / 2
         nearest = []
@@ -85,10 +85,10 @@ def atss(anchors: list[Box], objects: list[Box], per_level: list[int], topk: int
             reaches = overlap >= mean and (overlap - mean) ** 2 >= variance
             x, y = middle[index]
             if reaches and min(x - Fraction(a), y - Fraction(b), Fraction(c) - x, Fraction(d) - y) > Fraction(1, 100):
-                wanted.setdefault(index, []).append((overlap, -number))
+                claims.setdefault(index, []).append((overlap, -number))
     result = [NEGATIVE if ok else IGNORED for ok in valid]
-    for index, claims in wanted.items():
-        result[index] = -max(claims)[1]
+    for index, claimed in claims.items():
+        result[index] = -max(claimed)[1]
     return result
 
 
@@ -104,7 +104,7 @@ def log_sum(a: float, b: float) -> float:
 
 
 def mixture(samples: list[float]) -> list[tuple[float, float, float]]:
-    """(weight, mean, variance) of the two components."""
+    """Return (weight, mean, variance) of the two components."""
     components = [(0.5, min(samples), 1.0), (0.5, max(samples), 1.0)]
     before = -math.inf
     for _ in range(100):
@@ -129,8 +129,8 @@ def mixture(samples: list[float]) -> list[tuple[float, float, float]]:
 
 
 def paa(candidates: list[int], losses: list[float], per_level: list[int], topk: int) -> list[int]:
-    result = [min(given, NEGATIVE) for given in candidates]
-    for number in sorted({given for given in candidates if given >= 0}):
+    result = [min(owner, NEGATIVE) for owner in candidates]
+    for number in sorted({owner for owner in candidates if owner >= 0}):
         seen: list[int] = []
         for level in levels(per_level):
             there = [index for index in level if candidates[index] == number]

@@ -1,6 +1,8 @@
-"""One query for one object, at the least total cost (Carion et al., ECCV 2020; Zhu et al., ICLR 2021)."""
+"""One query per object, at the lowest total cost (Carion et al., ECCV 2020; Zhu et al., ICLR 2021)."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -8,6 +10,16 @@ from torch import Tensor
 from bucketrank.ops.assignment.checks import check_boxes, check_valid, without_objects
 
 TINY = 1e-12  # keeps the logarithm of a probability finite
+
+
+class CostWeights(NamedTuple):
+    """Weights of the three matching costs, and focal loss's ``alpha`` and ``gamma``."""
+
+    classification: float
+    l1: float
+    giou: float
+    alpha: float
+    gamma: float
 
 
 @torch.no_grad()
@@ -25,19 +37,19 @@ def assign_hungarian(
     gamma: float = 2.0,
     valid: Tensor | None = None,
 ) -> Tensor:
-    """Give every object (G, 4) one of the queries with ``boxes`` (Q, 4) and ``logits`` (Q, C), at the least total cost.
+    """Assign to each object (G, 4) one of the queries, given by ``boxes`` (Q, 4) and ``logits`` (Q, C).
 
-    The costs are those of :func:`matching_costs`. All other queries are negative; those not ``valid`` are ignored. Of
-    more objects than queries only as many get one as there are queries.
+    The assignment has the lowest total of :func:`matching_costs`. Queries without an object are negative; those that
+    are not ``valid`` are ignored. If there are more objects than queries, some objects get no query.
 
-    In float32, also under autocast. Costs that are not finite are an error that says what they came from.
-    O(G^2 Q) on the CPU at worst.
+    Computed in float32, also under autocast. Costs that are not finite raise a ValueError that names their source.
+    Takes O(G^2 Q) time on the CPU in the worst case.
 
     >>> boxes, objects = torch.tensor([[0.0, 0, 4, 4], [4, 4, 8, 8], [0, 0, 8, 8]]), torch.tensor([[5.0, 5, 8, 8]])
     >>> assign_hungarian(boxes, objects, logits=torch.zeros(3, 1), labels=torch.tensor([0]), image_size=(8, 8))
     tensor([-1,  0, -1])
     """
-    from scipy.optimize import linear_sum_assignment  # here, as below: only DETRs need it
+    from scipy.optimize import linear_sum_assignment  # imported here: only DETRs need scipy
 
     name = "assign_hungarian"
     check_boxes(name, boxes=boxes, objects=objects)
@@ -59,11 +71,7 @@ def assign_hungarian(
         logits=logits[rows],
         labels=labels,
         image_size=image_size,
-        class_cost=class_cost,
-        l1_cost=l1_cost,
-        giou_cost=giou_cost,
-        alpha=alpha,
-        gamma=gamma,
+        weights=CostWeights(class_cost, l1_cost, giou_cost, alpha, gamma),
     )
     finite = costs.isfinite()
     if not finite.all():
@@ -80,41 +88,37 @@ def matching_costs(
     logits: Tensor,
     labels: Tensor,
     image_size: tuple[int, int],
-    class_cost: float = 2.0,
-    l1_cost: float = 5.0,
-    giou_cost: float = 2.0,
-    alpha: float = 0.25,
-    gamma: float = 2.0,
+    weights: CostWeights,
 ) -> Tensor:
-    """(Q, G) what each query costs as the one of each object: ``class_cost * focal + l1_cost * L1 - giou_cost * GIoU``.
+    """Return the cost (Q, G) of each query for each object: weighted focal cost plus L1 distance minus GIoU.
 
-    ``focal`` is what focal loss would lose by calling the object's class a positive, less by calling it a negative; L1
-    compares centre and size in units of the image of (height, width).
+    The focal cost is the focal loss of the object's class as a positive minus its focal loss as a negative. L1 compares
+    centre and size in units of ``image_size`` (height, width).
     """
     from torchvision.ops import box_convert, generalized_box_iou
 
     with torch.autocast(boxes.device.type, enabled=False):
         boxes, objects, chosen = boxes.float(), objects.float(), logits.float()[:, labels]
         scores = chosen.sigmoid()
-        positive = -alpha * (1 - scores) ** gamma * (scores + TINY).log()
-        negative = -(1 - alpha) * scores**gamma * (1 - scores + TINY).log()
+        positive = -weights.alpha * (1 - scores) ** weights.gamma * (scores + TINY).log()
+        negative = -(1 - weights.alpha) * scores**weights.gamma * (1 - scores + TINY).log()
         height, width = image_size
         scale = boxes.new_tensor([width, height, width, height])
-        found, wanted = (box_convert(these / scale, "xyxy", "cxcywh") for these in (boxes, objects))
-        distance: Tensor = torch.cdist(found, wanted, p=1)
+        scaled_boxes, scaled_objects = (box_convert(each / scale, "xyxy", "cxcywh") for each in (boxes, objects))
+        distance: Tensor = torch.cdist(scaled_boxes, scaled_objects, p=1)
         overlap: Tensor = generalized_box_iou(boxes, objects)
-        return class_cost * (positive - negative) + l1_cost * distance - giou_cost * overlap
+        return weights.classification * (positive - negative) + weights.l1 * distance - weights.giou * overlap
 
 
 def _not_finite(name: str, finite: Tensor, boxes: Tensor, logits: Tensor, objects: Tensor) -> str:
-    parts = {"logits": logits, "boxes": boxes, "objects": objects}
-    guilty = [
-        f"the {part} of {int((~values.isfinite().all(1)).sum())} of {len(values)}"
-        for part, values in parts.items()
+    inputs = {"logits": logits, "boxes": boxes, "objects": objects}
+    sources = [
+        f"the {argument} of {int((~values.isfinite().all(1)).sum())} of {len(values)}"
+        for argument, values in inputs.items()
         if not values.isfinite().all()
     ]
     return (
         f"{name}: expected finite costs, got {int((~finite).sum())} of {finite.numel()} that are not"
-        f"{', from ' + ' and '.join(guilty) if guilty else ''}; the network has diverged: "
+        f"{', from ' + ' and '.join(sources) if sources else ''}; the network has diverged: "
         "lower the learning rate, clip gradients, or train in float32 or bfloat16 instead of float16"
     )

@@ -1,4 +1,4 @@
-"""Boxes with whole coordinates: their overlaps and distances are exact in float32, and ties are many."""
+"""Boxes with integer coordinates: overlaps and distances are exact in float32, and ties are frequent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def integer_boxes(draw: st.DrawFn, least: int = 0, most: int = 10) -> list[Box]:
 
 @st.composite
 def pyramids(draw: st.DrawFn) -> tuple[list[Box], list[int]]:
-    """Anchors of one or two squares on every cell of a few small maps, and how many each level has."""
+    """Draw anchors, one or two squares per cell of a few small maps, and the number of anchors per level."""
     anchors: list[Box] = []
     per_level = []
     for level in range(draw(st.integers(1, 3))):

@@ -1,4 +1,4 @@
-"""Small data sets for the tests, sound unless a test breaks them."""
+"""A small data set for the tests, without problems until a test breaks it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from PIL import Image
 from bucketrank.data import Split
 
 
-def picture(path: Path, *, width: int = 40, height: int = 30, mode: str = "RGB", **saving: Any) -> Path:
-    """A file with a gradient."""
+def write_image(path: Path, *, width: int = 40, height: int = 30, mode: str = "RGB", **saving: Any) -> Path:
+    """Write an image file with a gradient."""
     path.parent.mkdir(parents=True, exist_ok=True)
     levels = np.add.outer(np.arange(height) * 3, np.arange(width) * 2).astype(np.uint8)
     Image.fromarray(levels).convert(mode).save(path, **saving)
     return path
 
 
-def sound() -> dict[str, Any]:
-    """Two images of 40 x 30, one of them empty; three objects, one a crowd; categories with a gap, out of order."""
+def sound_document() -> dict[str, Any]:
+    """Return two images of 40 x 30, one of them empty; three objects, one a crowd; category ids out of order."""
     rle = {"size": [30, 40], "counts": [0, 30, 1170]}  # the first column
     return {
         "images": [
@@ -45,9 +45,9 @@ def sound() -> dict[str, Any]:
     }
 
 
-def write(folder: Path, document: Any, *, name: str = "train.json") -> Split:
-    """The document beside images/ with a.png and b.png."""
+def write_split(folder: Path, document: Any, *, name: str = "train.json") -> Split:
+    """Write the document, and a.png and b.png in images/."""
     for file in ("a.png", "b.png"):
-        picture(folder / "images" / file)
+        write_image(folder / "images" / file)
     (folder / name).write_text(document if isinstance(document, str) else json.dumps(document), encoding="utf-8")
     return Split(folder / name, folder / "images")

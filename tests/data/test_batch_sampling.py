@@ -1,4 +1,4 @@
-"""Batches: of one kind, the same everywhere, nothing lost."""
+"""Batches are all wide or all tall, reproducible and complete."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_repeat_factors_by_hand() -> None:
     assert repeat_factors([], threshold=0.5) == []
 
 
-def test_an_object_more_in_an_image_changes_nothing() -> None:
+def test_a_second_object_of_a_class_changes_nothing() -> None:
     assert repeat_factors([[1, 1, 1], [2], [2]], threshold=1.0) == repeat_factors([[1], [2], [2]], threshold=1.0)
 
 
@@ -30,7 +30,7 @@ sizes = st.lists(st.sampled_from([WIDE, TALL, (30, 30)]), min_size=1, max_size=4
 
 
 @given(sizes, st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.booleans(), st.integers(0, 3))
-def test_every_image_comes_and_every_rank_gets_as_much(
+def test_every_image_occurs_and_every_rank_gets_equally_many(
     sizes: list[tuple[int, int]], batch_size: int, world: int, repeats: int, shuffle: bool, epoch: int
 ) -> None:
     ranks = []
@@ -51,7 +51,7 @@ def test_every_image_comes_and_every_rank_gets_as_much(
     if len(batches) == unpadded:
         assert set(seen.values()) == {repeats}
     mixed = sum(len({sizes[index][0] > sizes[index][1] for index in batch}) > 1 for batch in batches)
-    assert mixed <= max(1, world), "only what is left over is mixed (and may come again to fill up)"
+    assert mixed <= max(1, world), "only the images left over are mixed (and may be repeated to fill up)"
     assert all(1 <= len(batch) <= batch_size for batch in batches)
 
 
@@ -62,22 +62,22 @@ def test_epochs_and_seeds_differ() -> None:
         return list(sampler)
 
     assert len({str(order(seed, epoch)) for seed in range(3) for epoch in range(3)}) == 9
-    # On every machine and with every version.
+    # The same on every machine and with every version of numpy.
     assert order(0, 0)[0] == [18, 25, 19, 17]
 
 
-def test_going_on_in_the_middle_of_an_epoch() -> None:
+def test_resuming_in_the_middle_of_an_epoch() -> None:
     sampler = GroupedBatchSampler([WIDE, TALL] * 9, batch_size=2, rank=1, world_size=2)
     sampler.set_epoch(3)
     whole = list(sampler)
     sampler.skip(2)
     sampler.set_epoch(3)
     assert list(sampler) == whole[2:]
-    assert list(sampler) == whole, "once"
+    assert list(sampler) == whole, "skips only once"
 
 
 @pytest.mark.slow  # the import
-def test_lightning_finds_where_to_set_the_epoch() -> None:
+def test_lightning_sets_the_epoch() -> None:
     data = pytest.importorskip("lightning.fabric.utilities.data", reason="Lightning is not installed")
     from torch.utils.data import DataLoader
 
@@ -97,8 +97,8 @@ def test_repeats_by_image() -> None:
     [
         ({"batch_size": 0}, "batch_size of at least 1, got 0"),
         ({"batch_size": 1, "rank": 2, "world_size": 2}, "rank below world_size 2, got 2"),
-        ({"batch_size": 1, "repeats": [1]}, "for each of 2 images, got 1"),
-        ({"batch_size": 1, "repeats": 0}, "the least 0"),
+        ({"batch_size": 1, "repeats": [1]}, "for each of 2 images, got 1 values"),
+        ({"batch_size": 1, "repeats": 0}, "the smallest 0"),
     ],
 )
 def test_wrong_settings_are_named(wrong: dict[str, int], message: str) -> None:

@@ -1,4 +1,4 @@
-"""Layouts, and the division of a single file."""
+"""Layouts of a folder, the division of a single file, and file names."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bucketrank.data import DataError, Split, Splits, find_splits
-from bucketrank.data.annotations import file_name, held_out, inside
-from tests.data.folders import sound, write
+from bucketrank.data.annotations import file_name, held_out, path_inside
+from tests.data.small_folders import sound_document, write_split
 from tests.shared_data import shared
 
 
@@ -36,7 +36,7 @@ def test_layouts(train: str, val: str, train_images: str, val_images: str, tmp_p
     expected = Splits(Split(tmp_path / train, tmp_path / train_images), Split(tmp_path / val, tmp_path / val_images))
     assert find_splits(tmp_path) == expected
     (tmp_path / train).unlink()
-    assert find_splits(str(tmp_path)) == Splits(None, expected.val), "to evaluate, one needs no training data"
+    assert find_splits(str(tmp_path)) == Splits(None, expected.val), "evaluation needs no training data"
 
 
 def test_a_folder_of_two_layouts(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_folder_of_two_layouts(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no annotations found") as raised:
         find_splits(tmp_path, layout="own")
     assert "lvis" not in str(raised.value)
-    with pytest.raises(DataError, match="no layout 'voc'; choose one of own, coco, lvis, roboflow"):
+    with pytest.raises(DataError, match="unknown layout 'voc'; choose one of own, coco, lvis, roboflow"):
         find_splits(tmp_path, layout="voc")
 
 
@@ -60,10 +60,10 @@ def test_images_may_lie_beside_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["train.json", "labels.json"])
 def test_a_single_file_is_divided(name: str, tmp_path: Path) -> None:
-    document = sound()
+    document = sound_document()
     document["images"] = [{"id": n, "file_name": f"{n}.png", "width": 4, "height": 4} for n in range(40)]
     document["annotations"] = [{"id": n, "image_id": n, "category_id": 2, "bbox": [0, 0, 1, 1]} for n in range(40)]
-    write(tmp_path, document, name=name)
+    write_split(tmp_path, document, name=name)
     train, val = find_splits(tmp_path, seed=3)
     assert train is not None
     assert val is not None
@@ -88,19 +88,19 @@ def test_one_image_is_for_training() -> None:
     assert held_out([1], seed=0) == set()
 
 
-def test_a_folder_that_matches_nothing_says_what_was_looked_for(tmp_path: Path) -> None:
+def test_a_folder_without_annotations_lists_the_expected_files(tmp_path: Path) -> None:
     touch(tmp_path, "one.json", "two.json")
     with pytest.raises(DataError) as raised:
         find_splits(tmp_path)
     for name in ("train.json", "instances_train2017.json", "lvis_v1_train.json", "_annotations.coco.json", "one.json"):
         assert name in str(raised.value)
-    with pytest.raises(DataError, match="there is no such folder"):
+    with pytest.raises(DataError, match="the folder does not exist"):
         find_splits(tmp_path / "nowhere")
 
 
 def test_a_file_without_images_says_so(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no images"):
-        write(tmp_path, json.dumps({"annotations": []})).read()
+        write_split(tmp_path, json.dumps({"annotations": []})).read()
 
 
 def test_lvis_names_its_files_by_url() -> None:
@@ -111,11 +111,11 @@ def test_lvis_names_its_files_by_url() -> None:
 
 
 @given(st.lists(st.sampled_from(["a", "b.png", "..", "."]), min_size=1, max_size=6))
-def test_no_name_leads_out(parts: list[str]) -> None:
+def test_no_name_leaves_the_folder(parts: list[str]) -> None:
     name = "/".join(parts)
     root = Path("/data/set/images")
     try:
-        path = root / inside(name)
+        path = root / path_inside(name)
     except DataError:
         return
     plain = Path(os.path.normpath(path))
@@ -124,9 +124,9 @@ def test_no_name_leads_out(parts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "/a", "\\a", "a/..", "C:a.png", "//host/share/a.png", "a\0b"])
-def test_names_that_are_no_files_of_the_folder(name: str) -> None:
+def test_names_that_leave_the_folder(name: str) -> None:
     with pytest.raises(DataError, match="leaves the folder"):
-        inside(name)
+        path_inside(name)
 
 
 def test_shared_folders_are_found() -> None:

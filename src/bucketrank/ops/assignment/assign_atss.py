@@ -17,16 +17,19 @@ MARGIN = 0.01  # pixels by which a positive's centre must be inside its object
 def assign_atss(
     anchors: Tensor, objects: Tensor, *, per_level: Sequence[int], topk: int = 9, valid: Tensor | None = None
 ) -> Tensor:
-    """Give each object (G, 4) the anchors (A, 4) that stand out among those nearest to it.
+    """Assign to each object (G, 4) the anchors (A, 4) whose IoU stands out among the anchors nearest to it.
 
-    The nearest are, of each level (``per_level`` anchors each, in order), the ``topk`` whose centres lie nearest to the
-    object's, of equal ones the first; distances are compared in float32. Positive are those of an IoU of at least the
-    mean plus the standard deviation (of a sample: divided by n - 1; 0 if n is 1) of the IoUs of the nearest, if their
-    centre is inside the object by more than 0.01 pixels. An anchor wanted by several objects goes to the one it
-    overlaps most, of equal ones the first. All others are negative; those not ``valid`` are ignored, and never among
-    the nearest.
+    1. The candidates of an object are, on each level, the ``topk`` anchors whose centres are nearest to the object's
+       centre; of equal distances the first. Distances are compared in float32. ``per_level`` gives the number of
+       anchors on each level, in order. Anchors that are not ``valid`` are never candidates.
+    2. The threshold of an object is the mean plus the standard deviation of its candidates' IoUs. The deviation is that
+       of a sample: divided by n - 1, and 0 if n is 1.
+    3. A candidate is positive if its IoU reaches the threshold and its centre is inside the object by more than 0.01
+       pixels. If several objects claim an anchor, it goes to the one with the highest IoU; of equal ones the first.
 
-    O(A G) time, and memory for the distances of the largest level.
+    All other anchors are negative, or ignored if they are not ``valid``.
+
+    Takes O(A G) time, and memory for the distances on the largest level.
 
     >>> anchors = torch.tensor([[0.0, 0, 4, 4], [4, 0, 8, 4], [8, 0, 12, 4], [12, 0, 16, 4]])
     >>> objects = torch.tensor([[3.0, 0, 9, 4]])  # IoU 1/9, 4/6, 1/9 with the first three: mean 0.30, deviation 0.32
@@ -48,7 +51,7 @@ def assign_atss(
     usable = torch.ones_like(nearest, dtype=torch.bool) if valid is None else valid[nearest]
     overlaps = paired_iou(anchors[nearest], objects[:, None])
 
-    # In float64 the mean of equal float32 numbers is that number, so anchors that overlap alike all reach it.
+    # In float64 the mean of equal float32 numbers is exact, so that anchors of equal IoU all reach it.
     values = precise(overlaps)
     count = usable.sum(1, keepdim=True)
     mean = values.where(usable, 0).sum(1, keepdim=True) / count.clamp(min=1)
@@ -60,16 +63,16 @@ def assign_atss(
     return _best_owner(assignment, nearest, overlaps, positive)
 
 
-def _nearest(points: Tensor, middles: Tensor, per_level: Sequence[int], topk: int, valid: Tensor | None) -> Tensor:
-    """For each of G middles the indices (G, K) of the ``topk`` points nearest to it on each level."""
+def _nearest(points: Tensor, targets: Tensor, per_level: Sequence[int], topk: int, valid: Tensor | None) -> Tensor:
+    """Return the indices (G, K) of the ``topk`` points nearest to each of G object centres on each level."""
     chosen, first = [], 0
     for count in per_level:
         level = slice(first, first + count)
         x, y = points[level].T
-        distances = ((middles[:, :1] - x).square_() + (middles[:, 1:] - y).square_()).float()
+        distances = ((targets[:, :1] - x).square_() + (targets[:, 1:] - y).square_()).float()
         if valid is not None:
             distances.masked_fill_(~valid[level], torch.inf)
-        # A float that is not negative orders as its bits do; the index below them settles ties, on every device alike.
+        # Non-negative floats sort like their bits. The index in the low bits breaks ties equally on every device.
         index = torch.arange(count, device=points.device)
         keys = (distances.view(torch.int32).long() << 32) | index
         chosen.append(keys.topk(min(topk, count), largest=False).indices + first)
@@ -77,13 +80,16 @@ def _nearest(points: Tensor, middles: Tensor, per_level: Sequence[int], topk: in
     return torch.cat(chosen, 1)
 
 
-def _best_owner(assignment: Tensor, anchors: Tensor, overlaps: Tensor, wanted: Tensor) -> Tensor:
-    """Enter into ``assignment`` (A,) the row of each wanted anchor (G, K), where rows compete the highest overlap."""
+def _best_owner(assignment: Tensor, anchors: Tensor, overlaps: Tensor, positive: Tensor) -> Tensor:
+    """Return ``assignment`` (A,) with the object (row) of each positive anchor of ``anchors`` (G, K).
+
+    If several objects claim an anchor, the one with the highest overlap gets it; of equal ones the first.
+    """
     flat = anchors.flatten()
     best = overlaps.new_full(assignment.shape, -1)
-    best = best.scatter_reduce(0, flat, overlaps.where(wanted, -1).flatten(), "amax")
-    winners = wanted & (overlaps == best[anchors])
-    nobody = len(anchors)
-    rows = torch.arange(nobody, device=anchors.device)[:, None].expand_as(anchors).where(winners, nobody)
-    owner = torch.full_like(assignment, nobody).scatter_reduce(0, flat, rows.flatten(), "amin")
-    return torch.where(owner < nobody, owner, assignment)
+    best = best.scatter_reduce(0, flat, overlaps.where(positive, -1).flatten(), "amax")
+    winners = positive & (overlaps == best[anchors])
+    unclaimed = len(anchors)
+    rows = torch.arange(unclaimed, device=anchors.device)[:, None].expand_as(anchors).where(winners, unclaimed)
+    owner = torch.full_like(assignment, unclaimed).scatter_reduce(0, flat, rows.flatten(), "amin")
+    return torch.where(owner < unclaimed, owner, assignment)

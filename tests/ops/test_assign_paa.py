@@ -1,4 +1,4 @@
-"""The mixture and PAA: by hand, at the edges, and against plain Python."""
+"""The mixture and PAA: examples by hand, edge cases, and the reference written from the paper."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from bucketrank.ops.assignment import IGNORED, NEGATIVE, assign_paa, mixture
 from bucketrank.ops.assignment.mixture import fit_mixtures
 
-from . import oracle
+from . import assignment_oracle
 
 
 def fit(*rows):
-    """The fitted (weight, mean, variance) of both components of each row; rows may differ in length."""
+    """Return (weight, mean, variance) of both components of each row; rows may differ in length."""
     width = max(len(row) for row in rows)
-    samples = torch.full((len(rows), width), 123.0, dtype=torch.float64)  # what is not present must not matter
+    samples = torch.full((len(rows), width), 123.0, dtype=torch.float64)  # absent entries must not matter
     present = torch.zeros(len(rows), width, dtype=torch.bool)
     for number, row in enumerate(rows):
         samples[number, : len(row)] = torch.tensor(row, dtype=torch.float64)
@@ -27,7 +27,7 @@ def fit(*rows):
 
 
 def random_losses(generator, count):
-    """Two clusters of random place and width, as losses of good and bad candidates are."""
+    """Return losses in two clusters of random centre and width, like those of good and bad candidates."""
     cluster = torch.rand(count, generator=generator) < 0.4
     centre, width = torch.rand(2, generator=generator) * 2, torch.rand(2, generator=generator) * 0.8 + 0.05
     noise = torch.randn(count, generator=generator)
@@ -58,7 +58,7 @@ class TestMixture:
         ((low, high),) = fit([3.0] * 5).tolist()
         assert low == high == pytest.approx([0.5, 3, 1e-5])
 
-    def test_a_row_of_none_and_one_of_nonsense(self):
+    def test_empty_and_non_finite_rows_leave_the_others_alone(self):
         good = [0.0, 1.0, 2.0, 1000.0, 1004.0]
         torch.testing.assert_close(fit([], good, [math.nan, 1.0], [math.inf, 1.0])[1:2], fit(good))
 
@@ -67,10 +67,10 @@ class TestMixture:
         generator = torch.Generator().manual_seed(seed)
         counts = torch.randint(2, 46, (8,), generator=generator).tolist()
         rows = [random_losses(generator, count).tolist() for count in counts]
-        expected = torch.tensor([oracle.mixture(row) for row in rows], dtype=torch.float64)
+        expected = torch.tensor([assignment_oracle.mixture(row) for row in rows], dtype=torch.float64)
         torch.testing.assert_close(fit(*rows), expected, rtol=1e-7, atol=1e-9)
 
-    def test_rows_do_not_know_of_each_other(self):
+    def test_rows_are_independent(self):
         generator = torch.Generator().manual_seed(0)
         rows = [random_losses(generator, count).add(200 * count).tolist() for count in (2, 9, 30, 45)]
         torch.testing.assert_close(fit(*rows), torch.cat([fit(row) for row in rows]))
@@ -102,7 +102,7 @@ class TestByHand:
             assert assign([0] * 3, [low, low + 0.3 * gap, low + 9]) == [0, NEGATIVE, NEGATIVE]
 
     def test_topk_of_each_level(self):
-        # Level by level the lowest two are looked at: 0.4 and 0.5, then 0.7 and 3.1.
+        # Level by level the lowest two are kept: 0.4 and 0.5, then 0.7 and 3.1.
         candidates, losses = [0] * 6, [0.5, 0.6, 0.4, 3.2, 0.7, 3.1]
         expected = assign([0, -1, 0, -1, 0, 0], losses)
         assert assign(candidates, losses, per_level=[3, 3], topk=2) == expected
@@ -110,7 +110,7 @@ class TestByHand:
 
     def test_of_equal_losses_the_first(self):
         assert assign([0] * 5, [1.0] * 5) == [0, *[NEGATIVE] * 4]
-        # Beyond topk, too: of four equal ones two are looked at.
+        # Beyond topk, too: of four equal ones two are kept.
         assert assign([0] * 5, [0.5, 0.5, 0.5, 0.5, 9.0], per_level=[4, 1], topk=2) == [0, *[NEGATIVE] * 4]
 
 
@@ -124,7 +124,7 @@ class TestEdges:
 
     def test_one_candidate_is_too_few(self):
         assert assign([0, 1, 1], [0.1, 0.1, 5.0]) == [NEGATIVE, 1, NEGATIVE]
-        # Two on one level, of which one is looked at.
+        # Two on one level, of which one is kept.
         assert assign([0, 0], [0.1, 5.0], topk=1) == [NEGATIVE, NEGATIVE]
         assert assign([0, 0], [0.1, 5.0], topk=1, per_level=[1, 1]) == [0, NEGATIVE]
 
@@ -136,11 +136,11 @@ class TestEdges:
         assert assign([0] * 5, losses, topk=10**9) == assign([0] * 5, losses, topk=5)
 
     @pytest.mark.parametrize("bad", [math.nan, math.inf])
-    def test_losses_that_are_no_numbers(self, bad):
+    def test_losses_that_are_not_finite(self, bad):
         losses = [*TestByHand.LOSSES, *TestByHand.LOSSES, bad]
         result = assign([0] * 5 + [1] * 6, losses)
         assert result == [NEGATIVE, 0, 0, NEGATIVE, NEGATIVE] + [NEGATIVE] * 6
-        # The highest of a level: not looked at, and no harm.
+        # The highest of a level: not kept, so it does no harm.
         assert assign([0] * 6, [*TestByHand.LOSSES, bad], topk=5) == [NEGATIVE, 0, 0, NEGATIVE, NEGATIVE, NEGATIVE]
 
     def test_the_candidates_are_not_written_to(self):
@@ -150,15 +150,15 @@ class TestEdges:
         assert candidates.tolist() == [0] * 5
 
 
-class TestAgainstThePaper:
+class TestAgainstTheOracle:
     @pytest.mark.parametrize("seed", range(40))
-    def test_read_slowly(self, seed):
+    def test_random_losses(self, seed):
         generator = torch.Generator().manual_seed(seed)
         per_level = [40, 20, 5]
         candidates = torch.randint(-2, 4, (65,), generator=generator)
         losses = random_losses(generator, 65)
         topk = (1, 3, 9, 100)[seed % 4]
-        expected = oracle.paa(candidates.tolist(), losses.tolist(), per_level, topk)
+        expected = assignment_oracle.paa(candidates.tolist(), losses.tolist(), per_level, topk)
         result = assign_paa(candidates, losses, per_level=per_level, topk=topk)
         assert result.tolist() == expected
 
@@ -172,8 +172,8 @@ class TestAgainstThePaper:
         cut = min(cut, len(anchors))
         per_level = [cut, len(anchors) - cut]
         try:
-            expected = oracle.paa(candidates, losses, per_level, topk)
-        except oracle.TooCloseError:
+            expected = assignment_oracle.paa(candidates, losses, per_level, topk)
+        except assignment_oracle.TooCloseError:
             assume(False)
         result = assign_paa(
             torch.tensor(candidates), torch.tensor(losses, dtype=torch.float64), per_level=per_level, topk=topk

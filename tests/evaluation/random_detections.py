@@ -1,4 +1,4 @@
-"""Annotations, and detections that are more or less like them."""
+"""Random annotations, and random detections derived from them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from bucketrank.data.coco import decode_masks
 Detections = dict[int, dict[str, Tensor]]
 
 
-def document(seed: int, *, images: int = 12, classes: int = 4, crowds: bool = True) -> dict[str, Any]:
-    """Boxes of all sizes and their masks; class 3 never occurs, and the first image is empty."""
+def random_document(seed: int, *, images: int = 12, classes: int = 4, crowds: bool = True) -> dict[str, Any]:
+    """Return annotations with boxes of all sizes and masks; the third class never occurs, the first image is empty."""
     rng = np.random.default_rng(seed)
     annotations: list[dict[str, Any]] = []
     for image in range(1, images):
@@ -48,31 +48,31 @@ def document(seed: int, *, images: int = 12, classes: int = 4, crowds: bool = Tr
     }
 
 
-def lvis_document(seed: int, *, images: int = 10) -> dict[str, Any]:
-    """As LVIS has it: of some classes it is known that an image has none, and of some that not all were marked.
+def random_lvis_document(seed: int, *, images: int = 10) -> dict[str, Any]:
+    """Return a document in LVIS's format, with negative and not exhaustively annotated classes per image.
 
-    The first image is empty. Class 7 never occurs, so that nothing is to be found of the rare ones but class 2.
+    The first image is empty. Class 7 never occurs, so that class 2 is the only rare class with objects.
     """
     rng = np.random.default_rng(seed)
-    truth = document(seed, images=images, crowds=False)
-    for category, letter in zip(truth["categories"], "rcrf", strict=True):
+    ground_truth = random_document(seed, images=images, crowds=False)
+    for category, letter in zip(ground_truth["categories"], "rcrf", strict=True):
         category["frequency"] = letter
-    numbers = {category["id"] for category in truth["categories"]}
-    for entry in truth["annotations"]:
+    numbers = {category["id"] for category in ground_truth["categories"]}
+    for entry in ground_truth["annotations"]:
         del entry["iscrowd"]
-    for image in truth["images"]:
-        present = {entry["category_id"] for entry in truth["annotations"] if entry["image_id"] == image["id"]}
+    for image in ground_truth["images"]:
+        present = {entry["category_id"] for entry in ground_truth["annotations"] if entry["image_id"] == image["id"]}
         image["neg_category_ids"] = [number for number in sorted(numbers - present) if rng.random() < 0.5]
         image["not_exhaustive_category_ids"] = [number for number in sorted(numbers) if rng.random() < 0.25]
-    return truth
+    return ground_truth
 
 
-def crowded(found: Detections, seed: int, *, images: list[int], count: int, masks: bool) -> Detections:
-    """More detections in some images: copies of what is there, moved a little, with scores of two digits."""
+def add_detections(detections: Detections, seed: int, *, images: list[int], count: int, masks: bool) -> Detections:
+    """Add detections to some images: slightly moved copies of those that exist, with scores of two digits."""
     rng = np.random.default_rng(seed)
-    more = dict(found)
+    more = dict(detections)
     for image in images:
-        own = found[image]
+        own = detections[image]
         chosen = torch.from_numpy(rng.integers(0, len(own["boxes"]), count))
         extra = {name: values[chosen] for name, values in own.items()}
         extra["boxes"] = extra["boxes"] + torch.from_numpy(rng.normal(0, 3, (count, 1))).float()
@@ -86,14 +86,14 @@ def crowded(found: Detections, seed: int, *, images: list[int], count: int, mask
     return more
 
 
-def detections(truth: dict[str, Any], seed: int, *, masks: bool, noise: float = 0.12) -> Detections:
-    """Shaken copies of the objects and crowds, some twice, some of a wrong class, and some from nowhere."""
+def random_detections(ground_truth: dict[str, Any], seed: int, *, masks: bool, noise: float = 0.12) -> Detections:
+    """Return noisy copies of the objects and crowds, some twice, some of a wrong class, and some random boxes."""
     rng = np.random.default_rng(seed)
-    numbers = sorted(category["id"] for category in truth["categories"])
-    found: Detections = {}
-    for image in truth["images"]:
+    numbers = sorted(category["id"] for category in ground_truth["categories"])
+    detections: Detections = {}
+    for image in ground_truth["images"]:
         boxes, labels, segments = [], [], []
-        for entry in truth["annotations"]:
+        for entry in ground_truth["annotations"]:
             if entry["image_id"] != image["id"]:
                 continue
             for _ in range(rng.integers(0, 3)):
@@ -110,12 +110,12 @@ def detections(truth: dict[str, Any], seed: int, *, masks: bool, noise: float = 
             labels.append(int(rng.integers(1, len(numbers) + 1)))
         size = image["height"], image["width"]
         segments = [[[x1, y1, x2, y1, x2, y2, x1, y2 - (y2 - y1) * 0.2]] for x1, y1, x2, y2 in boxes]
-        found[image["id"]] = {
+        detections[image["id"]] = {
             "boxes": torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4),
             "labels": torch.tensor(labels, dtype=torch.int64),
-            # Coarse, so that some are equal.
+            # Rounded, so that some are equal.
             "scores": torch.tensor(np.round(rng.random(len(boxes)), 2), dtype=torch.float32),
         }
         if masks:
-            found[image["id"]]["masks"] = decode_masks(segments, size)[:, None].float() * 0.9
-    return found
+            detections[image["id"]]["masks"] = decode_masks(segments, size)[:, None].float() * 0.9
+    return detections

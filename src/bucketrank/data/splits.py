@@ -1,4 +1,4 @@
-"""Which annotation files of a folder are for training and which for validation."""
+"""Search of a folder for the annotation files for training and validation."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from bucketrank.data.problems import DataError
 
 
 class Splits(NamedTuple):
-    """What a folder offers; at least one of the two is there."""
+    """The training and validation splits of a folder; at least one of them is not None."""
 
     train: Split | None
     val: Split | None
 
 
 class Layout(NamedTuple):
-    """Annotations and images, for training and for validation."""
+    """Annotation file and folder of images, relative to the data set's folder, for training and for validation."""
 
     train: tuple[str, str]
     val: tuple[str, str]
@@ -29,33 +29,33 @@ LAYOUTS = {
     "coco": Layout(
         ("annotations/instances_train2017.json", "train2017"), ("annotations/instances_val2017.json", "val2017")
     ),
-    # LVIS divides COCO's images in its own way: the folder is part of the name that its coco_url gives.
+    # LVIS splits COCO's images differently: the path in coco_url includes train2017 or val2017.
     "lvis": Layout(("annotations/lvis_v1_train.json", "."), ("annotations/lvis_v1_val.json", ".")),
     "roboflow": Layout(("train/_annotations.coco.json", "train"), ("valid/_annotations.coco.json", "valid")),
 }
 
 
 def find_splits(folder: Path | str, *, layout: str | None = None, seed: int = 0) -> Splits:
-    """The splits of a folder in one of the known layouts.
+    """Return the splits of a folder in one of the known layouts.
 
     ==========  =====================================  =====================================
     layout      annotations                            images
     ==========  =====================================  =====================================
-    own         train.json, val.json                   images/ (or beside the files)
+    own         train.json, val.json                   images/ (or next to the files)
     coco        annotations/instances_train2017.json   train2017/, val2017/
     lvis        annotations/lvis_v1_train.json         train2017/, val2017/, by ``coco_url``
     roboflow    train/_annotations.coco.json           train/, valid/
     ==========  =====================================  =====================================
 
-    The first layout of which a file is there is taken, or the one that ``layout`` names. A file for validation alone
-    leaves ``train`` None. A file for training alone, or a single ``*.json`` of any other name, is divided: a tenth of
-    the images, chosen by the ids and ``seed``, is kept for validation (see Split).
+    Without ``layout``, the first layout with an existing annotation file is chosen. If only the validation file exists,
+    ``train`` is None. If only the training file exists, or a single ``*.json`` of any other name, it is divided: a
+    tenth of the images, chosen by id and ``seed``, is kept for validation (see Split).
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise DataError(f"{folder}: there is no such folder; give the folder that holds the data set")
+        raise DataError(f"{folder}: the folder does not exist; give the folder of the data set")
     if layout is not None and layout not in LAYOUTS:
-        raise DataError(f"there is no layout {layout!r}; choose one of {', '.join(LAYOUTS)}")
+        raise DataError(f"unknown layout {layout!r}; choose one of {', '.join(LAYOUTS)}")
     chosen = LAYOUTS if layout is None else {layout: LAYOUTS[layout]}
     for each in chosen.values():
         train, val = _split(folder, *each.train), _split(folder, *each.val)
@@ -66,11 +66,11 @@ def find_splits(folder: Path | str, *, layout: str | None = None, seed: int = 0)
     single = sorted(path for path in folder.glob("*.json") if path.is_file())
     if len(single) == 1 and layout is None:
         return _divided(Split(single[0], _images(folder, "images")), seed)
-    looked = "".join(f"\n  {name}: {each.train[0]}, {each.val[0]}" for name, each in chosen.items())
-    looked += "\n  or a single *.json" if layout is None else ""
-    found = f"; {len(single)} other files *.json are there: " + ", ".join(p.name for p in single[:5]) if single else ""
+    expected = "".join(f"\n  {name}: {each.train[0]}, {each.val[0]}" for name, each in chosen.items())
+    expected += "\n  or a single *.json" if layout is None else ""
+    others = f"; it has {len(single)} other *.json: " + ", ".join(path.name for path in single[:5]) if single else ""
     raise DataError(
-        f"{folder}: no annotations found{found}. Looked for:{looked}\n"
+        f"{folder}: no annotations found{others}. Looked for:{expected}\n"
         "Rename the files, or convert them: bucketrank convert --help"
     )
 

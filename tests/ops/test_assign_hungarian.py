@@ -1,4 +1,4 @@
-"""One query for one object."""
+"""Hungarian assignment: costs by hand, the optimum by enumeration, and errors."""
 
 import itertools
 import math
@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from bucketrank.ops.assignment import IGNORED, NEGATIVE, assign_hungarian
-from bucketrank.ops.assignment.hungarian import matching_costs
+from bucketrank.ops.assignment.assign_hungarian import CostWeights, matching_costs
 
 SIZE = (40, 80)  # height, width
+DEFAULTS = CostWeights(classification=2, l1=5, giou=2, alpha=0.25, gamma=2)
 
 
 def case(queries, objects, classes=4, seed=0):
@@ -31,7 +32,7 @@ def case(queries, objects, classes=4, seed=0):
 
 def test_costs_by_hand():
     """Logit 0: probability 1/2; focal 0.25 * 0.25 * ln 2 as a positive, 0.75 * 0.25 * ln 2 as a negative."""
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "boxes": torch.tensor([[0.0, 0, 8, 4]]),
         "objects": torch.tensor([[0.0, 0, 16, 4], [8.0, 0, 16, 4]]),
         "logits": torch.tensor([[9.0, 0.0]]),
@@ -42,16 +43,16 @@ def test_costs_by_hand():
     # Centre and size in units of 80 x 40: (4, 2, 8, 4), (8, 2, 16, 4) and (12, 2, 8, 4) pixels.
     first = 3 * focal + 7 * (4 + 8) / 80 - 11 * 0.5  # IoU 1/2; nothing around both that neither covers
     second = 3 * focal + 7 * 8 / 80 - 11 * 0.0  # side by side
-    costs = matching_costs(**given, class_cost=3, l1_cost=7, giou_cost=11)
+    costs = matching_costs(**arguments, weights=CostWeights(classification=3, l1=7, giou=11, alpha=0.25, gamma=2))
     torch.testing.assert_close(costs, torch.tensor([[first, second]]))
 
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("queries", "objects"), [(6, 3), (3, 3), (3, 5)])
 def test_no_other_assignment_costs_less(queries, objects, seed):
-    given = case(queries, objects, seed=seed)
-    costs = matching_costs(**given)
-    match = assign_hungarian(**given)
+    arguments = case(queries, objects, seed=seed)
+    costs = matching_costs(**arguments, weights=DEFAULTS)
+    match = assign_hungarian(**arguments)
     rows = torch.where(match >= 0)[0]
     assert len(rows) == min(queries, objects)
     assert len(match[rows].unique()) == len(rows)
@@ -66,10 +67,10 @@ def test_no_other_assignment_costs_less(queries, objects, seed):
 
 
 def test_only_valid_queries_take_part():
-    given = case(6, 2)
-    free = assign_hungarian(**given)
+    arguments = case(6, 2)
+    free = assign_hungarian(**arguments)
     valid = free < 0  # all but those that were matched
-    match = assign_hungarian(**given, valid=valid)
+    match = assign_hungarian(**arguments, valid=valid)
     assert (match[~valid] == IGNORED).all()
     assert sorted(match[match >= 0].tolist()) == [0, 1]
 
@@ -82,32 +83,35 @@ def test_nothing_to_match():
 
 
 def test_autocast_and_half_precision_change_nothing():
-    given = case(40, 8)
-    half = given | {"logits": given["logits"].bfloat16()}
-    wanted = assign_hungarian(**half)
+    arguments = case(40, 8)
+    half = arguments | {"logits": arguments["logits"].bfloat16()}
+    expected = assign_hungarian(**half)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        costs = matching_costs(**half)
+        costs = matching_costs(**half, weights=DEFAULTS)
         assert costs.dtype == torch.float32
-        assert (assign_hungarian(**half) == wanted).all()
-    torch.testing.assert_close(costs, matching_costs(**(given | {"logits": half["logits"].float()})), rtol=0, atol=0)
+        assert (assign_hungarian(**half) == expected).all()
+    widened = arguments | {"logits": half["logits"].float()}
+    torch.testing.assert_close(costs, matching_costs(**widened, weights=DEFAULTS), rtol=0, atol=0)
 
 
 def test_extreme_logits_are_finite():
-    given = case(4, 2) | {"logits": torch.tensor([[1e4] * 4, [-1e4] * 4, [100.0] * 4, [0.0] * 4])}
-    assert matching_costs(**given).isfinite().all()
+    arguments = case(4, 2) | {"logits": torch.tensor([[1e4] * 4, [-1e4] * 4, [100.0] * 4, [0.0] * 4])}
+    assert matching_costs(**arguments, weights=DEFAULTS).isfinite().all()
 
 
-@pytest.mark.parametrize(("part", "value"), [("logits", torch.nan), ("logits", torch.inf), ("boxes", torch.nan)])
-def test_what_is_not_finite_is_named(part, value):
-    given = case(4, 2)
-    given[part][1:3] = value
-    if part == "logits" and value == torch.inf:
-        given[part][1] = torch.nan  # an infinite logit alone is a probability of 1, and costs a finite amount
-        with pytest.raises(ValueError, match=r"finite costs, got 2 of 8 .*logits of 2 of 4.*diverged"):
-            assign_hungarian(**given)
-        return
+@pytest.mark.parametrize("part", ["logits", "boxes"])
+def test_inputs_that_are_not_finite_are_named(part):
+    arguments = case(4, 2)
+    arguments[part][1:3] = torch.nan
     with pytest.raises(ValueError, match=rf"finite costs, got 4 of 8 .*{part} of 2 of 4.*diverged"):
-        assign_hungarian(**given)
+        assign_hungarian(**arguments)
+
+
+def test_an_infinite_logit_alone_has_a_finite_cost():
+    arguments = case(4, 2)
+    arguments["logits"][1], arguments["logits"][2] = torch.nan, torch.inf
+    with pytest.raises(ValueError, match=r"finite costs, got 2 of 8 .*logits of 2 of 4.*diverged"):
+        assign_hungarian(**arguments)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ from torch import Tensor
 from bucketrank.ops.assignment.checks import IGNORED, NEGATIVE, check_boxes, check_valid, without_objects
 from bucketrank.ops.boxes import paired_iou
 
-# Pairs compared at once: bounds the memory, whatever the number of objects.
-BLOCK = 1 << 22
+BLOCK = 1 << 22  # pairs of candidate and object compared at once; bounds the memory
 
 
 @torch.no_grad()
@@ -22,14 +21,16 @@ def assign_max_iou(
     low_quality: float | None = None,
     valid: Tensor | None = None,
 ) -> Tensor:
-    """Give each candidate (A, 4) to the object (G, 4) it overlaps most, by two thresholds on that IoU.
+    """Assign each candidate (A, 4) to the object (G, 4) it overlaps most, by two thresholds on that IoU.
 
-    Below ``negative`` it is a negative; at ``positive`` or above it is the object's, the first one's if several are
-    overlapped alike; in between it is ignored. With ``low_quality`` an object then claims all candidates that tie for
-    its own best IoU, if that is at least ``low_quality`` and above 0, whatever they were before; where two objects
-    claim one candidate, the later has it. Candidates that are not ``valid`` are ignored, and no object's best.
+    A candidate whose highest IoU is below ``negative`` is negative. One that reaches ``positive`` is assigned to the
+    object of that IoU; of equal ones the first. In between it is ignored.
 
-    O(A G) time; the memory does not grow with G.
+    With ``low_quality``, each object then claims the candidates that tie for its own highest IoU, if that IoU is above
+    0 and at least ``low_quality``. A claim overrides the thresholds; of two objects that claim a candidate, the later
+    gets it. Candidates that are not ``valid`` are ignored and never claimed.
+
+    Takes O(A G) time; the memory does not grow with G.
 
     >>> candidates = torch.tensor([[0.0, 0, 4, 4], [0, 0, 4, 2], [0, 0, 2, 2], [8, 8, 9, 9]])
     >>> assign_max_iou(candidates, torch.tensor([[0.0, 0, 4, 4]]), positive=0.7, negative=0.3)  # IoU 1, 1/2, 1/4, 0

@@ -1,4 +1,4 @@
-"""Which images make up a batch, and how often an image comes in an epoch."""
+"""Batches of images with similar proportions, and repetition of images with rare classes."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from torch.utils.data import Sampler
 
 
 def repeat_factors(labels: Iterable[Iterable[int]], *, threshold: float = 0.001) -> list[int]:
-    """How often each image is to be seen, so that rare classes are seen more often (LVIS).
+    """Return how often each image occurs per epoch, so that rare classes are sampled more often (Gupta et al., LVIS).
 
-    With f_c the share of the images in which class c occurs, ``r(c) = max(1, sqrt(threshold / f_c))``; an image gets
-    the largest r of its classes, rounded up, and 1 if it is empty. ``labels`` has the labels of every image.
+    ``r(c) = max(1, sqrt(threshold / f_c))``, where f_c is the share of images that contain class c. An image gets the
+    largest r of its classes, rounded up; an image without objects gets 1. ``labels`` has the labels of every image.
 
-    >>> repeat_factors([[1], [1], [1], [1, 2]], threshold=1.0)  # 1 is in all; 2 in a quarter: sqrt(4)
+    >>> repeat_factors([[1], [1], [1], [1, 2]], threshold=1.0)  # class 1 is in all images, class 2 in 1/4: sqrt(4)
     [1, 1, 1, 2]
     """
     present = [frozenset(image) for image in labels]
-    images = Counter(label for image in present for label in image)
-    factor = {label: math.sqrt(threshold * len(present) / count) for label, count in images.items()}
-    # The root of a whole number may come out a hair above it.
+    counts = Counter(label for image in present for label in image)
+    factor = {label: math.sqrt(threshold * len(present) / count) for label, count in counts.items()}
+    # Rounding may put a root slightly above a whole number.
     return [math.ceil(max([1.0, *(factor[label] for label in image)]) - 1e-9) for image in present]
 
 
 class GroupedBatchSampler(Sampler[list[int]]):
-    """Random batches of images that are all wide or all tall, so that little is padded.
+    """Random batches of images that are all wide or all tall, to reduce padding.
 
-    Each epoch has its own order, which follows from ``seed`` and the epoch alone, on every machine. The few images
-    that do not fill a batch of their kind are batched together; the last of these batches may be small. ``repeats`` is
-    a number of times for all images, or one for each.
+    The order of an epoch depends only on ``seed`` and the epoch, and is the same on every machine. The wide and tall
+    images that fill no batch of their own are batched together; the last of these batches may be smaller. ``repeats``
+    gives how often all images occur per epoch, or how often each of them does.
 
-    With ``world_size`` processes, process ``rank`` gets every world_size-th batch. All get the same number: the first
-    batches come again where the count does not divide. Lightning must not put its own sampler in this place:
+    With ``world_size`` processes, process ``rank`` gets every world_size-th batch. All processes get the same number of
+    batches: the first batches are repeated if the count is not divisible. Lightning must not replace this sampler: use
     ``Trainer(use_distributed_sampler=False)``.
 
-    To go on in the middle of an epoch, ``skip(batches)`` leaves out those that this process has had, once. (A count
-    kept here would run ahead of training: a DataLoader asks for batches in advance.)
+    To resume in the middle of an epoch, call ``skip(batches)`` with the number of batches this process has finished.
+    The sampler cannot count them itself, because a DataLoader fetches batches in advance.
 
     >>> sampler = GroupedBatchSampler([(480, 640), (640, 480)] * 4, batch_size=2)
-    >>> sorted(sorted(index % 2 for index in batch) for batch in sampler)  # wide ones are even, tall ones odd
+    >>> sorted(sorted(index % 2 for index in batch) for batch in sampler)  # even indices are wide, odd ones tall
     [[0, 0], [0, 0], [1, 1], [1, 1]]
     """
 
@@ -65,7 +65,7 @@ class GroupedBatchSampler(Sampler[list[int]]):
         if len(times) != len(sizes) or min(times, default=1) < 1:
             raise ValueError(
                 f"GroupedBatchSampler: expected repeats of at least 1 for each of {len(sizes)} images, "
-                f"got {len(times)}, the least {min(times, default=1)}"
+                f"got {len(times)} values, the smallest {min(times, default=1)}"
             )
         self.batch_size = batch_size
         self.seed = seed
@@ -79,19 +79,19 @@ class GroupedBatchSampler(Sampler[list[int]]):
 
     @property
     def sampler(self) -> GroupedBatchSampler:
-        """Itself: Lightning sets the epoch of a batch sampler's sampler."""
+        """This object: Lightning calls ``set_epoch`` on the sampler of a batch sampler."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch's order."""
+        """Set the epoch that determines the order."""
         self.epoch = epoch
 
     def skip(self, batches: int) -> None:
-        """Leave out the first batches of the next epoch that is begun, and only of that one."""
+        """Skip the first ``batches`` batches of the next iteration only."""
         self._start = batches
 
     def __len__(self) -> int:
-        """The batches of a whole epoch."""
+        """Return the number of batches in a whole epoch."""
         return math.ceil(math.ceil(len(self._indices) / self.batch_size) / self.world_size)
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -101,28 +101,28 @@ class GroupedBatchSampler(Sampler[list[int]]):
     def _batches(self) -> list[list[int]]:
         rng = np.random.Generator(np.random.PCG64([self.seed, self.epoch]))
         order = self._indices[_shuffled(rng, len(self._indices))] if self.shuffle else self._indices
-        full: list[list[int]] = []
+        batches: list[list[int]] = []
         rest: list[int] = []
-        for kind in (False, True):
-            group = order[self._tall[order] == kind].tolist()
+        for tall in (False, True):
+            group = order[self._tall[order] == tall].tolist()
             whole = len(group) - len(group) % self.batch_size
-            full += [group[at : at + self.batch_size] for at in range(0, whole, self.batch_size)]
+            batches += [group[start : start + self.batch_size] for start in range(0, whole, self.batch_size)]
             rest += group[whole:]
-        full += [rest[at : at + self.batch_size] for at in range(0, len(rest), self.batch_size)]
+        batches += [rest[start : start + self.batch_size] for start in range(0, len(rest), self.batch_size)]
         if self.shuffle:
-            full = [full[at] for at in _shuffled(rng, len(full))]
-        wanted = len(self) * self.world_size
-        while full and len(full) < wanted:
-            full += full[: wanted - len(full)]
-        return full[self.rank :: self.world_size]
+            batches = [batches[index] for index in _shuffled(rng, len(batches))]
+        total = len(self) * self.world_size
+        while batches and len(batches) < total:
+            batches += batches[: total - len(batches)]
+        return batches[self.rank :: self.world_size]
 
 
 def collate(items: Sequence[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
-    """Images and targets as two lists: they differ in size, so the detector pads them itself."""
+    """Return images and targets as two lists; images differ in size, and the detector pads them."""
     return [image for image, _ in items], [target for _, target in items]
 
 
 def _shuffled(rng: np.random.Generator, count: int) -> list[int]:
-    # Sorting raw uniform numbers: their stream is fixed, that of numpy's own shuffling need not be.
+    # Sort raw uniform numbers: numpy guarantees their stream, but not that of its shuffling.
     order: list[int] = np.argsort(rng.random(count), kind="stable").tolist()
     return order

@@ -1,4 +1,4 @@
-"""ATSS by hand, at its edges, and against an exact and slow reading of the paper."""
+"""ATSS: examples by hand, edge cases, and the reference written from the paper."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from bucketrank.ops.anchors import Anchors, octave
 from bucketrank.ops.assignment import IGNORED, NEGATIVE, assign_atss
 
-from . import oracle
-from .cases import integer_boxes, pyramids, tensor
+from . import assignment_oracle
+from .integer_boxes import integer_boxes, pyramids, tensor
 
 # Four squares of 4 in a row.
 ROW = [[0, 0, 4, 4], [4, 0, 8, 4], [8, 0, 12, 4], [12, 0, 16, 4]]
@@ -66,7 +66,7 @@ class TestTies:
         assert assign(ROW, middle, topk=1) == [NEGATIVE, 0, NEGATIVE, NEGATIVE]
         assert assign(ROW[::-1], middle, topk=1) == [NEGATIVE, 0, NEGATIVE, NEGATIVE]
 
-    def test_an_anchor_wanted_twice_goes_where_it_overlaps_most(self):
+    def test_an_anchor_claimed_twice_goes_where_it_overlaps_most(self):
         worse, better = [0, 0, 4, 5], ROW[0]
         assert assign(ROW, [worse, better]) == [1, *[NEGATIVE] * 3]
         assert assign(ROW, [better, worse]) == [0, *[NEGATIVE] * 3]
@@ -98,7 +98,7 @@ class TestEdges:
     def test_topk_larger_than_a_level(self):
         assert assign(ROW, [ROW[1]], topk=1000) == assign(ROW, [ROW[1]], topk=4)
 
-    def test_what_is_not_valid_is_no_candidate(self):
+    def test_invalid_anchors_are_no_candidates(self):
         valid = torch.tensor([True, False, True, True])
         # Without the second the nearest are the first and third, at equal distance, then the fourth.
         assert assign(ROW, [ROW[1]], valid=valid) == [NEGATIVE, IGNORED, NEGATIVE, NEGATIVE]
@@ -113,14 +113,14 @@ class TestEdges:
         assert assign(ROW, [[2, 2, 2, 2]]) == [NEGATIVE] * 4
 
 
-class TestAgainstThePaper:
+class TestAgainstTheOracle:
     @given(pyramids(), integer_boxes(most=5), st.integers(1, 12), st.randoms(use_true_random=False))
-    def test_read_slowly(self, pyramid, objects, topk, random):
+    def test_integer_boxes(self, pyramid, objects, topk, random):
         anchors, per_level = pyramid
         valid = [random.random() < 0.85 for _ in anchors]
         try:
-            expected = oracle.atss(anchors, objects, per_level, topk, valid)
-        except oracle.TooCloseError:
+            expected = assignment_oracle.atss(anchors, objects, per_level, topk, valid)
+        except assignment_oracle.TooCloseError:
             assume(False)
         result = assign_atss(
             tensor(anchors),
@@ -133,7 +133,7 @@ class TestAgainstThePaper:
 
     @pytest.mark.parametrize("seed", range(20))
     def test_on_a_pyramid(self, seed):
-        """Anchors as a detector has them, objects anywhere, in float64."""
+        """Compare a detector's anchors and random objects in float64."""
         strides = [8, 16, 32]
         generator = torch.Generator().manual_seed(seed)
         levels = Anchors(strides, scales=octave(4, 3))([torch.zeros(1, 1, 96 // s, 128 // s) for s in strides])
@@ -142,7 +142,7 @@ class TestAgainstThePaper:
         half = torch.rand(4, 2, generator=generator).double() * 30 + 4
         objects = torch.cat([middle - half, middle + half], 1)
         result = assign_atss(anchors, objects, per_level=per_level).tolist()
-        expected = oracle.atss(
+        expected = assignment_oracle.atss(
             [tuple(box) for box in anchors.tolist()],
             [tuple(box) for box in objects.tolist()],
             per_level,
