@@ -95,7 +95,7 @@ class TestEveryModel:
 
     @pytest.mark.parametrize("loss", get_args(LossName))
     def test_a_box_weight_multiplies_the_weights_of_the_model(self, name, loss):
-        """L1 and GIoU loss of the last layer are those of the model's own loss, and ``box_weight`` multiplies all layers."""
+        """At 1, L1 and GIoU loss of the last layer are the model's own; at 3, all layers have 3 times the weight."""
         model = make(name).train()
         own, fixed = step(model), step(use_ranking_loss(model, loss=loss, box_weight=1))
         triple = step(use_ranking_loss(model, loss=loss, box_weight=3))
