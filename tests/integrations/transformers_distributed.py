@@ -1,4 +1,7 @@
-"""Trains models in two processes, the second without any object: run by torchrun, prints a line a model and process."""
+"""Train models in two processes, the second without objects, and print one line per model and process.
+
+Run by torchrun.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,14 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from bucketrank.integrations.transformers import use_ranking_loss
-from tests.integrations.detr_models import batch, make, without_objects
+from tests.integrations.transformers_models import batch, empty_batch, make
 
 
 def train(name: str, *, find_unused_parameters: bool) -> str:
     model = use_ranking_loss(make(name).train())
     parallel = DistributedDataParallel(model, find_unused_parameters=find_unused_parameters)
     optimiser = torch.optim.SGD(model.parameters(), lr=1e-3)
-    images, labels = batch() if dist.get_rank() == 0 else without_objects()
+    images, labels = batch() if dist.get_rank() == 0 else empty_batch()
     values = []
     for _ in range(2):
         loss = parallel(pixel_values=images, labels=labels).loss
@@ -39,6 +42,6 @@ if __name__ == "__main__":
         name, _, unused = argument.partition(":")
         lines: list[str | None] = [None, None]
         dist.all_gather_object(lines, train(name, find_unused_parameters=unused == "unused"))
-        if dist.get_rank() == 0:  # one process prints for both: two would write into each other's lines
+        if dist.get_rank() == 0:  # one process prints for both: two could mix their lines
             print(*lines, sep="\n", flush=True)
     dist.destroy_process_group()

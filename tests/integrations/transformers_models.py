@@ -1,4 +1,4 @@
-"""Small detection transformers with random weights, and a batch to train them on; nothing is downloaded."""
+"""Small detection transformers with random weights, and a batch to train them on, without downloads."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def resnet() -> Any:
     )
 
 
-def one_stage() -> Any:
-    """The same, for models of one feature map; of stride 8, as the last would be a map of 2 by 2."""
+def resnet_stride_8() -> Any:
+    """Return the same backbone for models with one feature map: stride 8, as the last stage would be 2 by 2."""
     config = resnet()
     config.out_features = ["stage2"]
     return config
@@ -68,14 +68,14 @@ def two_stage_deformable_detr() -> Any:
     return deformable_detr(two_stage=True)
 
 
-# Weights of 0.3: at 0.02 the queries of these two differ so little that hundreds of steps only tell them apart.
+# init_std is 0.3: at 0.02 the queries of these two models are nearly equal, and hundreds of steps only separate them.
 def conditional_detr() -> Any:
-    config = hf.ConditionalDetrConfig(backbone_config=one_stage(), d_model=32, init_std=0.3, **detr_sizes())
+    config = hf.ConditionalDetrConfig(backbone_config=resnet_stride_8(), d_model=32, init_std=0.3, **detr_sizes())
     return hf.ConditionalDetrForObjectDetection(config)
 
 
 def dab_detr() -> Any:
-    config = hf.DabDetrConfig(backbone_config=one_stage(), hidden_size=32, init_std=0.3, **detr_sizes())
+    config = hf.DabDetrConfig(backbone_config=resnet_stride_8(), hidden_size=32, init_std=0.3, **detr_sizes())
     return hf.DabDetrForObjectDetection(config)
 
 
@@ -187,9 +187,9 @@ def rf_detr() -> Any:
     return hf.RfDetrForObjectDetection(hf.RfDetrConfig(backbone_config=backbone, **grouped_sizes()))
 
 
-# The name of a model, how it is made, and how often it ranks in a step of training: its layers, the encoder's
-# proposals where it has them, and its layers again for the denoising queries. D-FINE and DEIMv2 predict once more,
-# ahead of their first layer.
+# Per model: its constructor, and the number of rankings per training step. Each decoder layer is one ranking, and so
+# are the encoder's proposals; denoising queries add one ranking per layer. D-FINE and DEIMv2 make one more prediction
+# before their first layer.
 MODELS: dict[str, tuple[Callable[[], Any], int]] = {
     "deformable_detr": (deformable_detr, LAYERS),
     "two_stage_deformable_detr": (two_stage_deformable_detr, LAYERS + 1),
@@ -205,25 +205,26 @@ MODELS: dict[str, tuple[Callable[[], Any], int]] = {
 
 
 def make(name: str) -> Any:
-    """The model of this name, with the same weights every time."""
+    """Return the model of this name, with the same weights in every call."""
     torch.manual_seed(0)
     return MODELS[name][0]()
 
 
 def batch() -> tuple[Tensor, list[dict[str, Tensor]]]:
-    """Two images of bright squares on noise: two objects in the first, one in the second."""
+    """Return two images of bright squares on noise: the first has two objects, the second one."""
     images = torch.randn(2, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0)) * 0.1
     labels = []
     for image, squares in zip(images, ([(0.3, 0.3, 0.3, 0), (0.7, 0.6, 0.4, 1)], [(0.5, 0.5, 0.5, 2)]), strict=True):
-        for x, y, size, kind in squares:
-            left, top, right, bottom = (int((at + step * size / 2) * SIDE) for step in (-1, 1) for at in (x, y))
-            image[kind, top:bottom, left:right] += 2
+        for x, y, size, label in squares:
+            left, top, right, bottom = (int((centre + sign * size / 2) * SIDE) for sign in (-1, 1) for centre in (x, y))
+            image[label, top:bottom, left:right] += 2
         boxes = torch.tensor([[x, y, size, size] for x, y, size, _ in squares])
-        labels.append({"class_labels": torch.tensor([kind for *_, kind in squares]), "boxes": boxes})
+        labels.append({"class_labels": torch.tensor([label for *_, label in squares]), "boxes": boxes})
     return images, labels
 
 
-def without_objects() -> tuple[Tensor, list[dict[str, Tensor]]]:
+def empty_batch() -> tuple[Tensor, list[dict[str, Tensor]]]:
+    """Return the same images without objects."""
     images, labels = batch()
     empty = {"class_labels": torch.zeros(0, dtype=torch.int64), "boxes": torch.zeros(0, 4)}
     return images, [dict(empty) for _ in labels]

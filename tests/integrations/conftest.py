@@ -1,0 +1,10 @@
+"""Settings for the tests of the adapters: small models are quickest on one thread."""
+
+import pytest
+
+from tests.integrations.threads import one_thread  # noqa: F401
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_everywhere(one_thread):  # noqa: F811
+    return
