@@ -166,7 +166,7 @@ def test_errors_say_what_was_expected_and_what_came(loss) -> None:
             (logits, logits),
             {"method": "fast"},
             ValueError,
-            f"{name}: expected method to be one of pairwise, bucketed, exact, got 'fast'",
+            f"{name}: expected method to be one of exact, bucketed, pairwise, got 'fast'",
         ),
     ]
     for args, kwargs, kind, message in cases:
