@@ -37,7 +37,7 @@ def test_equals_the_definition(case: str, name: str, delta: float, way: Way) -> 
     assert_same(got, loss.oracle(logits, targets, delta), relative=1e-9)
 
 
-@pytest.mark.parametrize(("name", "delta", "way"), triples(skip=["bucketed", "pairwise"]), ids=identify)
+@pytest.mark.parametrize(("name", "delta", "way"), triples(RANKING, skip=["bucketed", "pairwise"]), ids=identify)
 @pytest.mark.parametrize("case", HARD)
 def test_float32_is_within_a_millionth_of_the_definition(case: str, name: str, delta: float, way: Way) -> None:
     logits, targets = HARD[case]

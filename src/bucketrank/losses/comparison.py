@@ -110,7 +110,7 @@ class Comparison(ABC):
 
 
 class TorchComparison(Comparison):
-    """What all methods in torch operations share: how they find the positives and convert arrays."""
+    """Base of all methods in torch operations, which find the positives and convert arrays in the same way."""
 
     xp: Any = torch
 

@@ -70,7 +70,7 @@ def cell_of(x, low, cells_per_unit, last):
 def round_up(edges, logits):
     """Round each edge up to the logits' type: the same buckets, from fewer bytes.
 
-    NaN follows the last edge. It compares as above every number, so comparisons may read past the end.
+    NaN follows the last edge: ``nan <= x`` is false for every x, so comparisons may read past the end.
     """
     bounds = np.full(edges.size + WINDOW - 1, np.nan, logits.dtype)
     for k in range(edges.size - 1):

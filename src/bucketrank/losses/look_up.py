@@ -28,7 +28,7 @@ class LookUp:
         members = torch.bincount(self._cell(edges), minlength=self.last + 1)
         self.before = (members.cumsum(0) - members).int()
         self.steps = int(members.max()).bit_length()
-        # The search may read past the last edge: NaN compares as above every number.
+        # The search may read past the last edge: ``nan <= x`` is false for every x.
         self.edges = torch.cat([edges, edges.new_full((1 << self.steps,), torch.nan)])
 
     def __call__(self, numbers: Tensor) -> Tensor:

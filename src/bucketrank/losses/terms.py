@@ -38,7 +38,10 @@ class Terms(NamedTuple):
 
 def average_precision(comparison: Comparison) -> Terms:
     """AP loss: the share of negatives among the entries ranked at or above each positive."""
-    false_positives, rank = comparison.ranks()
+    return _precision_terms(*comparison.ranks())
+
+
+def _precision_terms(false_positives: Array, rank: Array) -> Terms:
     error = false_positives / rank
     # 0 - error, because -error would be -0. where there is no error.
     return Terms(error, None, Gradients(negative_weights=1 / rank, positives=0 - error))
@@ -61,8 +64,7 @@ def rank_sort(comparison: Comparison) -> Terms:
     false_positives = comparison.false_positives()
     all_count, all_sum = comparison.above(values).T
     worse_count, worse_sum = comparison.above_worse(values).T
-    rank = all_count + false_positives
-    error = false_positives / rank
+    ranking = _precision_terms(false_positives, all_count + false_positives)
     # l_S - l_S* = worse_count / all_count * (mean of the worse - mean of the others). This difference of means is
     # exactly zero where nothing is missorted, and so is its share per unit of missorted mass.
     missorted = worse_count > 0
@@ -71,8 +73,7 @@ def rank_sort(comparison: Comparison) -> Terms:
     share = xp.where(missorted, (mean_worse - mean_others) / all_count, 0)
     sorting_error = share * worse_count
     demotion = comparison.below_better(share)
-    gradients = Gradients(negative_weights=1 / rank, positives=0 - error, second_positives=demotion - sorting_error)
-    return Terms(error, sorting_error, gradients)
+    return Terms(ranking.first, sorting_error, ranking.gradients._replace(second_positives=demotion - sorting_error))
 
 
 def alrp(comparison: Comparison, localisation: Array) -> Terms:
@@ -83,8 +84,8 @@ def alrp(comparison: Comparison, localisation: Array) -> Terms:
     pushes = false_positives > ALRP_LEAST_FALSE_POSITIVES
     push = xp.where(pushes, (others + false_positives) / rank, 0)
     weights = push / xp.where(pushes, false_positives, 1)
-    # The mean over i of (sum of localisation_j over s_j >= s_i) / rank(i) is the mean over j of localisation_j *
-    # factors_j.
+    # The mean over i of (sum of localisation_j over s_j >= s_i) / rank(i) equals the mean over j of
+    # localisation_j * factors_j.
     last_tied = xp.searchsorted(scores, scores, side="right") - 1
     factors = (1 / rank).cumsum(0)[last_tied]
     gradients = Gradients(negative_weights=weights, positives=0 - push, localisation=factors)
