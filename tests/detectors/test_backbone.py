@@ -29,15 +29,8 @@ CHANNELS = {
 }
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Module = TypeVar("Module", bound=nn.Module)
+pytestmark = pytest.mark.usefixtures("one_thread")
 every_model = pytest.mark.parametrize("name", CHANNELS)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
