@@ -5,7 +5,6 @@ import json
 import pytest
 from PIL import Image
 
-from tests.integrations.threads import one_thread  # noqa: F401
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import pytest
 
-from tests.integrations.threads import one_thread  # noqa: F401
 
 
 @pytest.fixture(autouse=True)

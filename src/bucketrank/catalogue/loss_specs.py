@@ -9,11 +9,12 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from bucketrank.catalogue.fields import Settings
 from bucketrank.catalogue.importing import import_object
+from bucketrank.choices import ALRPMethod, Method
 
 RankingScope = Literal["batch", "image", "global"]
 BoxLoss = Literal["giou", "l1", "smooth_l1"]
-Method = Literal["exact", "bucketed", "pairwise"]
-ALRPMethod = Literal["exact", "pairwise"]
+
+
 
 AnyLossSettings = TypeVar("AnyLossSettings", bound="LossSettings")
 

@@ -10,11 +10,11 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from bucketrank.choices import Method
 from bucketrank.losses import ap_loss, rank_sort_loss, self_balance
 from bucketrank.losses.functional import check_settings
 
 LossName = Literal["rs", "ap"]
-Method = Literal["exact", "pairwise", "bucketed"]
 
 DEFAULT_DELTAS: dict[LossName, float] = {"rs": 0.5, "ap": 1.0}
 # The label of a positive whose box does not overlap its object. A label of 0 would mark a negative.
@@ -37,7 +37,7 @@ class RankingLoss:
         names = get_args(LossName)
         if self.loss not in names:
             raise ValueError(f"use_ranking_loss: expected loss to be one of {', '.join(names)}, got {self.loss!r}")
-        check_settings("use_ranking_loss", self.effective_delta, self.method, get_args(Method))
+        check_settings("use_ranking_loss", self.effective_delta, self.method)
         if self.box_weight is not None and not _is_weight(self.box_weight):
             raise ValueError(
                 "use_ranking_loss: expected box_weight to be None or a finite number of at least 0, "
