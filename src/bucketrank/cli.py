@@ -152,30 +152,29 @@ Weights = Annotated[Path, "weights.safetensors of a run"]
 
 def predict(
     weights: Weights,
-    images: Annotated[list[Path], "pictures, or folders to be read with all below them"],
+    images: Annotated[list[Path], "images, or folders to search for images recursively"],
     *,
-    out: Annotated[Path, "folder for the drawn pictures and predictions.json"] = Path("predictions"),
+    out: Annotated[Path, "folder for the images with detections drawn, and predictions.json"] = Path("predictions"),
     threshold: Annotated[
-        float | None, "score from which on detections are shown (that stored with the weights)"
+        float | None, "minimum score to report (default: the threshold stored with the weights)"
     ] = None,
-    device: Annotated[str | None, "a torch device, like cpu or cuda:0 (cuda if there is one)"] = None,
-    batch: Annotated[int, "pictures at once"] = 1,
+    device: Annotated[str, "torch device, such as cpu or cuda:0; auto: cuda if available, else cpu"] = "auto",
+    batch: Annotated[int, "images per batch"] = 1,
 ) -> int:
-    """Draw what a trained detector finds in pictures, and write it as JSON (exit status 1 if some cannot be read)."""
+    """Detect objects in images, draw them and write them as JSON (exit status 1 if a file cannot be read)."""
     require("rich", "PIL", "torchvision", "safetensors", "matplotlib", extra="detect")
-    import torch
-
-    from bucketrank.deploy.files import predict_files
+    from bucketrank.deploy.prediction_files import predict_files
+    from bucketrank.devices import resolve_device
     from bucketrank.training.weights import WeightsError
 
     if batch < 1:
         raise UsageError(f"predict: --batch: expected at least 1, got {batch}")
     try:
-        torch.zeros(1, device=device)
-    except (AssertionError, RuntimeError) as error:
-        raise UsageError(f"predict: --device: {error}") from error
+        resolve_device(device)
+    except ValueError as error:
+        raise UsageError(f"predict: --{error}") from error
     try:
-        return int(predict_files(weights, images, out, threshold=threshold, device=device, batch=batch) > 0)
+        return int(predict_files(weights, images, out, threshold=threshold, device=device, batch_size=batch) > 0)
     except WeightsError as error:
         raise DataError(str(error)) from error
 
@@ -184,10 +183,12 @@ def export(
     weights: Weights,
     *,
     out: Annotated[Path, "the file to write"] = Path("model.onnx"),
-    size: Annotated[str | None, "HEIGHTxWIDTH of the images it will get (the picture's; a square of min_size)"] = None,
-    image: Annotated[Path | None, "picture to compare on (drawn shapes)"] = None,
+    size: Annotated[
+        str | None, "HEIGHTxWIDTH of the input images (default: the size of --image, else a square of min_size)"
+    ] = None,
+    image: Annotated[Path | None, "image for the comparison with torch (default: drawn shapes)"] = None,
 ) -> None:
-    """Write a trained detector as ONNX, if onnxruntime then detects the same as torch."""
+    """Export a detector to ONNX and verify that onnxruntime matches torch."""
     require("onnx", "onnxruntime", extra="export")
     from bucketrank.deploy.onnx import ExportError, export_weights
     from bucketrank.training.weights import WeightsError
@@ -294,14 +295,13 @@ def report(
 ) -> None:
     """Write one page about runs: curves, AP, precision and recall, best and worst images, the ranked list."""
     require("rich", "PIL", "faster_coco_eval", "yaml", "timm", "matplotlib", extra="detect")
-    import torch
-
+    from bucketrank.devices import resolve_device
     from bucketrank.report.write import write_report
 
     try:
-        torch.zeros(1, device=None if device == "auto" else device)
-    except (AssertionError, RuntimeError) as error:
-        raise UsageError(f"report: --device: {error}") from error
+        resolve_device(device)
+    except ValueError as error:
+        raise UsageError(f"report: --{error}") from error
     write_report(runs, out, data=data, images=images, most=most, device=device)
 
 
