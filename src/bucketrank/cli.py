@@ -131,20 +131,20 @@ def _convert(name: str, source: Path, destination: Path, *, copy: bool) -> None:
 
 def demo(
     *,
-    out: Annotated[Path, "folder for the picture, the weights and the numbers"] = Path("runs/demo"),
-    steps: Annotated[int, "of each training"] = 500,
-    seed: Annotated[int, "of weights, order and mirroring"] = 0,
+    out: Annotated[Path, "folder for figures, weights and numbers"] = Path("runs/demo"),
+    steps: Annotated[int, "training steps per run"] = 500,
+    seed: Annotated[int, "random seed for weights, order and mirroring"] = 0,
 ) -> None:
     """Train a small detector with a ranking loss and with focal loss, side by side (minutes on two cores)."""
     require("rich", "matplotlib", "PIL", "torchvision", "timm", "safetensors", extra="detect")
-    from bucketrank.demo.contest import Settings
-    from bucketrank.demo.run import run
+    from bucketrank.demo.demonstration import run_demo
+    from bucketrank.demo.paired_runs import DemoSettings
 
     try:
-        settings = Settings(steps=steps, seed=seed)
+        settings = DemoSettings(steps=steps, seed=seed)
     except ValueError as error:
         raise UsageError(f"demo: {error}") from error
-    run(settings, out)
+    run_demo(settings, out)
 
 
 Weights = Annotated[Path, "weights.safetensors of a run"]

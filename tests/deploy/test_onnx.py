@@ -116,9 +116,7 @@ def test_a_detector_that_differs_is_not_written(tmp_path, monkeypatch):
         trace(traced, image, path)
 
     monkeypatch.setattr(exporting, "_trace", trace_changed)
-    with pytest.raises(
-        ExportError, match=r"in image 1 of 3 torch has 100 detections and onnxruntime 100, and"
-    ):
+    with pytest.raises(ExportError, match=r"in image 1 of 3 torch has 100 detections and onnxruntime 100, and"):
         export_onnx(model, tmp_path / "m.onnx", size=SIZE, classes=CLASSES)
     assert not list(tmp_path.iterdir())
 
