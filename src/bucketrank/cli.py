@@ -285,15 +285,15 @@ def recipes(
 
 
 def report(
-    runs: Annotated[list[Path], "folders of runs, as train writes them"],
+    runs: Annotated[list[Path], "run folders, as train writes them"],
     *,
-    out: Annotated[Path, "the page to write"] = Path("report.html"),
-    data: Annotated[Path | None, "folder of the data set (that each run was trained on)"] = None,
-    images: Annotated[int, "how many of the best and of the worst images are shown"] = 6,
-    most: Annotated[int | None, "measure on the first so many images only"] = None,
-    device: Annotated[str, "a torch device, like cpu or cuda:0; auto is cuda if there is one"] = "auto",
+    out: Annotated[Path, "HTML file to write"] = Path("report.html"),
+    data: Annotated[Path | None, "folder of the data set (default: the one each run was trained on)"] = None,
+    images: Annotated[int, "number of best images to show, and of worst ones"] = 6,
+    most: Annotated[int | None, "measure only the first N validation images"] = None,
+    device: Annotated[str, "torch device, such as cpu or cuda:0; auto: cuda if available, else cpu"] = "auto",
 ) -> None:
-    """Write one page about runs: curves, AP, precision and recall, best and worst images, the ranked list."""
+    """Write an HTML page about runs: curves, AP, precision and recall, best and worst images, ranked lists."""
     require("rich", "PIL", "faster_coco_eval", "yaml", "timm", "matplotlib", extra="detect")
     from bucketrank.devices import resolve_device
     from bucketrank.report.write import write_report

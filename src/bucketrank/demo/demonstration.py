@@ -76,10 +76,10 @@ def write_results(runs: Sequence[DemoRun], settings: DemoSettings, data: ShapeDa
 
 def introduction(runs: Sequence[DemoRun], settings: DemoSettings) -> str:
     """Describe the comparison, to be printed before the first step."""
-    labels = " and ".join(run.loss.label for run in runs)
+    labels = "; ".join(run.loss.label for run in runs)
     return (
-        f"{task_description(settings)}\nTrained twice, with {labels}. Both runs have the same box loss (GIoU), seed, "
-        "data, steps and learning rate.\n"
+        f"{task_description(settings)}\nTrained once with each loss: {labels}. Both runs have the same box loss "
+        "(GIoU), seed, data, steps and learning rate.\n"
     )
 
 

@@ -114,7 +114,7 @@ def summary_table(runs: Sequence[DemoRun]) -> Table:
 
 def detection_table(images: Sequence[ComparedImage], runs: Sequence[DemoRun]) -> Table:
     """Return a table with the numbers of correct and wrong detections per image."""
-    title = "Detections with at least the threshold score of their run"
+    title = "Detections at or above the threshold of each run"
     table = Table("image", "objects", title=title, title_justify="left")
     for run in runs:
         table.add_column(run.loss.label, style=COLOURS[run.loss.name])
