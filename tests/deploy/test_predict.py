@@ -75,7 +75,9 @@ def test_the_stored_threshold_is_the_default(trained):
     assert float(detections["scores"].min()) >= meta.threshold > 0
     assert len(predict(loaded, [drawn_image()], threshold=0)[0]["scores"]) == 100, "an argument of 0 is not None"
     assert len(predict(built, [drawn_image()])[0]["scores"]) == 100, "not loaded from a file"
-    assert len(predict(torch.nn.Sequential(loaded), [drawn_image()])[0]["scores"]) == 100, "no attribute threshold"
+    assert len(predict(torch.nn.Sequential(loaded), [drawn_image()])[0]["scores"]) == 100, (
+        "no attribute stored_threshold"
+    )
 
 
 def test_wrong_arguments(trained):

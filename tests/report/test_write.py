@@ -44,7 +44,7 @@ def test_without_data_the_rest_is_shown(run_copy, tmp_path, capsys):
     assert main(["report", str(run_copy), "--out", str(out)]) == 0
     text = text_of(out)
     assert "The data is no longer at /no/such/place: give its folder with --data" in text
-    assert "step 2 in validation.csv, not measured again" in text
+    assert "step 2 in validation.csv, as logged during training" in text
     assert '<figure class="chart">' in text
     assert '<figure class="image">' not in text
     assert "--data" in capsys.readouterr().out

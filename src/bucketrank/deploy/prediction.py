@@ -41,7 +41,7 @@ def predict(
     """
     if batch_size < 1:
         raise ValueError(f"predict: expected a batch_size of at least 1, got {batch_size}")
-    min_score = float(getattr(model, "threshold", 0.0)) if threshold is None else threshold
+    min_score = float(getattr(model, "stored_threshold", 0.0)) if threshold is None else threshold
     resolved = resolve_device(device)
     was_training = model.training
     model.to(resolved).eval()

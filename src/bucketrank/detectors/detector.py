@@ -24,7 +24,7 @@ class Detector(nn.Module):
     """
 
     masks = False  # whether targets have masks
-    threshold: float = 0.0  # minimum score to report; load_model sets the one stored with the weights
+    stored_threshold: float = 0.0  # minimum score to report; load_model sets the one stored with the weights
     losses_taken: tuple[str, ...] | None = None  # the names of the losses it can be trained with; None: all
     usual_size_divisor = 32
     neck: nn.Module

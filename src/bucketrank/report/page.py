@@ -167,12 +167,12 @@ def _source(runs: Sequence[ReportedRun]) -> str:
             weights, count, total = run.measurement.weights.name, run.measurement.images, run.measurement.total
             source = f"{weights} on {count:,} of {total:,} images"
         elif run.folder.validation.steps:
-            source = f"step {run.folder.validation.steps[-1]:,} in validation.csv, not measured again"
+            source = f"step {run.folder.validation.steps[-1]:,} in validation.csv, as logged during training"
         else:
             continue
         by_source.setdefault(source, []).append(run.folder.name)
     if len(by_source) == 1:
-        text = f"Measured: {next(iter(by_source))}."
+        text = f"Source: {next(iter(by_source))}."
     else:
         text = " ".join(f"{', '.join(names)}: {source}." for source, names in by_source.items())
     return text + (" The best values are in bold." if len(runs) > 1 and _comparable(runs) else "")

@@ -136,9 +136,10 @@ def legend(settings: LossSettings, *, candidates: bool) -> Html:
         "the score. "
     )
     if delta is not None:
+        in_order = "in the right order by more than delta" if delta else "in the right order"
         about += (
             "A positive is raised because of the negatives ranked above it, and these negatives are lowered by the "
-            "same total. Entries that are already in the right order have no gradient. "
+            f"same total. Entries {in_order} have no gradient. "
         )
         about += "A positive of lower IoU should rank below one of higher IoU. " if settings.name == "rs" else ""
         about += "The vertical mark on the right is 2 delta long, the width of the ramp in the loss." if delta else ""
