@@ -216,7 +216,7 @@ def test_entry_points_are_read_without_torch(site):
 @pytest.mark.slow
 def test_a_distribution_adds_a_loss_and_a_detector(site, shapes, tmp_path):
     words = ["train", "atss-laptop", "--data", str(shapes), "--out", str(tmp_path / "run"), *tiny.USUAL.split()]
-    words += "--detector tall_atss --loss hinge --loss.margin 0.5 --schedule.epochs 1".split()
+    words += ["--detector", "tall_atss", "--loss", "hinge", "--loss.margin", "0.5", "--schedule.epochs", "1"]
     weights = str(tmp_path / "run/weights.safetensors")
     done = in_new_process(
         f"""

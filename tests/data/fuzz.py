@@ -23,8 +23,8 @@ from bucketrank.cli import main
 from bucketrank.data import CocoDataset, DataError, check, find_splits, require_sound
 from bucketrank.data.problems import SHOWN, counted
 from bucketrank.evaluation import Evaluator
-from bucketrank.training.data import Data
-from bucketrank.training.recipe import Recipe
+from bucketrank.training.data_module import DataModule
+from bucketrank.recipes import Recipe
 from tests.data.small_folders import sound_document, write_split
 
 Document = dict[str, Any]

@@ -1,4 +1,4 @@
-"""Weights that were never trained, but answer with scores that differ."""
+"""Weights files of untrained detectors whose scores nevertheless vary."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import torch
 from torch import nn
 
 from bucketrank.detectors import Detector
-from bucketrank.training.recipe import from_dict
-from bucketrank.training.weights import Meta, build_detector, save_weights
+from bucketrank.model_files.loading import build_detector
+from bucketrank.model_files.weights import Meta, save_weights
+from bucketrank.recipes import from_dict
 
 CLASSES = ["cat", "dog", "owl"]
 CATEGORIES = [3, 5, 9]
 
 
-def stirred(model: Detector) -> Detector:
-    """Give the layers that start near zero larger weights: the detections then differ from place to place."""
+def randomised(model: Detector) -> Detector:
+    """Give larger weights to the layers that are initialised near zero, so that scores vary over the image."""
     torch.manual_seed(1)
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear) and float(module.weight.detach().std()) < 0.02:
@@ -26,15 +27,15 @@ def stirred(model: Detector) -> Detector:
 
 
 def write_weights(path: Path, *, name: str = "atss", threshold: float = 0.02, **settings: Any) -> tuple[Detector, Path]:
-    """A tiny detector and the file of its weights."""
-    own: dict[str, Any] = {"name": name, "channels": 32, **settings}
+    """Write the weights of a tiny detector to ``path``; return both."""
+    detector: dict[str, Any] = {"name": name, "channels": 32, **settings}
     if name.endswith("rcnn"):
-        own |= {"hidden": 32, "test_proposals": 100}
+        detector |= {"hidden": 32, "test_proposals": 100}
     recipe = from_dict(
-        {"detector": own, "backbone": {"name": "test_resnet"}, "inputs": {"min_size": 96, "max_size": 128}}
+        {"detector": detector, "backbone": {"name": "test_resnet"}, "inputs": {"min_size": 96, "max_size": 128}}
     )
     torch.manual_seed(0)
-    model = stirred(build_detector(recipe, num_classes=len(CLASSES)))
+    model = randomised(build_detector(recipe, num_classes=len(CLASSES)))
     meta = Meta(classes=CLASSES, category_ids=CATEGORIES, threshold=threshold, recipe=recipe.to_dict())
     save_weights(path, model, meta)
     return model, path
