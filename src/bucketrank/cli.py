@@ -30,28 +30,28 @@ def bench_losses(
 ) -> None:
     """Time, memory and operations of every ranking loss, by method and backend, against focal loss."""
     require("rich", "matplotlib")
-    from bucketrank.bench.losses import run
-    from bucketrank.bench.numbers import parse_size
-    from bucketrank.bench.report import show, write
+    from bucketrank.bench.losses.loss_report import show_loss_bench, write_loss_bench
+    from bucketrank.bench.losses.loss_results import QUICK, LossBenchSettings
+    from bucketrank.bench.losses.loss_timing import measure_losses
     from bucketrank.bench.session import present
-    from bucketrank.bench.study import QUICK, Settings
+    from bucketrank.bench.units import parse_size
 
     given: dict[str, Any] = {"repeats": repeats, "max_seconds_per_cell": max_seconds_per_cell, "memory": memory}
     try:
         given["sizes"] = listed("--sizes", sizes, parse_size)
         given["percent"] = None if percent is None else listed("--percent", percent, float)
         chosen = (QUICK if quick else {}) | {name: value for name, value in given.items() if value is not None}
-        settings = Settings(seed=seed, device=device, large=large, **chosen)
+        settings = LossBenchSettings(seed=seed, device=device, large=large, **chosen)
     except ValueError as error:
         raise UsageError(f"bench losses: {error}") from error
-    present(settings, out, run=run, show=show, write=write)
+    present(settings, out, measure=measure_losses, show=show_loss_bench, write=write_loss_bench)
 
 
 def bench_detectors(
     *,
     quick: Annotated[bool, "smaller images and fewer rounds: less than two minutes on two cores"] = False,
     out: Annotated[Path, "directory for the JSON, the Markdown and the figure"] = Path("runs/bench-detectors"),
-    detectors: Annotated[str | None, "names with commas between (all six)"] = None,
+    detectors: Annotated[str | None, "names with commas between (all)"] = None,
     backbone: Annotated[str, "a model of timm, swin_tiny or swin_large"] = "resnet18",
     image_size: Annotated[str | None, "height x width in pixels (256x320; --quick: 128x160)"] = None,
     batch: Annotated[int | None, "images (2; --quick: 1)"] = None,
@@ -68,9 +68,9 @@ def bench_detectors(
     """Seconds per iteration of each detector with Rank & Sort loss by every method, against score-based losses."""
     given: dict[str, Any] = {name: value for name, value in locals().items() if value is not None}
     require("rich", "matplotlib", "timm", "torchvision", extra="detect")
-    from bucketrank.bench.detectors.measure import run
-    from bucketrank.bench.detectors.report import show, write
-    from bucketrank.bench.detectors.study import QUICK, Settings, parse_image_size
+    from bucketrank.bench.detectors.detector_report import show_detector_bench, write_detector_bench
+    from bucketrank.bench.detectors.detector_results import QUICK, DetectorBenchSettings, parse_image_size
+    from bucketrank.bench.detectors.detector_timing import measure_detectors
     from bucketrank.bench.session import present
 
     del given["quick"], given["out"]
@@ -79,10 +79,10 @@ def bench_detectors(
             given["detectors"] = tuple(detectors.split(","))
         if image_size is not None:
             given["image_size"] = parse_image_size(image_size)
-        settings = Settings(**(QUICK if quick else {}) | given)
+        settings = DetectorBenchSettings(**(QUICK if quick else {}) | given)
     except ValueError as error:
         raise UsageError(f"bench detectors: {error}") from error
-    present(settings, out, run=run, show=show, write=write)
+    present(settings, out, measure=measure_detectors, show=show_detector_bench, write=write_detector_bench)
 
 
 def check_data(
@@ -335,7 +335,7 @@ def study(
         wanted = "--seeds of at least 1, --rounds of at least 2 and --rates above 0"
         raise UsageError(f"study: expected {wanted}, got {seeds}, {rounds} and {rates}")
     if name == SYNTHETIC:
-        from bucketrank.study.synthetic import study as synthetic
+        from bucketrank.study.synthetic_study import run_synthetic_study
 
         given = {"data": data, "seeds": seeds, "budget": budget, "only": only, "rates": rates, "rounds": rounds}
         given |= {"dry_run": dry_run}
@@ -343,12 +343,12 @@ def study(
         unused = ["--" + flag.replace("_", "-") for flag in given if given[flag] != known[flag].default]
         if unused := unused + ["settings"] * bool(list(settings)):
             raise UsageError(f"study: synthetic trains nothing and takes --out alone; remove {', '.join(unused)}")
-        synthetic(out)
+        run_synthetic_study(out)
         return 0
     if data is None:
         raise UsageError("study: expected --data, the folder of the data set")
-    from bucketrank.study.command import commands, prepare, run
-    from bucketrank.study.runs import StudyError
+    from bucketrank.study.study_command import plan_study, run_study, training_commands
+    from bucketrank.study.study_run import StudyError
 
     chosen: dict[str, Any] = {
         "seeds": seeds,
@@ -358,11 +358,11 @@ def study(
         "flags": tuple(settings),
     }
     try:
-        plan = prepare(name, data=data, out=out, **chosen)
+        plan = plan_study(name, data=data, out=out, **chosen)
         if dry_run:
-            print("\n".join(commands(plan)))
+            print("\n".join(training_commands(plan)))
             return 0
-        return run(plan, rounds=rounds)
+        return run_study(plan, rounds=rounds)
     except RecipeError as error:
         raise UsageError(f"study: {error}") from error
     except StudyError as error:

@@ -1,4 +1,4 @@
-"""The algorithms in scalars that count themselves by the rule of ``bucketrank.bench.flops``: an oracle of its formulas.
+"""The algorithms on scalars that count their operations by the rule of ``bucketrank.bench.losses.flops``: its oracle.
 
 Each returns the loss and the gradient too, so that a test can hold what is counted against the losses.
 """

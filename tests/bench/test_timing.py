@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bucketrank.bench.timing import Contender, Spread, interleave, ratio
+from bucketrank.bench.timing import Spread, TimedCall, interleave, ratio
 
 
 class Clock:
@@ -30,7 +30,7 @@ class Clock:
 
 def test_contenders_take_turns_and_every_second_round_runs_backwards() -> None:
     clock = Clock()
-    contenders = {name: Contender(clock.contender(name, 1.0), warmup=0) for name in "abc"}
+    contenders = {name: TimedCall(clock.contender(name, 1.0), warmup=0) for name in "abc"}
     samples = interleave(contenders, rounds=3, clock=clock)
     assert "".join(clock.calls) == "abc" + "cba" + "abc"
     assert samples == {name: {0: 1.0, 1: 1.0, 2: 1.0} for name in "abc"}
@@ -38,7 +38,7 @@ def test_contenders_take_turns_and_every_second_round_runs_backwards() -> None:
 
 def test_rotation_gives_every_contender_the_first_place() -> None:
     clock = Clock()
-    contenders = {name: Contender(clock.contender(name, 1.0), warmup=0) for name in "abc"}
+    contenders = {name: TimedCall(clock.contender(name, 1.0), warmup=0) for name in "abc"}
     interleave(contenders, rounds=6, rotate=True, clock=clock)
     # Round 1 is bca, backwards.
     assert "".join(clock.calls) == "abc" + "acb" + "cab" + "cba" + "bca" + "bac"
@@ -47,8 +47,8 @@ def test_rotation_gives_every_contender_the_first_place() -> None:
 def test_warmup_does_not_count() -> None:
     clock = Clock()
     contenders = {
-        "a": Contender(clock.contender("a", 2.0), warmup=3),
-        "b": Contender(clock.contender("b", 1.0), warmup=0),
+        "a": TimedCall(clock.contender("a", 2.0), warmup=3),
+        "b": TimedCall(clock.contender("b", 1.0), warmup=0),
     }
     samples = interleave(contenders, rounds=1, clock=clock)
     assert "".join(clock.calls) == "aaa" + "ab"
@@ -58,8 +58,8 @@ def test_warmup_does_not_count() -> None:
 def test_untimed_calls_come_right_before_the_timed_one() -> None:
     clock = Clock()
     contenders = {
-        "a": Contender(clock.contender("a", 1.0), warmup=0, untimed=2),
-        "b": Contender(clock.contender("b", 1.0), warmup=0),
+        "a": TimedCall(clock.contender("a", 1.0), warmup=0, untimed=2),
+        "b": TimedCall(clock.contender("b", 1.0), warmup=0),
     }
     samples = interleave(contenders, rounds=2, clock=clock)
     assert "".join(clock.calls) == "aaab" + "baaa"
@@ -69,9 +69,9 @@ def test_untimed_calls_come_right_before_the_timed_one() -> None:
 def test_a_slow_contender_comes_in_fewer_rounds_that_the_others_share() -> None:
     clock = Clock()
     contenders = {
-        "quick": Contender(clock.contender("quick", 1.0), warmup=0),
-        "slow": Contender(clock.contender("slow", 9.0), every=4, warmup=0),
-        "medium": Contender(clock.contender("medium", 3.0), every=2, warmup=0),
+        "quick": TimedCall(clock.contender("quick", 1.0), warmup=0),
+        "slow": TimedCall(clock.contender("slow", 9.0), every=4, warmup=0),
+        "medium": TimedCall(clock.contender("medium", 3.0), every=2, warmup=0),
     }
     samples = interleave(contenders, rounds=10, clock=clock)
     assert list(samples["slow"]) == [0, 4, 8]
@@ -86,7 +86,7 @@ def test_the_device_is_awaited_before_the_clock_is_read() -> None:
     def synchronize() -> None:
         clock.now += 10.0
 
-    contenders = {"a": Contender(clock.contender("a", 1.0), warmup=0)}
+    contenders = {"a": TimedCall(clock.contender("a", 1.0), warmup=0)}
     samples = interleave(contenders, rounds=1, clock=clock, synchronize=synchronize)
     assert samples == {"a": {0: 11.0}}
 
@@ -101,8 +101,8 @@ def test_ratio_is_of_calls_in_the_same_round() -> None:
 def test_progress_hears_of_every_call() -> None:
     clock, heard = Clock(), list[str]()
     contenders = {
-        "a": Contender(clock.contender("a", 1.0), untimed=1),
-        "b": Contender(clock.contender("b", 1.0), every=2),
+        "a": TimedCall(clock.contender("a", 1.0), untimed=1),
+        "b": TimedCall(clock.contender("b", 1.0), every=2),
     }
     interleave(contenders, rounds=2, clock=clock, advance=lambda name, calls: heard.extend(name * calls))
     assert heard == clock.calls
@@ -114,7 +114,7 @@ def test_a_failure_comes_through_and_leaves_the_collector_on() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        interleave({"a": Contender(fail, warmup=0)}, rounds=1)
+        interleave({"a": TimedCall(fail, warmup=0)}, rounds=1)
     assert gc.isenabled()
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bucketrank.bench.machine import describe
 from bucketrank.demo.contest import LOSSES, Contender, Material, Settings, prepare, recipe_of
 from bucketrank.demo.detections import look
 from bucketrank.demo.figure import draw_demo
 from bucketrank.demo.terminal import Board, found_table, side_by_side, summary
 from bucketrank.drawing import grid
+from bucketrank.provenance.machine import describe
 from bucketrank.training.progress import in_words
 
 PICTURES = 4

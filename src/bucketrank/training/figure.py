@@ -8,7 +8,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from bucketrank.bench.style import STYLE
+from bucketrank.provenance.figure_style import STYLE
 from bucketrank.training.atomic import write
 from bucketrank.training.table import Table
 

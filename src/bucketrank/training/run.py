@@ -20,9 +20,9 @@ import lightning.pytorch as pl
 import torch
 from rich.console import Console
 
-from bucketrank.bench.machine import describe
 from bucketrank.data import DataError, find_splits
 from bucketrank.detectors import DETECTORS, Detector
+from bucketrank.provenance.machine import describe
 from bucketrank.training.atomic import write_text
 from bucketrank.training.data import Data, Position, seed_of
 from bucketrank.training.evaluate import evaluator_for
