@@ -124,20 +124,22 @@ def test_progress_is_what_was_announced() -> None:
 @pytest.mark.parametrize("detector", TITLES)
 def test_contenders_differ_in_the_loss_only(detector: str) -> None:
     first, *others = (bench_detector(detector, name) for name in NAMES)
-    given = first.model.state_dict()
+    weights = first.model.state_dict()
     for other in others:
         other.copy_weights(first)
         own = other.model.state_dict()
         same = [
-            name for name in own if name.endswith("weight") and name in given and own[name].shape == given[name].shape
+            name
+            for name in own
+            if name.endswith("weight") and name in weights and own[name].shape == weights[name].shape
         ]
         assert same
         for name in same:
-            torch.testing.assert_close(own[name], given[name], rtol=0, atol=0)
+            torch.testing.assert_close(own[name], weights[name], rtol=0, atol=0)
         if other.contender.name == FOCAL:
-            extra = [name for name in own if name not in given]
+            extra = [name for name in own if name not in weights]
             assert all("head.quality" in name for name in extra)
-            assert all(given[name].shape == own[name].shape for name in given)
+            assert all(weights[name].shape == own[name].shape for name in weights)
 
 
 @pytest.mark.parametrize("name", [EXACT, PAIRWISE, FOCAL, USUAL])

@@ -1,4 +1,4 @@
-"""The formulas against algorithms that count themselves, and against counts by hand."""
+"""The formulas, compared with algorithms that count their operations and with counts by hand."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_formula_counts_a_correct_algorithm(loss: str, method: str, positives: i
     data, delta = drawn(positives, negatives, seed=positives), 0.4
     s, u, n = (reals(x) for x in (data.logits[:positives], data.targets[:positives], data.logits[positives:]))
     if negatives:
-        # One negative that no positive can see.
+        # One negative below the ramps of all positives.
         n[0] = Real(data.logits[:positives].min().item() - 1)
         data.logits[positives] = n[0].value
     TALLY[0] = 0

@@ -25,7 +25,7 @@ from tests.bench.fixed_time_bench import fixed_time_bench
 
 
 def test_four_files_are_written(tmp_path: Path) -> None:
-    paths = write_loss_bench(fixed_time_bench(), tmp_path / "new" / "place")
+    paths = write_loss_bench(fixed_time_bench(), tmp_path / "new" / "folder")
     assert [path.name for path in paths] == ["losses.json", "losses.md", "losses.png", "losses.svg"]
     assert paths[2].read_bytes().startswith(b"\x89PNG")
     assert "<svg" in paths[3].read_text(encoding="utf-8")

@@ -36,9 +36,9 @@ def test_every_contender_is_measured_in_every_cell() -> None:
         assert result.to_focal is not None
         assert result.flops > 0
     for size, percent, positives in ((400, 1.0, 4), (1000, 5.0, 50)):
-        result = bench.find("exact-torch", "rs", size, percent)
-        assert result is not None
-        assert result.positives == positives
+        exact = bench.find("exact-torch", "rs", size, percent)
+        assert exact is not None
+        assert exact.positives == positives
     # The work done is the work announced.
     assert [text for text, _ in progress.stages] == ["estimating", "measuring"]
     assert progress.done == pytest.approx([total for _, total in progress.stages])

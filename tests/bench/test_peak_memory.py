@@ -17,13 +17,13 @@ def job(name: str, loss: str | None = None, size: int = 1_000_000) -> MemoryJob:
 
 def test_known_allocations_and_errors() -> None:
     with MemoryMeter() as meter:
-        # A sorted copy (4 bytes a logit) and its indices (8 bytes), and what the sort needs in between.
+        # A sorted copy (4 bytes per logit), its indices (8 bytes), and the working memory of the sort.
         assert 12e6 <= meter.measure(job("sort")) <= 60e6
-        # The gradient alone is 4 bytes a logit.
+        # The gradient alone takes 4 bytes per logit.
         assert 4e6 <= meter.measure(job("bce")) <= 40e6
         # All comparisons at once would be 40 GB.
         assert 4e6 <= meter.measure(job("exact-torch", "ap")) <= 200e6
         with pytest.raises(RuntimeError, match="KeyError: 'nobody'"):
             meter.measure(job("nobody", "ap", 1000))
-        # After an error it goes on.
+        # The meter still works after an error.
         assert meter.measure(job("sort", size=1000)) < 4e6

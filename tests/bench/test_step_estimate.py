@@ -1,4 +1,4 @@
-"""Estimates: the line they follow, and what they are made from."""
+"""Estimates of a step: the line they follow, and the parts they are made from."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_noise_cannot_turn_the_line_down_or_make_it_steeper_than_in_proportion()
 
 
 class Machine:
-    """A machine with so many seconds an operation; remembers how many positives it was given."""
+    """A machine with a fixed time per operation that records the positives of each step."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, rate: float) -> None:
         self.rate = rate
@@ -51,22 +51,22 @@ def test_a_machine_that_follows_the_formula(monkeypatch: pytest.MonkeyPatch, los
     seconds, parts = estimate_step(name, loss, data, apart=0.05, synchronize=lambda: None)
     assert seconds == pytest.approx(expected)
     if expected > 1:
-        assert max(machine.seen) < 4000, "a part must do"
+        assert max(machine.seen) < 4000, "only parts ran"
         small, large = parts
         assert small.positives < large.positives == max(machine.seen)
         assert large.seconds - small.seconds >= 0.05
 
 
-def test_what_is_quick_is_run_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quick_step_runs_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     data = draw_logits(20_000, 5.0, seed=0)
     machine = Machine(monkeypatch, rate=1e-12)
-    found = estimate_step("pairwise", "ap", data, apart=0.05, synchronize=lambda: None)
-    assert found.seconds == pytest.approx(0.01, rel=0.1)
-    assert found.parts == ()
-    # One to begin with; then all, as that is less than 2e8 operations: 8 x 1000 x 20,000.
+    estimate = estimate_step("pairwise", "ap", data, apart=0.05, synchronize=lambda: None)
+    assert estimate.seconds == pytest.approx(0.01, rel=0.1)
+    assert estimate.parts == ()
+    # One positive as warm-up, then all, because 8 x 1000 x 20,000 is less than 2e8 operations.
     assert machine.seen == [1, 1000]
     machine.seen.clear()
-    # 8 x 512 x 40,000 operations; a quarter of them; and as that is too quick to tell, all.
+    # A quarter of 512, 512 (8 x 512 x 40,000 operations), and all, because these take too little time.
     estimate_step("pairwise", "ap", draw_logits(40_000, 5.0, seed=0), apart=0.05, synchronize=lambda: None)
     assert machine.seen == [1, 128, 512, 2000]
     machine.seen.clear()

@@ -31,8 +31,8 @@ def test_distributions_are_the_papers() -> None:
 
 
 def test_positives_are_scattered() -> None:
-    where = (draw_logits(10_000, 5.0, seed=0).targets > 0).nonzero().double().mean()
-    assert 4000 < where < 6000
+    mean_position = (draw_logits(10_000, 5.0, seed=0).targets > 0).nonzero().double().mean()
+    assert 4000 < mean_position < 6000
 
 
 def test_seed_decides() -> None:
@@ -41,7 +41,7 @@ def test_seed_decides() -> None:
     assert not torch.equal(first.logits, other.logits)
 
 
-def test_nonsense_is_refused() -> None:
+def test_a_percentage_of_100_is_refused() -> None:
     with pytest.raises(ValueError, match="percent 100"):
         draw_logits(10, 100, seed=0)
 

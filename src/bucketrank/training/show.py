@@ -44,8 +44,9 @@ def list_recipes() -> None:
         else:
             rows.append((name, f"table {row.table}: {row.title(name)}", _ap(row)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        sys.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n")
+    for cells in rows:
+        padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+        sys.stdout.write("  ".join(padded).rstrip() + "\n")
 
 
 def markdown() -> str:

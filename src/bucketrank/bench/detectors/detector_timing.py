@@ -166,12 +166,9 @@ def measure_detector(
         if each.detector is None:
             results.append(each.result)
             continue
-        times = {
-            "samples": samples[name],
-            "loss_samples": dict(enumerate(losses[name])),
-            "split_samples": split_samples[name],
-        }
-        results.append(replace(each.result, value=each.detector.finite_value(), **times))
+        result = replace(each.result, value=each.detector.finite_value(), samples=samples[name])
+        loss_samples = dict(enumerate(losses[name]))
+        results.append(replace(result, loss_samples=loss_samples, split_samples=split_samples[name]))
     return with_ratios(results)
 
 
