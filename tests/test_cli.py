@@ -177,9 +177,11 @@ def test_wrong_values_name_the_flag(words: list[str], message: str, capsys: pyte
 
 def test_flags_follow_the_signature(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, object] = {}
-    monkeypatch.setattr("bucketrank.bench.losses.run", lambda settings, progress: given.update(vars(settings)))
-    monkeypatch.setattr("bucketrank.bench.report.show", lambda *_: None)
-    monkeypatch.setattr("bucketrank.bench.report.write", lambda *_: [])
+    monkeypatch.setattr(
+        "bucketrank.bench.losses.loss_timing.measure_losses", lambda settings, progress: given.update(vars(settings))
+    )
+    monkeypatch.setattr("bucketrank.bench.losses.loss_report.show_loss_bench", lambda *_: None)
+    monkeypatch.setattr("bucketrank.bench.losses.loss_report.write_loss_bench", lambda *_: [])
     main(["bench", "losses", "--quick", "--max-seconds-per-cell", "7", "--memory", "--sizes", "2K,1.5M", "--large"])
     assert given["max_seconds_per_cell"] == 7.0
     assert given["memory"] is given["large"] is True

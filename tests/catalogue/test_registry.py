@@ -151,7 +151,7 @@ def test_a_loss_that_the_detector_does_not_take_is_refused(registered):
 
 def test_what_cannot_be_registered():
     with LOSSES.restored():
-        with pytest.raises(ValueError, match="register_loss: a loss named 'rs' already exists; .*replace=True"):
+        with pytest.raises(ValueError, match=r"register_loss: a loss named 'rs' already exists; .*replace=True"):
             register_loss(LossSpec("rs", Wide))
         register_loss(LossSpec("rs", Wide, WideSettings), replace=True)
         assert loss_spec("rs").load() is Wide
@@ -163,7 +163,7 @@ def test_what_cannot_be_registered():
 
 
 def test_an_unknown_name_says_how_to_add_it(tmp_path):
-    with pytest.raises(RecipeError, match="got 'hinge'; the nearest is .*register_loss adds others"):
+    with pytest.raises(RecipeError, match=r"got 'hinge'; the nearest is .*register_loss adds others"):
         load_recipe("atss-laptop", ["--loss", "hinge"])
 
 
@@ -176,7 +176,7 @@ def test_weights_of_a_loss_that_is_not_registered(registered, tmp_path):
     load_model(tmp_path / "w.safetensors")
     with LOSSES.restored():
         LOSSES._specs.pop("wide")
-        with pytest.raises(WeightsError, match="expected one of .*got 'wide'"):
+        with pytest.raises(WeightsError, match=r"expected one of .*got 'wide'"):
             load_model(tmp_path / "w.safetensors")
 
 
@@ -206,7 +206,8 @@ def test_entry_points_are_read_without_torch(site):
         from bucketrank.catalogue import detectors, losses
         from bucketrank.recipes import load_recipe
         recipe = load_recipe("atss-laptop", ["--detector", "tall_atss", "--loss", "hinge", "--loss.margin", "0.5"])
-        print(json.dumps([losses()["hinge"].title, detectors()["tall_atss"].title, recipe.loss.margin, "torch" in sys.modules]))
+        titles = [losses()["hinge"].title, detectors()["tall_atss"].title]
+        print(json.dumps([*titles, recipe.loss.margin, "torch" in sys.modules]))
         """,
         site,
     )

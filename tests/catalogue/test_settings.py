@@ -79,7 +79,7 @@ LOSS_FILES = {"catalogue/loss_specs.py", "detectors/criterion/ranked.py", "detec
 
 
 def lookups(text: str) -> list[str]:
-    """Return what the catalogue replaces: source parsing, evaluated texts, signatures read, names of losses compared."""
+    """Return what the catalogue replaces: parsed source, evaluated texts, compared names of losses."""
     names = {*losses(), *detectors()}
     found = []
     for node in ast.walk(ast.parse(text)):

@@ -23,14 +23,14 @@ from bucketrank.cli import main
 from bucketrank.data import CocoDataset, DataError, check, find_splits, require_sound
 from bucketrank.data.problems import SHOWN, counted
 from bucketrank.evaluation import Evaluator
+from bucketrank.recipes import from_dict
 from bucketrank.training.data_module import DataModule
-from bucketrank.recipes import Recipe
 from tests.data.small_folders import sound_document, write_split
 
 Document = dict[str, Any]
 Place = tuple[Any, Any]  # a list or dict, and the position or key in it
 
-RECIPE = Recipe(detector={"name": "atss"})
+RECIPE = from_dict({"detector": {"name": "atss"}})
 DIGITS = "many digits"  # placeholder in a document for a number with more digits than Python reads
 
 few = settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
@@ -68,7 +68,7 @@ def judged(folder: Path, *, masks: bool = False) -> int:
 
 def load(folder: Path, *, masks: bool) -> None:
     """Read everything that training and evaluation read."""
-    data = Data(find_splits(folder), RECIPE, masks=masks)
+    data = DataModule(find_splits(folder), RECIPE, masks=masks)
     for images in (data.train, data.val):
         for image, target in (images[index] for index in range(len(images))):
             assert image.dtype == torch.float32
@@ -86,7 +86,7 @@ def refuse(folder: Path, text: str, *, masks: bool) -> None:
     """Test that training raises the errors that check-data printed."""
     splits = find_splits(folder)
     with pytest.raises(DataError) as raised:
-        Data(splits, RECIPE, masks=masks)
+        DataModule(splits, RECIPE, masks=masks)
     errors = []
     for split in {each.annotations: each for each in splits if each}.values():
         own = [problem for problem in check(split, masks=masks) if problem.severity == "error"]

@@ -6,7 +6,6 @@ import pytest
 from PIL import Image
 
 
-
 @pytest.fixture
 def coco_folder(tmp_path):
     """Write a folder of two grey images: the first has an object and a crowd, the second has no objects."""

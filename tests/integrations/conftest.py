@@ -3,7 +3,6 @@
 import pytest
 
 
-
 @pytest.fixture(autouse=True)
-def _one_thread_everywhere(one_thread):  # noqa: F811
+def _one_thread_everywhere(one_thread):
     return

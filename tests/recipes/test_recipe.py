@@ -1,4 +1,4 @@
-"""Recipes: every one of the package builds its detector; a mistake is told with what is nearest."""
+"""Recipes: each one builds its detector and agrees with the paper; a mistake names the nearest setting."""
 
 import subprocess
 import sys
@@ -11,6 +11,7 @@ import torch
 from bucketrank.catalogue import detector_spec
 from bucketrank.catalogue.model_settings import SWIN_NAMES
 from bucketrank.model_files.loading import build_detector
+from bucketrank.paper.paper_rows import paper_row, paper_rows
 from bucketrank.recipes import RecipeError, from_dict, load_recipe, recipe_names, recipe_to_yaml
 from bucketrank.recipes.listing import header, markdown
 from bucketrank.recipes.recipe import differences
@@ -50,30 +51,46 @@ def test_every_recipe_opens_with_its_command_and_the_papers_numbers(name):
     words = head.command.split()[3:]
     flags = [word for word in words if word.startswith("--") and "." in word]
     load_recipe(name, [part for flag in flags for part in (flag, words[words.index(flag) + 1])])
+    row = paper_row(name)
     if name.endswith("laptop"):
         assert head.notes[0] == "For a laptop. Not from the paper."
-    else:
-        assert head.numbers, "no row of the paper"
-        assert "Hardware of the paper: " in "\n".join(head.notes)
-        loss = load_recipe(name).loss
-        # What the row is about is what the recipe does.
-        row = head.row.partition(" (")[0]
-        if "(here RS, exact)" not in head.row:
-            assert ("BRS" in row or "BAP" in row) == (getattr(loss, "method", None) == "bucketed")
-            assert ("RS" in row) == (loss.name == "rs")
+        assert row is None
+        return
+    assert row is not None
+    accuracy = ", ".join(f"{key} {value}" for key, value in row.texts().items() if key != "seconds")
+    metric = "mask " if row.metric == "mask" else ""
+    seconds = f", {row.texts()['seconds']} s/iteration" if "seconds" in row.numbers else ""
+    assert head.notes[0] == f"Paper: table {row.table}, {row.title(name)}: {metric}{accuracy}{seconds}."
+    assert head.notes[1] == f"Hardware of the paper: {row.hardware}."
+    recipe = load_recipe(name)
+    assert recipe.detector.name == row.detector
+    # The loss of the recipe is the loss of the row; an exact recipe may replace a bucketed loss.
+    expected = {
+        "BRS": ("rs", "bucketed"),
+        "BAP": ("ap", "bucketed"),
+        "RS": ("rs", "pairwise"),
+        "AP": ("ap", "pairwise"),
+    }
+    actual = getattr(recipe.loss, "method", None)
+    loss, method = expected.get(row.loss, (row.loss.lower(), actual))
+    assert (recipe.loss.name, actual) == (loss, "exact" if name == row.exact_recipe else method)
 
 
 def test_the_papers_tables_are_complete():
-    rows = {(head.table, head.row.partition(" (")[0]) for head in map(header, recipe_names()) if head.table}
-    # Rows of tables 1 to 4, 7 and 8 that are not repeated from an earlier one.
-    assert {table: sum(t == table for t, _ in rows) for table in (1, 2, 3, 4, 7, 8)} == {
+    with_recipe = [row.table for row in paper_rows() if row.recipe]
+    # Rows that are not repeated from an earlier table; those of table 6 are detectors of others.
+    assert {table: with_recipe.count(table) for table in set(with_recipe)} == {
         1: 14,
         2: 4,
         3: 4,
         4: 2,
+        5: 6,
         7: 2,
         8: 5,
     }
+    recipes = [name for row in paper_rows() for name in (row.recipe, row.exact_recipe) if name]
+    with_row = [name for name in recipe_names() if not name.endswith("laptop")]
+    assert sorted(recipes) == with_row, "each recipe has one row"
 
 
 def test_published_schedules():

@@ -12,10 +12,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bucketrank.bench.machine import describe, in_words
-from bucketrank.bench.style import INK, STYLE
 from bucketrank.demo.compared_images import ComparedImage
 from bucketrank.demo.paired_runs import DemoRun
+from bucketrank.provenance.figure_style import INK, STYLE
+from bucketrank.provenance.machine import describe, in_words
 
 COLOURS = {"ranking": "#0072B2", "focal": "#E69F00"}
 MARKERS = {"ranking": "o", "focal": "v"}

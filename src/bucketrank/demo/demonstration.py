@@ -10,13 +10,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bucketrank.bench.machine import describe
 from bucketrank.demo.compared_images import compare_images
 from bucketrank.demo.comparison_figure import draw_comparison
 from bucketrank.demo.paired_runs import LOSSES, DemoRun, DemoSettings, ShapeData, draw_or_read_shapes, recipe_for
 from bucketrank.demo.terminal import ProgressTable, detection_table, side_by_side, summary_table
 from bucketrank.drawing import grid
 from bucketrank.durations import duration_in_words
+from bucketrank.provenance.machine import describe
 
 IMAGES_SHOWN = 4
 
