@@ -14,6 +14,7 @@ from bucketrank.bench.losses import flops
 from bucketrank.bench.losses.flops import Counts
 from bucketrank.bench.losses.loss_contenders import count_operations, focal_loss
 from bucketrank.bench.losses.synthetic_logits import SyntheticLogits
+from bucketrank.choices import Method
 from tests.bench import counted
 from tests.bench.counted import TALLY, Real
 
@@ -38,7 +39,7 @@ def reals(values: Tensor) -> list[Real]:
 @pytest.mark.parametrize(("positives", "negatives"), [(1, 1), (1, 9), (2, 3), (5, 0), (5, 17), (8, 30), (13, 40)])
 @pytest.mark.parametrize("method", ["pairwise", "bucketed", "exact"])
 @pytest.mark.parametrize("loss", ["ap", "rs"])
-def test_formula_counts_a_correct_algorithm(loss: str, method: str, positives: int, negatives: int) -> None:
+def test_formula_counts_a_correct_algorithm(loss: str, method: Method, positives: int, negatives: int) -> None:
     data, delta = drawn(positives, negatives, seed=positives), 0.4
     s, u, n = (reals(x) for x in (data.logits[:positives], data.targets[:positives], data.logits[positives:]))
     if negatives:

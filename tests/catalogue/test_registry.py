@@ -6,7 +6,7 @@ import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 import torch
@@ -88,6 +88,8 @@ class WideSettings(LossSettings):
 
 
 class Wide(Ranked):
+    settings: WideSettings
+
     def loss(self, logits, targets, errors):
         positives, negatives = logits[targets > 0], logits[targets == 0]
         if not len(positives):
@@ -110,9 +112,9 @@ def registered():
 
 @pytest.mark.slow
 def test_a_registered_loss_and_detector_work_from_the_recipe_to_the_report(registered, shapes, tmp_path, capsys):
-    model = build("named", num_classes=2, backbone="test_resnet", loss="wide", width=3.0, channels=32)
+    model: Any = build("named", num_classes=2, backbone="test_resnet", loss="wide", width=3.0, channels=32)
+    assert model.criterion.settings.width == 3.0
     assert type(model) is Named
-    assert model.criterion.settings.width == 3.0  # type: ignore[union-attr]
     folder = tmp_path / "run"
     flags = "--detector named --loss wide --loss.width 4 --schedule.epochs 1"
     with pytest.MonkeyPatch.context() as patch:

@@ -15,7 +15,8 @@ from bucketrank.catalogue.fields import choices_of
 from bucketrank.recipes.recipe import SHARED_GROUPS, settings_by_key
 
 SOURCE = Path(__file__).parents[2] / "src/bucketrank"
-GROUPS = [*(spec.settings for spec in (*losses().values(), *detectors().values())), *SHARED_GROUPS]
+GROUPS: list[type[Settings]] = [*(spec.settings for spec in losses().values()), *SHARED_GROUPS]
+GROUPS += [spec.settings for spec in detectors().values()]
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.__name__)

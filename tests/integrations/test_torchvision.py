@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from torchvision.models.detection.roi_heads import RoIHeads
 
-from bucketrank.integrations.ranking_loss import LossName, Method, RankingLoss
+from bucketrank.choices import Method
+from bucketrank.integrations.ranking_loss import LossName, RankingLoss
 from bucketrank.integrations.torchvision import undo, use_ranking_loss
 from bucketrank.losses import ap_loss, rank_sort_loss
 from bucketrank.losses.backend import METHODS

@@ -26,9 +26,9 @@ def test_a_row_is_what_its_recipes_train(study, row):
     names_of_detectors = {"Faster": "faster_rcnn", "Mask": "mask_rcnn", "Cascade": "cascade_rcnn", "Co-DETR": "co_detr"}
     for recipe in recipes:
         assert recipe.loss.name == row.loss
-        assert not row.method or recipe.loss.method == row.method
+        assert not row.method or recipe.flat()["loss.method"] == row.method
         first = row.detector.split()[0]
-        assert recipe.detector["name"] == names_of_detectors.get(first, first.lower())
+        assert recipe.detector.name == names_of_detectors.get(first, first.lower())
 
 
 def test_every_recipe_of_the_paper_belongs_to_a_study():

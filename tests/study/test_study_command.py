@@ -80,10 +80,10 @@ def test_ctrl_c_stops_the_run_and_the_study(shapes, tmp_path):
         ("detectors", 2, "study: expected --data, the folder of the data set"),
         ("detectors --data {data} --budget smal", 2, "got 'smal'; the nearest is \"small\""),
         ("detectors --data {data} --seeds 0", 2, "expected --seeds of at least 1"),
-        ("detectors --data {data} --rates a", 2, "--rates: expected numbers with commas between, got 'a'"),
+        ("detectors --data {data} --rates a", 2, "--rates: expected numbers separated by commas, got 'a'"),
         (
             "detectors --data {data} --only yolo",
-            1,
+            2,
             "--only: no row matches 'yolo'; the rows are faster-rcnn-rs-exact, ",
         ),
         ("detr --data {data}/missing", 1, "{data}/missing: "),

@@ -97,7 +97,7 @@ class ALRPSettings(RankingSettings):
     filled_by_run: ClassVar[tuple[str, ...]] = ("balance_period",)
 
     name: Annotated[str, "the loss that trains the detector"] = "alrp"
-    method: Annotated[ALRPMethod, "exact or pairwise (the definition)"] = "exact"  # type: ignore[assignment]
+    method: Annotated[ALRPMethod, "exact or pairwise (the definition)"] = "exact"
     balance_period: Annotated[int | None, "aLRP: iterations between updates of the box weight (null: one epoch)"] = None
 
     def __post_init__(self) -> None:

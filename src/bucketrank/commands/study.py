@@ -65,9 +65,12 @@ def study(
     }
     try:
         plan = plan_study(name, data=data, out=out, **chosen)
-        if dry_run:
-            sys.stdout.write("\n".join(training_commands(plan)) + "\n")
-            return 0
+    except (RecipeError, StudyError) as error:
+        raise UsageError(f"study: {error}") from error
+    if dry_run:
+        sys.stdout.write("\n".join(training_commands(plan)) + "\n")
+        return 0
+    try:
         return run_study(plan, rounds=rounds)
     except RecipeError as error:
         raise UsageError(f"study: {error}") from error

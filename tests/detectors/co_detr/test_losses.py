@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torchvision.ops import generalized_box_iou_loss, sigmoid_focal_loss
 
 from bucketrank import rank_sort_loss
-from bucketrank.detectors.co_detr import detector
+from bucketrank.detectors.co_detr import co_detr
 from bucketrank.detectors.co_detr.decoder import Decoded
 from bucketrank.detectors.co_detr.proposals import first_boxes
 from bucketrank.detectors.criterion import Criterion, ranked
@@ -172,7 +172,7 @@ def test_the_class_costs_4_in_matching_with_ranking_and_2_without(monkeypatch):
         costs.append(class_cost)
         return assign_hungarian(*arguments, class_cost=class_cost, **settings)
 
-    monkeypatch.setattr(detector, "assign_hungarian", spying)
+    monkeypatch.setattr(co_detr, "assign_hungarian", spying)
     for loss, cost in (("rs", 4.0), ("ap", 4.0), ("focal", 2.0)):
         tiny("co_detr", loss=loss)(*scene())
         assert set(costs) == {cost}

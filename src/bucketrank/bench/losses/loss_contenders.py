@@ -16,11 +16,18 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from bucketrank import ap_loss, rank_sort_loss, use_backend
 from bucketrank.bench.losses import flops
 from bucketrank.bench.losses.synthetic_logits import SyntheticLogits
+from bucketrank.choices import Backend, Method
 
 LOSSES = {"ap": "AP", "rs": "RS"}
 # Half the width of the ramp that replaces the step function: the paper's settings, the defaults of the losses.
 DELTAS = {"ap": 1.0, "rs": 0.5}
-METHODS = {"pairwise": "pairwise", "bucketed": "bucketed", "exact-torch": "exact", "exact-fused": "exact"}
+METHODS: dict[str, Method] = {
+    "pairwise": "pairwise",
+    "bucketed": "bucketed",
+    "exact-torch": "exact",
+    "exact-fused": "exact",
+}
+BACKENDS: dict[str, Backend] = {"exact-torch": "torch", "exact-fused": "fused"}
 BASELINES = ("focal", "bce", "sort")
 # Their time grows with P x (P + N), so it is estimated before they run.
 QUADRATIC = ("pairwise", "bucketed")
@@ -48,7 +55,7 @@ def focal_loss(logits: Tensor, targets: Tensor) -> Tensor:
 def ranking_loss(loss: str, name: str, logits: Tensor, targets: Tensor) -> Tensor:
     """Return the loss ``ap`` or ``rs`` as one scalar, computed by the contender ``name``."""
     method = METHODS[name]
-    with use_backend(name.removeprefix("exact-")) if method == "exact" else nullcontext():
+    with use_backend(BACKENDS[name]) if name in BACKENDS else nullcontext():
         if loss == "ap":
             return ap_loss(logits, targets, delta=DELTAS[loss], method=method)
         terms = rank_sort_loss(logits, targets, delta=DELTAS[loss], method=method)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ class Ranked(Criterion):
     """What the ranking losses share."""
 
     ranking = True
-    classification_terms = ("rank",)
+    classification_terms: ClassVar[tuple[str, ...]] = ("rank",)
 
     def forward(self, found: Assigned) -> Terms:
         weight = self.recipe.ranking_weight
@@ -77,7 +78,7 @@ class Compared(Ranked):
 class RankSort(Compared):
     """RS loss (BRS with ``method="bucketed"``); boxes and masks are balanced to its value: nothing is to be tuned."""
 
-    classification_terms = ("rank", "sort")
+    classification_terms: ClassVar[tuple[str, ...]] = ("rank", "sort")
 
     def terms(self, found: Assigned) -> Terms:
         labels = paired_iou(found.boxes.detach(), found.objects).clamp(min=SMALLEST_LABEL)

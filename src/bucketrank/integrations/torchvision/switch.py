@@ -13,7 +13,8 @@ from torchvision.models.detection.roi_heads import RoIHeads
 from torchvision.models.detection.rpn import RegionProposalNetwork
 from torchvision.models.detection.ssd import SSD
 
-from bucketrank.integrations.ranking_loss import LossName, Method, RankingLoss
+from bucketrank.choices import Method
+from bucketrank.integrations.ranking_loss import LossName, RankingLoss
 from bucketrank.integrations.torchvision.one_stage import RankingFCOSHead, RankingRetinaNetHead, RankingSSD
 from bucketrank.integrations.torchvision.ranking_roi_heads import RankingRoIHeads
 from bucketrank.integrations.torchvision.ranking_rpn import RankingRPN

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from bucketrank.integrations.ranking_loss import LossName, Method, RankingLoss
+from bucketrank.choices import Method
+from bucketrank.integrations.ranking_loss import LossName, RankingLoss
 from bucketrank.integrations.transformers.criterion import Target
 from bucketrank.integrations.transformers.layouts import (
     LossInput,
