@@ -1,4 +1,4 @@
-"""Inputs at the edge of what is allowed, and beyond: one behaviour on every method and backend."""
+"""Inputs at the edge of what is allowed, and beyond: the same behaviour for every method and backend."""
 
 from __future__ import annotations
 
@@ -203,8 +203,8 @@ def test_dr_without_positives_or_negatives(targets: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("way", FAITHFUL, ids="-".join)
-def test_localisation_errors_stay_attached_where_nothing_is_compared(way: Way, compiled: bool) -> None:
-    """Without positives there are none, and they get a gradient of none; next to a NaN they get NaN."""
+def test_localisation_errors_get_a_gradient_where_there_is_nothing_to_rank(way: Way, compiled: bool) -> None:
+    """Without positives the gradient at the errors is empty; next to a logit of NaN it is NaN."""
 
     def train(logits: torch.Tensor, targets: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
         return total(alrp_loss(logits, targets, boxes * 2, method=way[0]))

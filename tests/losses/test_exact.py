@@ -1,4 +1,4 @@
-"""Every faithful way against the definition, value and gradient."""
+"""The value and gradient of every faithful way, compared with the definition."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from .cases import answer, synthetic, total
 
 
 def _train(seed: int) -> tuple[float, float]:
-    """Large enough for several threads: the loss, and a fingerprint of its gradient."""
+    """Return the loss and a fingerprint of its gradient, for an input large enough for several threads."""
     logits, targets = synthetic(300_000, 20_000, seed=seed)
     logits.requires_grad_()
     loss = total(rank_sort_loss(logits, targets))
@@ -34,7 +34,7 @@ def _train(seed: int) -> tuple[float, float]:
 
 
 def _compare(seed: int) -> tuple[float, float]:
-    """The same kernels without the autograd engine, which torch forbids in a forked child of one that has used it."""
+    """Run the same kernels without autograd, which torch forbids in a fork of a process that has used it."""
     logits, targets = synthetic(300_000, 20_000, seed=seed)
     with torch.no_grad():
         loss = total(rank_sort_loss(logits, targets))
