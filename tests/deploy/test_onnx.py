@@ -13,12 +13,12 @@ import pytest
 import torch
 from PIL import Image
 
+from bucketrank.catalogue import detectors
 from bucketrank.cli import main
 from bucketrank.data.shapes import Shapes
 from bucketrank.deploy import ExportError, export_onnx, predict
 from bucketrank.deploy import onnx as exporting
 from bucketrank.deploy.onnx import compare, comparison_images
-from bucketrank.detectors import DETECTORS
 
 from ..detectors.tiny import tiny
 from ..shared_data import shared
@@ -37,7 +37,7 @@ def proposals(name: str, number: int) -> dict[str, Any]:
     return {"test_proposals": number} if name.endswith("rcnn") else {}
 
 
-@pytest.mark.parametrize("name", DETECTORS)
+@pytest.mark.parametrize("name", detectors())
 def test_every_detector_can_be_exported(name, tmp_path):
     model = randomised(tiny(name, min_size=90, **proposals(name, 300)))
     agreement = export_onnx(model, tmp_path / "m.onnx", size=SIZE, classes=CLASSES)

@@ -77,7 +77,7 @@ def test_from_the_checkpoint_before_a_damaged_one(whole, shapes, tmp_path, monke
     content[len(content) // 2] ^= 1
     last.write_bytes(content)
     tiny.run(tmp_path / "run", shapes, FLAGS, resume=True)
-    assert "going on from" in caplog.text
+    assert "resuming from" in caplog.text
     assert_same_run(tmp_path / "run", whole)
 
 

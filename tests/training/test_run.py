@@ -183,7 +183,7 @@ def test_without_a_network_it_says_what_to_do(shapes, tmp_path, monkeypatch, cap
         ("--backbone.weights no.safetensors", 1, "expected weights to be None, 'pretrained' or a path"),
         ("--backbone.weights pickle.pth", 2, "expected weights in a .safetensors file"),
         ("--detector.channels 33", 2, "expected channels to be a multiple of 32"),
-        ("--backbone resnet81", 2, "expected name to be a model of timm"),
+        ("--backbone resnet81", 2, "backbone.name: expected a timm model"),
     ],
 )
 def test_what_cannot_be_built_is_told(flags, status, message, shapes, tmp_path, monkeypatch, capsys):
@@ -202,7 +202,7 @@ def test_broken_data_is_refused_with_the_messages_of_check_data(shapes, tmp_path
     document = json.loads((folder / "train.json").read_text())
     document["annotations"][0]["category_id"] = 77
     (folder / "train.json").write_text(json.dumps(document))
-    with pytest.raises(DataError, match="annotation 1: is of category 77, which is not listed"):
+    with pytest.raises(DataError, match="annotation 1: has category 77, which is not listed"):
         tiny.run(tmp_path / "run", folder)
     assert not (tmp_path / "run").exists()
 
@@ -239,7 +239,7 @@ def test_a_batch_that_does_not_divide_names_the_nearest(shapes, tmp_path):
 
 def test_other_strategies_are_refused(shapes, tmp_path):
     with pytest.raises(
-        RecipeError, match=r"trainer\.strategy: expected auto or one of Lightning's ddp kinds, got 'fsdp'"
+        RecipeError, match=r"trainer\.strategy: expected auto or one of Lightning's ddp strategies, got 'fsdp'"
     ):
         tiny.run(tmp_path / "run", shapes, "--trainer.strategy fsdp")
 

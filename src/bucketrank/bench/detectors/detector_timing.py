@@ -34,6 +34,7 @@ from bucketrank.bench.losses.step_estimate import estimate_step
 from bucketrank.bench.losses.synthetic_logits import SyntheticLogits
 from bucketrank.bench.measurement import MeasurementError, Progress, synchronizer
 from bucketrank.bench.timing import TimedCall, interleave, seconds_of
+from bucketrank.catalogue import detector_spec
 from bucketrank.detectors import build
 from bucketrank.detectors.criterion import Assigned
 from bucketrank.ops.boxes import paired_iou
@@ -190,7 +191,7 @@ def plan_detector(name: str, settings: DetectorBenchSettings, progress: Progress
         batch=settings.batch,
         objects=settings.objects,
         classes=settings.classes,
-        masks=name == "mask_rcnn",
+        masks=detector_spec(name).load().masks,
         seed=settings.seed,
         device=settings.device,
     )

@@ -52,6 +52,12 @@ def focal_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return (alpha_t * (1 - p_t) ** 2 * cross_entropy).sum()
 
 
+SCORE_BASED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "focal": focal_loss,
+    "bce": binary_cross_entropy_with_logits,
+}
+
+
 def ranking_loss(loss: str, name: str, logits: Tensor, targets: Tensor) -> Tensor:
     """Return the loss ``ap`` or ``rs`` as one scalar, computed by the contender ``name``."""
     method = METHODS[name]
@@ -87,10 +93,7 @@ def loss_step(name: str, loss: str | None, data: SyntheticLogits) -> Callable[[]
 
     def forward_backward() -> float:
         logits.grad = None
-        if loss:
-            value = ranking_loss(loss, name, logits, targets)
-        else:
-            value = (focal_loss if name == "focal" else binary_cross_entropy_with_logits)(logits, targets)
+        value = ranking_loss(loss, name, logits, targets) if loss else SCORE_BASED[name](logits, targets)
         value.backward()
         return float(value.detach())
 
