@@ -113,19 +113,19 @@ class CascadeRCNNSettings(RCNNSettings):
 class CoDETRSettings(DetectorSettings):
     """Settings of Co-DETR, which is BRS-DETR when it is trained with RS loss."""
 
+    auxiliary: Annotated[tuple[str, ...], "auxiliary heads: any of faster_rcnn and atss"] = ("faster_rcnn", "atss")
     channels: Annotated[int, "width of the transformer"] = 256
+    dropout: Annotated[float, "dropout in the transformer"] = 0.0
     queries: Annotated[int, "object queries of the decoder"] = 300
     encoder_layers: Annotated[int, "layers of the encoder"] = 6
     decoder_layers: Annotated[int, "layers of the decoder"] = 6
     heads: Annotated[int, "attention heads"] = 8
     points: Annotated[int, "sampling points per attention head and level"] = 4
     feedforward: Annotated[int, "width of the feed-forward layers"] = 2048
-    dropout: Annotated[float, "dropout in the transformer"] = 0.0
     transformer_checkpointing: Annotated[bool, "recompute the transformer's activations to save memory"] = False
     class_cost: Annotated[
         float | None, "weight of the class in Hungarian matching (null: 4 with a ranking loss, 2 otherwise)"
     ] = None
-    auxiliary: Annotated[tuple[str, ...], "auxiliary heads: any of faster_rcnn and atss"] = ("faster_rcnn", "atss")
     auxiliary_weight: Annotated[
         float | None, "weight of the auxiliary losses (null: 5 with a ranking loss, 12 otherwise)"
     ] = None

@@ -17,7 +17,7 @@ MAX_DIVISOR = 2**10
 
 @dataclass(frozen=True)
 class BackboneSettings(Settings):
-    """Which backbone, with which weights, and how much of it is trained.
+    """The backbone: its name, its weights, and how much of it is trained.
 
     ``name`` may carry timm's tag of the weights: ``resnet50.tv_in1k`` are torchvision's, those of the published
     recipes. A weights file has timm's layout or, for Swin, that of transformers (also as a folder). Pickles are never
@@ -60,7 +60,7 @@ class BackboneSettings(Settings):
 
 @dataclass(frozen=True)
 class InputSettings(Settings):
-    """How images enter a detector: resized, normalised and padded."""
+    """The preparation of images: resizing, normalisation and padding."""
 
     group: ClassVar[str] = "inputs"
 

@@ -1,4 +1,4 @@
-"""Which losses and detectors exist: those of the package, those of installed packages, those registered at run time.
+"""The known losses and detectors: those of this package, of installed packages, and those registered at run time.
 
 Another package adds its own without touching this one, by entry points that name a specification::
 
@@ -22,7 +22,7 @@ from bucketrank.catalogue.suggestions import require_choice
 
 
 class Spec(Protocol):
-    """What a registry has to know of its entries."""
+    """The attributes of a specification that a registry reads."""
 
     @property
     def name(self) -> str: ...

@@ -1,28 +1,24 @@
-"""Prediction with a trained detector, and its export to ONNX.
+"""A trained detector in use: predictions, evaluation, and export to ONNX."""
 
-Names are imported on first use, so that the command line shows its help without loading torch.
-"""
+from typing import TYPE_CHECKING
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from bucketrank.lazy import import_on_use
 
 if TYPE_CHECKING:
-    from bucketrank.deploy.onnx import Agreement, ExportError, export_onnx
-    from bucketrank.deploy.prediction import predict
-    from bucketrank.deploy.prediction_files import predict_files
+    from bucketrank.deploy.evaluate import Evaluation as Evaluation
+    from bucketrank.deploy.evaluate import evaluate as evaluate
+    from bucketrank.deploy.onnx import Agreement as Agreement
+    from bucketrank.deploy.onnx import ExportError as ExportError
+    from bucketrank.deploy.onnx import export_onnx as export_onnx
+    from bucketrank.deploy.prediction import predict as predict
+    from bucketrank.deploy.prediction_files import predict_files as predict_files
 
-_MODULES = {
-    "Agreement": "onnx",
-    "ExportError": "onnx",
-    "export_onnx": "onnx",
-    "predict": "prediction",
-    "predict_files": "prediction_files",
-}
-
-__all__ = ["Agreement", "ExportError", "export_onnx", "predict", "predict_files"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return getattr(import_module(f"bucketrank.deploy.{_MODULES[name]}"), name)
-    raise AttributeError(f"module 'bucketrank.deploy' has no attribute {name!r}")
+__all__, __getattr__ = import_on_use(
+    __name__,
+    {
+        "bucketrank.deploy.evaluate": ("Evaluation", "evaluate"),
+        "bucketrank.deploy.onnx": ("Agreement", "ExportError", "export_onnx"),
+        "bucketrank.deploy.prediction": ("predict",),
+        "bucketrank.deploy.prediction_files": ("predict_files",),
+    },
+)

@@ -16,7 +16,7 @@ Policy = Literal["steps", "one_cycle"]
 
 @dataclass(frozen=True)
 class DataSettings(Settings):
-    """Which images make up a batch, and how they are augmented."""
+    """The images of a batch and their augmentation."""
 
     group: ClassVar[str] = "data"
 
@@ -92,7 +92,7 @@ class ScheduleSettings(Settings):
 
 @dataclass(frozen=True)
 class TrainerSettings(Settings):
-    """Where the steps are computed, and what a run writes."""
+    """The devices of a run and the files that it writes."""
 
     group: ClassVar[str] = "trainer"
 

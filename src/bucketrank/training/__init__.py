@@ -1,44 +1,27 @@
-"""Training a detector by a recipe: Lightning runs the loop, the run folder holds the results.
+"""Training a detector by a recipe: Lightning runs the loop, the run folder holds the results."""
 
-Names are imported when they are first used: reading recipes does not load torch.
-"""
+from typing import TYPE_CHECKING
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from bucketrank.lazy import import_on_use
 
 if TYPE_CHECKING:
-    from bucketrank.deploy.evaluate import evaluate
-    from bucketrank.model_files.loading import load_model
-    from bucketrank.model_files.weights import Meta, save_weights
-    from bucketrank.recipes import Recipe, RecipeError, load_recipe
-    from bucketrank.training.run import RunResult, train
+    from bucketrank.deploy.evaluate import evaluate as evaluate
+    from bucketrank.model_files.loading import load_model as load_model
+    from bucketrank.model_files.weights import Meta as Meta
+    from bucketrank.model_files.weights import save_weights as save_weights
+    from bucketrank.recipes import Recipe as Recipe
+    from bucketrank.recipes import RecipeError as RecipeError
+    from bucketrank.recipes import load_recipe as load_recipe
+    from bucketrank.training.run import RunResult as RunResult
+    from bucketrank.training.run import train as train
 
-_HOME = {
-    "Meta": "model_files.weights",
-    "Recipe": "recipes",
-    "RecipeError": "recipes",
-    "RunResult": "training.run",
-    "evaluate": "deploy.evaluate",
-    "load_model": "model_files.loading",
-    "load_recipe": "recipes",
-    "save_weights": "model_files.weights",
-    "train": "training.run",
-}
-
-__all__ = [
-    "Meta",
-    "Recipe",
-    "RecipeError",
-    "RunResult",
-    "evaluate",
-    "load_model",
-    "load_recipe",
-    "save_weights",
-    "train",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"bucketrank.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'bucketrank.training' has no attribute {name!r}")
+__all__, __getattr__ = import_on_use(
+    __name__,
+    {
+        "bucketrank.deploy.evaluate": ("evaluate",),
+        "bucketrank.model_files.loading": ("load_model",),
+        "bucketrank.model_files.weights": ("Meta", "save_weights"),
+        "bucketrank.recipes": ("Recipe", "RecipeError", "load_recipe"),
+        "bucketrank.training.run": ("RunResult", "train"),
+    },
+)

@@ -32,7 +32,7 @@ Key = tuple[int, int]  # index of an image in the data set, and the seed of its 
 
 @dataclass
 class Position:
-    """How far a run is: the epoch, the batches of it that this process has had, and the steps of the whole run."""
+    """The progress of a run: the epoch, the batches of it that this process has had, and the steps of the whole run."""
 
     epoch: int = 0
     batch: int = 0
