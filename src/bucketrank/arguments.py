@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
-from bucketrank.catalogue.suggestions import nearest
+from bucketrank.suggestions import nearest
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser

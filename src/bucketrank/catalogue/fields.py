@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from bucketrank.catalogue.suggestions import require_choice
+from bucketrank.suggestions import require_choice
 
 
 class Setting(NamedTuple):

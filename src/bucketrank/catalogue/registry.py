@@ -18,7 +18,7 @@ from typing import Generic, Protocol, TypeVar
 from bucketrank.catalogue.detector_specs import BUILT_IN_DETECTORS, DetectorSettings, DetectorSpec
 from bucketrank.catalogue.fields import Settings, describe
 from bucketrank.catalogue.loss_specs import BUILT_IN_LOSSES, LossSettings, LossSpec
-from bucketrank.catalogue.suggestions import require_choice
+from bucketrank.suggestions import require_choice
 
 
 class Spec(Protocol):

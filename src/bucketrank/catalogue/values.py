@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, get_args, get_origin
 
 from bucketrank.catalogue.fields import alternatives, choices_of
-from bucketrank.catalogue.suggestions import nearest
+from bucketrank.suggestions import nearest
 
 IN_WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
 

@@ -26,9 +26,9 @@ def study(
 ) -> int:
     """Reproduce a table of the paper, with our numbers next to the paper's. Finished runs are skipped."""
     require("rich", "PIL", "faster_coco_eval", "yaml", "lightning", "timm", "matplotlib", extra="detect")
-    from bucketrank.catalogue.suggestions import require_choice
     from bucketrank.recipes import RecipeError
     from bucketrank.study.grid import STUDIES, SYNTHETIC
+    from bucketrank.suggestions import require_choice
 
     out = out or Path("runs") / f"study-{name}"
     try:

@@ -16,8 +16,8 @@ from bucketrank.catalogue import (
     detector_spec,
     loss_settings,
 )
-from bucketrank.catalogue.suggestions import nearest, require_choice
 from bucketrank.detectors.detector import Detector
+from bucketrank.suggestions import nearest, require_choice
 
 
 def build(

@@ -20,9 +20,9 @@ from bucketrank.catalogue import (
     loss_spec,
     losses,
 )
-from bucketrank.catalogue.suggestions import nearest
 from bucketrank.catalogue.values import convert
 from bucketrank.recipes.training_settings import DataSettings, ScheduleSettings, TrainerSettings
+from bucketrank.suggestions import nearest
 
 INIT = Setting(
     "init", str | None, None, "weights file of an earlier run to start from; tensors that do not fit are skipped"

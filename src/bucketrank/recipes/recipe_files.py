@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 
 from bucketrank.catalogue import detectors
-from bucketrank.catalogue.suggestions import nearest
 from bucketrank.recipes.recipe import GROUPS, Recipe, RecipeError, flatten, from_dict
+from bucketrank.suggestions import nearest
 
 
 def load_recipe(recipe: str | Path, flags: Sequence[str] = ()) -> Recipe:

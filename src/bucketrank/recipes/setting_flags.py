@@ -14,10 +14,10 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from bucketrank.catalogue.fields import Setting, alternatives, choices_of
-from bucketrank.catalogue.suggestions import nearest
 from bucketrank.catalogue.values import convert, type_in_words
 from bucketrank.recipes.recipe import GROUPS, Recipe, RecipeError, settings_by_key
 from bucketrank.recipes.recipe_files import parse_yaml
+from bucketrank.suggestions import nearest
 
 SHORT = {"--detector": "--detector.name", "--backbone": "--backbone.name", "--loss": "--loss.name"}
 # The parser would nest names with dots, and train also has a flag --data: settings get names that do neither.

@@ -12,7 +12,6 @@ from torchvision.ops import box_convert, clip_boxes_to_image
 
 from bucketrank.catalogue import BackboneSettings, InputSettings, LossSettings
 from bucketrank.catalogue.detector_specs import CoDETRSettings
-from bucketrank.catalogue.suggestions import require_choice
 from bucketrank.detectors.backbone import Backbone
 from bucketrank.detectors.co_detr.auxiliary import AUXILIARY, AuxiliarySettings
 from bucketrank.detectors.co_detr.decoder import Decoded, Decoder, SelectedQueries
@@ -26,6 +25,7 @@ from bucketrank.detectors.detector import Detector
 from bucketrank.detectors.postprocess import best_entries
 from bucketrank.detectors.targets import Target
 from bucketrank.ops.assignment import assign_hungarian
+from bucketrank.suggestions import require_choice
 
 # Classification 2, L1 5 and GIoU 2; RS loss balances the boxes instead.
 RECIPE = HeadRecipe(ranking_weight=2.0, scored_weight=2.0, l1_weight=2.5, prior=0.01, confident=False)
