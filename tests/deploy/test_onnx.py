@@ -20,7 +20,7 @@ from bucketrank.deploy import onnx as exporting
 from bucketrank.deploy.onnx import check_images, compare
 from bucketrank.detectors import DETECTORS
 
-from ..detectors.tiny import tiny
+from ..detectors.small_detectors import small_detector
 from ..shared_data import shared
 from .made_up import CATEGORIES, CLASSES, stirred, write_weights
 
@@ -39,7 +39,7 @@ def proposals(name: str, number: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", DETECTORS)
 def test_every_detector_can_be_exported(name, tmp_path):
-    model = stirred(tiny(name, min_size=90, **proposals(name, 300)))
+    model = stirred(small_detector(name, min_size=90, **proposals(name, 300)))
     agreement = export_onnx(model, tmp_path / "m.onnx", size=SIZE, classes=CLASSES)
     assert agreement.pictures == 3
     assert agreement.detections == 300
@@ -51,7 +51,7 @@ def test_every_detector_can_be_exported(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["atss", "mask_rcnn"])
 def test_numbers_of_detections_are_not_frozen(name, tmp_path):
-    model = stirred(tiny(name, detections=1000, nms=0.3, **proposals(name, 1000)))
+    model = stirred(small_detector(name, detections=1000, nms=0.3, **proposals(name, 1000)))
     images = check_images(SIZE)
     counts = sorted({len(found["scores"]) for found in predict(model, [image[0] for image in images])})
     assert len(counts) > 1, "or this test shows nothing"
@@ -61,7 +61,7 @@ def test_numbers_of_detections_are_not_frozen(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["paa", "cascade_rcnn", "mask_rcnn"])
 def test_no_detections_are_possible(name, tmp_path):
-    model = stirred(tiny(name, score_threshold=0.9999999))
+    model = stirred(small_detector(name, score_threshold=0.9999999))
     assert export_onnx(model, tmp_path / "m.onnx", size=SIZE, classes=CLASSES).detections == 0
     assert run(tmp_path / "m.onnx", check_images(SIZE)[0])["boxes"].shape == (0, 4)
 
@@ -100,7 +100,7 @@ def test_on_a_photograph(tmp_path):
     """A real picture has other statistics than drawn ones."""
     with Image.open(sorted(shared("data/coco_by/images").glob("*.jpg"))[0]) as picture:
         agreement = export_onnx(
-            stirred(tiny("atss", min_size=160, max_size=256)),
+            stirred(small_detector("atss", min_size=160, max_size=256)),
             tmp_path / "m.onnx",
             size=(160, 200),
             classes=CLASSES,
@@ -110,7 +110,7 @@ def test_on_a_photograph(tmp_path):
 
 
 def test_a_different_detector_is_not_kept(tmp_path, monkeypatch):
-    model = stirred(tiny("atss"))
+    model = stirred(small_detector("atss"))
     trace = exporting._trace
 
     def spoilt(whole, image, path):
@@ -125,7 +125,7 @@ def test_a_different_detector_is_not_kept(tmp_path, monkeypatch):
 
 
 def test_what_onnx_does_not_have_is_said(tmp_path):
-    model = tiny("atss", backbone="resnet18", deformable_groups=1)
+    model = small_detector("atss", backbone="resnet18", deformable_groups=1)
     model.train()
     with pytest.raises(ExportError, match=r"ATSS: this detector cannot be written as ONNX: .*deform_conv2d"):
         export_onnx(model, tmp_path / "m.onnx", size=SIZE, classes=CLASSES)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bucketrank.bench.detectors.study import Head
-from bucketrank.detectors.criterion import Assigned, Criterion, Terms
+from bucketrank.detectors.criterion import Assigned, Criterion, LossTerms
 from bucketrank.ops.assignment import IGNORED
 
 HOW = (
@@ -61,12 +61,12 @@ def split(model: nn.Module, watch: Stopwatch) -> Iterator[None]:
             del criterion.forward, criterion.masks
 
 
-def _split_forward(forward: Callable[[Assigned], Terms], watch: Stopwatch) -> Callable[[Assigned], Terms]:
-    def timed(found: Assigned) -> Terms:
+def _split_forward(forward: Callable[[Assigned], LossTerms], watch: Stopwatch) -> Callable[[Assigned], LossTerms]:
+    def timed(found: Assigned) -> LossTerms:
         names = [field.name for field in fields(found) if _has_gradient(getattr(found, field.name))]
         inputs = [getattr(found, name) for name in names]
 
-        def terms_of(leaves: Sequence[Tensor]) -> Terms:
+        def terms_of(leaves: Sequence[Tensor]) -> LossTerms:
             return forward(replace(found, **dict(zip(names, leaves, strict=True))))
 
         return _cut_out(terms_of, inputs, watch)
@@ -85,7 +85,7 @@ def _has_gradient(value: object) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
-def _cut_out(terms_of: Callable[[Sequence[Tensor]], Terms], inputs: list[Tensor], watch: Stopwatch) -> Terms:
+def _cut_out(terms_of: Callable[[Sequence[Tensor]], LossTerms], inputs: list[Tensor], watch: Stopwatch) -> LossTerms:
     """The terms, with the gradients already computed: what the step's own backward pass finds here is one product."""
     leaves = [value.detach().requires_grad_() for value in inputs]
     with watch.running():
