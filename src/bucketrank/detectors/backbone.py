@@ -46,7 +46,7 @@ class Backbone(nn.Module):
         self.mean, self.std = mean, std
         self.freeze_batch_norm = freeze_batch_norm
         self.frozen: list[str] = []  # names of parameters
-        self.only_finest: list[str] = []  # names of parameters that only the first map depends on, if any map does
+        self.only_finest: list[str] = []  # names of parameters that no map but the first depends on
         self.frozen = self._parameters_to_freeze(frozen_stages)
         self.train()
 

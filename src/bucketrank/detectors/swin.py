@@ -1,4 +1,4 @@
-"""The Swin Transformers that serve as backbones, from transformers: timm's take images of one size only."""
+"""Swin Transformers as backbones, from the library transformers: those of timm require images of a fixed size."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SWIN_HUB = {
 
 
 def build_swin(name: str, weights: str | None) -> Any:
-    """Build a Swin of transformers; ``weights`` as in ``BackboneSettings``."""
+    """Build a Swin; ``weights`` as in ``BackboneSettings``."""
     from transformers import SwinBackbone, SwinConfig  # takes seconds
 
     config = SwinConfig(**SWIN[name], out_features=["stage1", "stage2", "stage3", "stage4"])

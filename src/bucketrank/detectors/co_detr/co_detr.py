@@ -172,7 +172,7 @@ class CoDETR(Detector):
         return {name: torch.stack([terms[name] for terms in layer_terms]).sum() for name in layer_terms[0]}
 
     def detecting_criterion(self) -> tuple[Criterion, int]:
-        # Per step, one call for the encoder's proposals, then one for each layer of the decoder; its last layer detects.
+        # Per step, one call is for the encoder's proposals, then one for each layer of the decoder. The last detects.
         return self.criterion, len(self.decoder.layers)
 
     def detect(self, images: ImageList, features: list[Tensor]) -> list[dict[str, Tensor]]:

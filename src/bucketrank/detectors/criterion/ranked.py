@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ class Ranked(Criterion):
     """Base class of the ranking losses."""
 
     ranking = True
-    classification_terms = ("rank",)
+    classification_terms: ClassVar[tuple[str, ...]] = ("rank",)
 
     def forward(self, assigned: Assigned) -> LossTerms:
         weight = self.recipe.ranking_weight
