@@ -165,7 +165,7 @@ def require_device(command: str, device: str) -> None:
     try:
         resolve_device(device)
     except ValueError as error:
-        raise UsageError(f"{command}: --device: {error}") from error
+        raise UsageError(f"{command}: --{error}") from error
 
 
 def listed(flag: str, text: str, parse: Callable[[str], Any]) -> tuple[Any, ...]:

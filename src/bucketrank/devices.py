@@ -1,19 +1,27 @@
-"""Torch devices by name."""
+"""The torch device that a ``device`` argument or a ``--device`` flag names."""
 
 from __future__ import annotations
 
 import torch
 
 
-def resolve_device(name: str) -> torch.device:
-    """Return a device by its name; ``"auto"`` is cuda if available, otherwise the CPU.
+def resolve_device(name: str = "auto") -> torch.device:
+    """Return the device called ``name``; "auto" is cuda if available, else cpu.
 
-    ValueError if torch cannot use it.
+    Raises ValueError if torch does not know the device or cannot compute on it. The message opens with ``device:``, so
+    that a command can put two hyphens before it.
+
+    >>> resolve_device("cpu")
+    device(type='cpu')
     """
-    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        device = torch.device(chosen)
-        torch.zeros(1, device=device)
-    except (AssertionError, RuntimeError) as error:
-        raise ValueError(f"expected auto or a torch device like cpu or cuda:0, got {name!r}: {error}") from error
+        device = torch.device(name)
+        torch.zeros(1, device=device).item()
+    except (AssertionError, ImportError, RuntimeError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f"device: expected auto, cpu, cuda or another device that torch can use here, got {name!r} ({reason})"
+        ) from error
     return device

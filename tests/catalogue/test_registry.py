@@ -6,7 +6,7 @@ import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 import torch
@@ -88,6 +88,8 @@ class WideSettings(LossSettings):
 
 
 class Wide(Ranked):
+    settings: WideSettings
+
     def loss(self, logits, targets, errors):
         positives, negatives = logits[targets > 0], logits[targets == 0]
         if not len(positives):
@@ -110,9 +112,9 @@ def registered():
 
 @pytest.mark.slow
 def test_a_registered_loss_and_detector_work_from_the_recipe_to_the_report(registered, shapes, tmp_path, capsys):
-    model = build("named", num_classes=2, backbone="test_resnet", loss="wide", width=3.0, channels=32)
+    model: Any = build("named", num_classes=2, backbone="test_resnet", loss="wide", width=3.0, channels=32)
+    assert model.criterion.settings.width == 3.0
     assert type(model) is Named
-    assert model.criterion.settings.width == 3.0  # type: ignore[union-attr]
     folder = tmp_path / "run"
     flags = "--detector named --loss wide --loss.width 4 --schedule.epochs 1"
     with pytest.MonkeyPatch.context() as patch:
@@ -151,7 +153,7 @@ def test_a_loss_that_the_detector_does_not_take_is_refused(registered):
 
 def test_what_cannot_be_registered():
     with LOSSES.restored():
-        with pytest.raises(ValueError, match="register_loss: a loss named 'rs' already exists; .*replace=True"):
+        with pytest.raises(ValueError, match=r"register_loss: a loss named 'rs' already exists; .*replace=True"):
             register_loss(LossSpec("rs", Wide))
         register_loss(LossSpec("rs", Wide, WideSettings), replace=True)
         assert loss_spec("rs").load() is Wide
@@ -163,7 +165,7 @@ def test_what_cannot_be_registered():
 
 
 def test_an_unknown_name_says_how_to_add_it(tmp_path):
-    with pytest.raises(RecipeError, match="got 'hinge'; the nearest is .*register_loss adds others"):
+    with pytest.raises(RecipeError, match=r"got 'hinge'; the nearest is .*register_loss adds others"):
         load_recipe("atss-laptop", ["--loss", "hinge"])
 
 
@@ -176,7 +178,7 @@ def test_weights_of_a_loss_that_is_not_registered(registered, tmp_path):
     load_model(tmp_path / "w.safetensors")
     with LOSSES.restored():
         LOSSES._specs.pop("wide")
-        with pytest.raises(WeightsError, match="expected one of .*got 'wide'"):
+        with pytest.raises(WeightsError, match=r"expected one of .*got 'wide'"):
             load_model(tmp_path / "w.safetensors")
 
 
@@ -206,7 +208,8 @@ def test_entry_points_are_read_without_torch(site):
         from bucketrank.catalogue import detectors, losses
         from bucketrank.recipes import load_recipe
         recipe = load_recipe("atss-laptop", ["--detector", "tall_atss", "--loss", "hinge", "--loss.margin", "0.5"])
-        print(json.dumps([losses()["hinge"].title, detectors()["tall_atss"].title, recipe.loss.margin, "torch" in sys.modules]))
+        titles = [losses()["hinge"].title, detectors()["tall_atss"].title]
+        print(json.dumps([*titles, recipe.loss.margin, "torch" in sys.modules]))
         """,
         site,
     )
@@ -216,7 +219,7 @@ def test_entry_points_are_read_without_torch(site):
 @pytest.mark.slow
 def test_a_distribution_adds_a_loss_and_a_detector(site, shapes, tmp_path):
     words = ["train", "atss-laptop", "--data", str(shapes), "--out", str(tmp_path / "run"), *tiny.USUAL.split()]
-    words += "--detector tall_atss --loss hinge --loss.margin 0.5 --schedule.epochs 1".split()
+    words += ["--detector", "tall_atss", "--loss", "hinge", "--loss.margin", "0.5", "--schedule.epochs", "1"]
     weights = str(tmp_path / "run/weights.safetensors")
     done = in_new_process(
         f"""

@@ -14,14 +14,6 @@ from bucketrank.detectors.backbone_builder import build_backbone
 from .backbone_checks import randomise_constants
 
 
-@pytest.fixture
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="session")
 def resnet18_file(tmp_path_factory) -> Path:
     """A weights file of a whole classifier; all its tensors are random."""

@@ -6,7 +6,7 @@ import multiprocessing
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, get_args
 from unittest import mock
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from bucketrank import ap_loss, rank_sort_loss, use_backend
+from bucketrank.choices import Method
 from bucketrank.losses import backend, kernels, threads
 from bucketrank.losses.exact import Exact
 from bucketrank.losses.fused import Fused
@@ -49,14 +50,6 @@ class _Losses(Dataset[tuple[float, float]]):
         # Workers run on one thread; two of ours all the same, to cross those of the parent with those of the child.
         with mock.patch.object(torch, "get_num_threads", return_value=2):
             return _compare(seed)
-
-
-@pytest.fixture
-def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("two_threads")
@@ -179,6 +172,7 @@ def test_buckets_found_again_are_the_buckets_kept(dtype: torch.dtype) -> None:
 
 def test_the_choice_of_backend(monkeypatch) -> None:
     logits = torch.zeros(1)
+    assert tuple(backend.METHODS) == get_args(Method)
     assert backend.comparison_of("exact", "auto", logits) is Fused
     assert backend.comparison_of("exact", "fused", logits) is Fused
     assert backend.comparison_of("exact", "torch", logits) is Exact
@@ -187,7 +181,7 @@ def test_the_choice_of_backend(monkeypatch) -> None:
         backend.comparison_of("exact", "fused", logits.to("meta"))
     with (
         pytest.raises(ValueError, match="use_backend: expected one of auto, fused, torch, got 'cuda'"),
-        use_backend("cuda"),
+        use_backend("cuda"),  # type: ignore[arg-type]
     ):
         pass
     with pytest.raises(KeyError), use_backend("torch"):

@@ -1,9 +1,10 @@
-"""Recipes: every one of the package builds its detector; a mistake is told with what is nearest."""
+"""Recipes: each one builds its detector and agrees with the paper; a mistake names the nearest setting."""
 
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch
 from bucketrank.catalogue import detector_spec
 from bucketrank.catalogue.model_settings import SWIN_NAMES
 from bucketrank.model_files.loading import build_detector
+from bucketrank.paper.paper_rows import paper_row, paper_rows
 from bucketrank.recipes import RecipeError, from_dict, load_recipe, recipe_names, recipe_to_yaml
 from bucketrank.recipes.listing import header, markdown
 from bucketrank.recipes.recipe import differences
@@ -37,7 +39,7 @@ def test_every_recipe_builds_its_detector(name):
         backbone = replace(backbone, name="test_resnet")
     else:
         backbone = replace(backbone, name="resnet18")
-    own = {key: value for key, value in SMALL.items() if hasattr(recipe.detector, key)}
+    own: dict[str, Any] = {key: value for key, value in SMALL.items() if hasattr(recipe.detector, key)}
     model = build_detector(replace(recipe, detector=replace(recipe.detector, **own), backbone=backbone), num_classes=2)
     assert model.training
     assert type(model) is detector_spec(recipe.detector.name).load()
@@ -50,30 +52,46 @@ def test_every_recipe_opens_with_its_command_and_the_papers_numbers(name):
     words = head.command.split()[3:]
     flags = [word for word in words if word.startswith("--") and "." in word]
     load_recipe(name, [part for flag in flags for part in (flag, words[words.index(flag) + 1])])
+    row = paper_row(name)
     if name.endswith("laptop"):
         assert head.notes[0] == "For a laptop. Not from the paper."
-    else:
-        assert head.numbers, "no row of the paper"
-        assert "Hardware of the paper: " in "\n".join(head.notes)
-        loss = load_recipe(name).loss
-        # What the row is about is what the recipe does.
-        row = head.row.partition(" (")[0]
-        if "(here RS, exact)" not in head.row:
-            assert ("BRS" in row or "BAP" in row) == (getattr(loss, "method", None) == "bucketed")
-            assert ("RS" in row) == (loss.name == "rs")
+        assert row is None
+        return
+    assert row is not None
+    accuracy = ", ".join(f"{key} {value}" for key, value in row.texts().items() if key != "seconds")
+    metric = "mask " if row.metric == "mask" else ""
+    seconds = f", {row.texts()['seconds']} s/iteration" if "seconds" in row.numbers else ""
+    assert head.notes[0] == f"Paper: table {row.table}, {row.title(name)}: {metric}{accuracy}{seconds}."
+    assert head.notes[1] == f"Hardware of the paper: {row.hardware}."
+    recipe = load_recipe(name)
+    assert recipe.detector.name == row.detector
+    # The loss of the recipe is the loss of the row; an exact recipe may replace a bucketed loss.
+    expected = {
+        "BRS": ("rs", "bucketed"),
+        "BAP": ("ap", "bucketed"),
+        "RS": ("rs", "pairwise"),
+        "AP": ("ap", "pairwise"),
+    }
+    actual = getattr(recipe.loss, "method", None)
+    loss, method = expected.get(row.loss, (row.loss.lower(), actual))
+    assert (recipe.loss.name, actual) == (loss, "exact" if name == row.exact_recipe else method)
 
 
 def test_the_papers_tables_are_complete():
-    rows = {(head.table, head.row.partition(" (")[0]) for head in map(header, recipe_names()) if head.table}
-    # Rows of tables 1 to 4, 7 and 8 that are not repeated from an earlier one.
-    assert {table: sum(t == table for t, _ in rows) for table in (1, 2, 3, 4, 7, 8)} == {
+    with_recipe = [row.table for row in paper_rows() if row.recipe]
+    # Rows that are not repeated from an earlier table; those of table 6 are detectors of others.
+    assert {table: with_recipe.count(table) for table in set(with_recipe)} == {
         1: 14,
         2: 4,
         3: 4,
         4: 2,
+        5: 6,
         7: 2,
         8: 5,
     }
+    recipes = [name for row in paper_rows() for name in (row.recipe, row.exact_recipe) if name]
+    with_row = [name for name in recipe_names() if not name.endswith("laptop")]
+    assert sorted(recipes) == with_row, "each recipe has one row"
 
 
 def test_published_schedules():
@@ -104,7 +122,7 @@ def test_flags_set_anything():
     recipe = load_recipe(
         "atss-r50-rs", [*flags.split(), "--schedule.factors", "{sampling_offsets: 0.1}", "--loss.box_loss", "null"]
     )
-    assert (recipe.loss.name, recipe.loss.delta, recipe.loss.box_loss) == ("ap", 0.25, None)
+    assert (recipe.loss.name, recipe.flat()["loss.delta"], recipe.loss.box_loss) == ("ap", 0.25, None)
     assert (recipe.inputs.min_size, recipe.inputs.max_size) == ((320, 480), 640)
     assert recipe.data.jitter
     assert (recipe.schedule.lr, recipe.schedule.factors) == (1e-4, {"sampling_offsets": 0.1})
@@ -132,7 +150,7 @@ def test_a_recipe_survives_yaml(tmp_path):
         ("--schedule.optimiser adam", "got 'adam'; the nearest is \"adamw\""),
         ("--schedule.milestones 11,8", r"expected rising epochs from 1, got \(11, 8\)"),
         ("--data.batch_size 0", "data.batch_size: expected at least 1, got 0"),
-        ("--inputs.min_size 2000", "expected min_size to be one or more sizes between 1 and max_size"),
+        ("--inputs.min_size 2000", "inputs.min_size: expected one or more sizes between 1 and max_size"),
         ("--trainer.devices two", "trainer.devices: expected a number, or auto, got 'two'"),
         ("loss.delta 3", 'there is no flag "loss.delta"'),
     ],
@@ -168,7 +186,13 @@ def test_settings_of_another_loss_are_accepted_and_not_kept():
     """A recipe with a loss.delta still works with --loss focal, and recipes written with all settings still load."""
     recipe = load_recipe("atss-laptop", ["--loss.delta", "0.25", "--loss", "focal"])
     assert "loss.delta" not in recipe.flat()
-    everything = {"name": "rs", "method": "exact", "delta": None, "interpolate": False, "balance_period": None}
+    everything: dict[str, Any] = {
+        "name": "rs",
+        "method": "exact",
+        "delta": None,
+        "interpolate": False,
+        "balance_period": None,
+    }
     everything |= {"focal_alpha": 0.25, "focal_gamma": 2.0, "box_loss": None, "box_weight": None}
     assert from_dict({"detector": {"name": "atss"}, "loss": everything}) == from_dict({"detector": {"name": "atss"}})
     with pytest.raises(RecipeError, match=r"loss\.focal_gamma: expected a number, got 'high'"):

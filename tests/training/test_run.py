@@ -42,7 +42,7 @@ def test_the_folder_holds_the_run(run):
         "validation.csv",
         "weights.safetensors",
     ]
-    assert load_recipe(run / "recipe.yaml").detector.proposals  # type: ignore[attr-defined] == 50
+    assert load_recipe(run / "recipe.yaml").flat()["detector.proposals"] == 50
     environment = json.loads((run / "environment.json").read_text())
     assert environment["versions"]["torch"] == torch.__version__.partition("+")[0]
     with Image.open(run / "curves.png") as curves:

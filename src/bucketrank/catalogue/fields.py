@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from bucketrank.catalogue.suggestions import require_choice
@@ -42,11 +42,18 @@ class Settings:
             raise ValueError(f"{self.group}.{setting}: expected {expected}, got {getattr(self, setting)!r}")
 
 
-@cache
 def describe(settings: type[Settings]) -> tuple[Setting, ...]:
     """Return the fields of a group of settings, in the order of their declaration."""
+    if settings not in _described:
+        _described[settings] = tuple(_read_fields(settings))
+    return _described[settings]
+
+
+_described: dict[type[Settings], tuple[Setting, ...]] = {}
+
+
+def _read_fields(settings: type[Settings]) -> Iterator[Setting]:
     hints = get_type_hints(settings, include_extras=True)
-    described = []
     for field in dataclasses.fields(settings):
         hint = hints[field.name]
         if not hasattr(hint, "__metadata__"):
@@ -54,8 +61,7 @@ def describe(settings: type[Settings]) -> tuple[Setting, ...]:
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        described.append(Setting(field.name, get_args(hint)[0], default, hint.__metadata__[0]))
-    return tuple(described)
+        yield Setting(field.name, get_args(hint)[0], default, hint.__metadata__[0])
 
 
 def alternatives(annotation: Any) -> list[Any]:

@@ -9,11 +9,11 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from bucketrank.catalogue.fields import Settings
 from bucketrank.catalogue.importing import import_object
+from bucketrank.choices import ALRPMethod, Method
 
 RankingScope = Literal["batch", "image", "global"]
 BoxLoss = Literal["giou", "l1", "smooth_l1"]
-Method = Literal["exact", "bucketed", "pairwise"]
-ALRPMethod = Literal["exact", "pairwise"]
+
 
 AnyLossSettings = TypeVar("AnyLossSettings", bound="LossSettings")
 
@@ -97,7 +97,7 @@ class ALRPSettings(RankingSettings):
     filled_by_run: ClassVar[tuple[str, ...]] = ("balance_period",)
 
     name: Annotated[str, "the loss that trains the detector"] = "alrp"
-    method: Annotated[ALRPMethod, "exact or pairwise (the definition)"] = "exact"  # type: ignore[assignment]
+    method: Annotated[ALRPMethod, "exact or pairwise (the definition)"] = "exact"
     balance_period: Annotated[int | None, "aLRP: iterations between updates of the box weight (null: one epoch)"] = None
 
     def __post_init__(self) -> None:
@@ -165,11 +165,11 @@ class LossSpec:
         return import_object(self.criterion)
 
 
-_PUSHES = (
-    "A positive is pushed up for the negatives above it, and they are pushed down by as much; where the order is right "
-    "nothing is pushed."
+_RANKING_NOTE = (
+    "A positive is raised because of the negatives ranked above it, and these negatives are lowered by the same total. "
+    "Entries that are in the right order by more than delta have no gradient."
 )
-_ONE_SCORE = "This loss looks at one score at a time: what ranks above an entry does not matter."
+_SCORE_NOTE = "This loss treats each score on its own; the rank has no influence."
 
 BUILT_IN_LOSSES = (
     LossSpec(
@@ -178,7 +178,7 @@ BUILT_IN_LOSSES = (
         RankSortSettings,
         title="Rank & Sort loss",
         reference="Oksuz et al., Rank & Sort Loss for Object Detection and Instance Segmentation, ICCV 2021",
-        gradient_note=f"{_PUSHES} Of two positives the one with the lower IoU should rank below.",
+        gradient_note=f"{_RANKING_NOTE} A positive of lower IoU should rank below one of higher IoU.",
     ),
     LossSpec(
         "ap",
@@ -186,7 +186,7 @@ BUILT_IN_LOSSES = (
         APSettings,
         title="AP loss",
         reference="Chen et al., AP-Loss for Accurate One-Stage Object Detection, TPAMI 2020",
-        gradient_note=_PUSHES,
+        gradient_note=_RANKING_NOTE,
     ),
     LossSpec(
         "alrp",
@@ -195,7 +195,7 @@ BUILT_IN_LOSSES = (
         title="aLRP loss",
         reference="Oksuz et al., A Ranking-based, Balanced Loss Function Unifying Classification and Localisation in "
         "Object Detection, NeurIPS 2020",
-        gradient_note=_PUSHES,
+        gradient_note=_RANKING_NOTE,
     ),
     LossSpec(
         "dr",
@@ -210,7 +210,7 @@ BUILT_IN_LOSSES = (
         FocalSettings,
         title="focal loss",
         reference="Lin et al., Focal Loss for Dense Object Detection, ICCV 2017",
-        gradient_note=_ONE_SCORE,
+        gradient_note=_SCORE_NOTE,
     ),
     LossSpec(
         "ce",
@@ -218,6 +218,6 @@ BUILT_IN_LOSSES = (
         CrossEntropySettings,
         title="cross-entropy",
         reference="Ren et al., Faster R-CNN, NeurIPS 2015",
-        gradient_note=_ONE_SCORE,
+        gradient_note=_SCORE_NOTE,
     ),
 )

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
 
 from bucketrank.catalogue.detector_specs import BUILT_IN_DETECTORS, DetectorSettings, DetectorSpec
-from bucketrank.catalogue.fields import describe
+from bucketrank.catalogue.fields import Settings, describe
 from bucketrank.catalogue.loss_specs import BUILT_IN_LOSSES, LossSettings, LossSpec
 from bucketrank.catalogue.suggestions import require_choice
 
@@ -28,7 +28,7 @@ class Spec(Protocol):
     def name(self) -> str: ...
 
     @property
-    def settings(self) -> type: ...
+    def settings(self) -> type[Settings]: ...
 
 
 AnySpec = TypeVar("AnySpec", bound=Spec)
@@ -163,4 +163,4 @@ def detector_settings(name: str, **settings: object) -> DetectorSettings:
     >>> detector_settings("atss", channels=64).topk
     9
     """
-    return detector_spec(name).settings(name=name, **settings)  # type: ignore[arg-type]
+    return detector_spec(name).settings(name=name, **settings)

@@ -29,9 +29,9 @@ def bench_detectors(
     """Measure seconds per iteration of each detector with RS loss, by method, against score-based losses."""
     given: dict[str, Any] = {name: value for name, value in locals().items() if value is not None}
     require("rich", "matplotlib", "timm", "torchvision", extra="detect")
-    from bucketrank.bench.detectors.measure import run
-    from bucketrank.bench.detectors.report import show, write
-    from bucketrank.bench.detectors.study import QUICK, Settings, parse_image_size
+    from bucketrank.bench.detectors.detector_report import show_detector_bench, write_detector_bench
+    from bucketrank.bench.detectors.detector_results import QUICK, DetectorBenchSettings, parse_image_size
+    from bucketrank.bench.detectors.detector_timing import measure_detectors
     from bucketrank.bench.session import present
 
     del given["quick"], given["out"]
@@ -40,7 +40,7 @@ def bench_detectors(
             given["detectors"] = tuple(detectors.split(","))
         if image_size is not None:
             given["image_size"] = parse_image_size(image_size)
-        settings = Settings(**(QUICK if quick else {}) | given)
+        settings = DetectorBenchSettings(**(QUICK if quick else {}) | given)
     except ValueError as error:
         raise UsageError(f"bench detectors: {error}") from error
-    present(settings, out, run=run, show=show, write=write)
+    present(settings, out, measure=measure_detectors, show=show_detector_bench, write=write_detector_bench)

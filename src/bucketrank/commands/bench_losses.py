@@ -23,18 +23,18 @@ def bench_losses(
 ) -> None:
     """Measure time, memory and operations of every ranking loss, by method and backend, against focal loss."""
     require("rich", "matplotlib")
-    from bucketrank.bench.losses import run
-    from bucketrank.bench.numbers import parse_size
-    from bucketrank.bench.report import show, write
+    from bucketrank.bench.losses.loss_report import show_loss_bench, write_loss_bench
+    from bucketrank.bench.losses.loss_results import QUICK, LossBenchSettings
+    from bucketrank.bench.losses.loss_timing import measure_losses
     from bucketrank.bench.session import present
-    from bucketrank.bench.study import QUICK, Settings
+    from bucketrank.bench.units import parse_size
 
     given: dict[str, Any] = {"repeats": repeats, "max_seconds_per_cell": max_seconds_per_cell, "memory": memory}
     try:
         given["sizes"] = listed("--sizes", sizes, parse_size)
         given["percent"] = None if percent is None else listed("--percent", percent, float)
         chosen = (QUICK if quick else {}) | {name: value for name, value in given.items() if value is not None}
-        settings = Settings(seed=seed, device=device, large=large, **chosen)
+        settings = LossBenchSettings(seed=seed, device=device, large=large, **chosen)
     except ValueError as error:
         raise UsageError(f"bench losses: {error}") from error
-    present(settings, out, run=run, show=show, write=write)
+    present(settings, out, measure=measure_losses, show=show_loss_bench, write=write_loss_bench)

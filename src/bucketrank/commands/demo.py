@@ -16,11 +16,11 @@ def demo(
 ) -> None:
     """Train a small detector with a ranking loss and with focal loss, side by side (minutes on two cores)."""
     require("rich", "matplotlib", "PIL", "torchvision", "timm", "safetensors", extra="detect")
-    from bucketrank.demo.contest import Settings
-    from bucketrank.demo.run import run
+    from bucketrank.demo.demonstration import run_demo
+    from bucketrank.demo.paired_runs import DemoSettings
 
     try:
-        settings = Settings(steps=steps, seed=seed)
+        settings = DemoSettings(steps=steps, seed=seed)
     except ValueError as error:
         raise UsageError(f"demo: {error}") from error
-    run(settings, out)
+    run_demo(settings, out)

@@ -21,7 +21,7 @@ def predict(
 ) -> int:
     """Detect objects in images: draw them and write them as JSON (exit status 1 if some images cannot be read)."""
     require("rich", "PIL", "torchvision", "safetensors", "matplotlib", extra="detect")
-    from bucketrank.deploy.files import predict_files
+    from bucketrank.deploy.prediction_files import predict_files
 
     if batch < 1:
         raise UsageError(f"predict: --batch: expected at least 1, got {batch}")

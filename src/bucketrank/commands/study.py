@@ -41,7 +41,7 @@ def study(
         expected = "--seeds of at least 1, --rounds of at least 2 and --rates above 0"
         raise UsageError(f"study: expected {expected}, got {seeds}, {rounds} and {rates}")
     if name == SYNTHETIC:
-        from bucketrank.study.synthetic import study as synthetic
+        from bucketrank.study.synthetic_study import run_synthetic_study
 
         given = {"data": data, "seeds": seeds, "budget": budget, "only": only, "rates": rates, "rounds": rounds}
         given |= {"dry_run": dry_run}
@@ -49,12 +49,12 @@ def study(
         unused = ["--" + flag.replace("_", "-") for flag in given if given[flag] != known[flag].default]
         if unused := unused + ["settings"] * bool(list(settings)):
             raise UsageError(f"study: synthetic trains nothing and takes --out alone; remove {', '.join(unused)}")
-        synthetic(out)
+        run_synthetic_study(out)
         return 0
     if data is None:
         raise UsageError("study: expected --data, the folder of the data set")
-    from bucketrank.study.command import commands, prepare, run
-    from bucketrank.study.runs import StudyError
+    from bucketrank.study.study_command import plan_study, run_study, training_commands
+    from bucketrank.study.study_run import StudyError
 
     chosen: dict[str, Any] = {
         "seeds": seeds,
@@ -64,11 +64,14 @@ def study(
         "flags": tuple(settings),
     }
     try:
-        plan = prepare(name, data=data, out=out, **chosen)
-        if dry_run:
-            sys.stdout.write("\n".join(commands(plan)) + "\n")
-            return 0
-        return run(plan, rounds=rounds)
+        plan = plan_study(name, data=data, out=out, **chosen)
+    except (RecipeError, StudyError) as error:
+        raise UsageError(f"study: {error}") from error
+    if dry_run:
+        sys.stdout.write("\n".join(training_commands(plan)) + "\n")
+        return 0
+    try:
+        return run_study(plan, rounds=rounds)
     except RecipeError as error:
         raise UsageError(f"study: {error}") from error
     except StudyError as error:

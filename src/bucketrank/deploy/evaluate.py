@@ -1,4 +1,4 @@
-"""AP of a weights file on a data set."""
+"""Evaluate a weights file on a data set: average precision and the best score threshold."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader
 
 from bucketrank.data import CocoDataset, DataError, Split, collate, eval_transform, find_splits, require_sound
 from bucketrank.detectors import Detector
-from bucketrank.evaluation import Evaluator, Result
+from bucketrank.devices import resolve_device
+from bucketrank.evaluation import EvaluationResult, Evaluator
 from bucketrank.model_files.atomic import write_text
 from bucketrank.model_files.loading import load_model
 from bucketrank.model_files.weights import Meta
@@ -23,8 +24,8 @@ from bucketrank.recipes import from_dict
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A detector on its device in evaluation mode, and the images that it is to be measured on."""
+class EvaluationSetup:
+    """A detector on its device in evaluation mode, and the images to evaluate it on."""
 
     model: Detector
     meta: Meta
@@ -35,10 +36,10 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The numbers for boxes and, where the model has them, masks; and the score of the best F1 on this data."""
+    """The metrics of boxes and, if the model has them, masks; and the threshold with the best F1 on this data."""
 
-    boxes: Result
-    masks: Result | None
+    boxes: EvaluationResult
+    masks: EvaluationResult | None
     threshold: float
     images: int
     meta: Meta
@@ -56,36 +57,39 @@ def evaluate(
     most: int | None = None,
     detections: Path | None = None,
 ) -> Evaluation:
-    """Evaluate on a split of the folder ``data``, or on its first ``most`` images.
+    """Evaluate a weights file on a split of the data folder ``data``, or on its first ``most`` images.
 
-    No detection is cut by its score. ``detections`` is a file for what was found, in COCO's result format.
+    Detections of every score count. ``detections`` is a file to write them to, in COCO's result format.
     """
-    ready = prepare(weights, data, split=split, layout=layout, device=device)
-    model, meta, images, evaluator, place = ready.model, ready.meta, ready.images, ready.evaluator, ready.device
-    wanted = range(len(images) if most is None else min(most, len(images)))
-    loader = DataLoader(images, sampler=list(wanted), batch_size=batch_size, num_workers=workers, collate_fn=collate)
+    setup = prepare_evaluation(weights, data, split=split, layout=layout, device=device)
+    indices = range(len(setup.images) if most is None else min(most, len(setup.images)))
+    loader = DataLoader(
+        setup.images, sampler=list(indices), batch_size=batch_size, num_workers=workers, collate_fn=collate
+    )
+    evaluator = setup.evaluator
     with torch.inference_mode():
-        for pictures, targets in loader:
-            found = model([picture.to(place) for picture in pictures])
-            evaluator.add([int(target["image_id"]) for target in targets], found)
+        for images, targets in loader:
+            batch_detections = setup.model([image.to(setup.device) for image in images])
+            evaluator.add([int(target["image_id"]) for target in targets], batch_detections)
     if detections is not None:
         write_text(detections, json.dumps(evaluator.detections))
-    threshold = evaluator.best_threshold(seen_only=most is not None)
+    seen_only = most is not None
+    threshold = evaluator.best_threshold(seen_only=seen_only)
     return Evaluation(
-        boxes=evaluator.result("boxes", seen_only=most is not None),
-        masks=evaluator.result("masks", seen_only=most is not None) if model.masks else None,
+        boxes=evaluator.result("boxes", seen_only=seen_only),
+        masks=evaluator.result("masks", seen_only=seen_only) if setup.model.masks else None,
         threshold=0.0 if math.isnan(threshold) else threshold,
-        images=len(wanted),
-        meta=meta,
+        images=len(indices),
+        meta=setup.meta,
     )
 
 
-def prepare(
+def prepare_evaluation(
     weights: Path | str, data: Path | str, *, split: str = "val", layout: str | None = None, device: str = "auto"
-) -> Prepared:
-    """The detector of a weights file and a split of the folder ``data``; DataError unless the classes are the same."""
+) -> EvaluationSetup:
+    """Load a weights file and a split of the data folder ``data``; DataError unless the classes are the same."""
     model, meta = load_model(weights)
-    chosen = _split(data, split, layout)
+    chosen = _find_split(data, split, layout)
     require_sound(chosen, masks=model.masks)
     images = CocoDataset(chosen, transform=eval_transform())
     if (images.category_ids, images.class_names) != (meta.category_ids, meta.classes):
@@ -94,37 +98,35 @@ def prepare(
             f"(categories {meta.category_ids[:10]}), got {', '.join(images.class_names[:10])} "
             f"({images.category_ids[:10]})"
         )
-    place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
     style = from_dict(meta.recipe, source=str(weights)).data.style
     evaluator = Evaluator(chosen, masks=model.masks, style=style)
-    return Prepared(model.to(place), meta, images, evaluator, place)
+    torch_device = resolve_device(device)
+    return EvaluationSetup(model.to(torch_device), meta, images, evaluator, torch_device)
 
 
-def _split(data: Path | str, split: str, layout: str | None) -> Split:
+def _find_split(data: Path | str, split: str, layout: str | None) -> Split:
     splits = find_splits(data, layout=layout)
     chosen = {"val": splits.val, "train": splits.train}.get(split)
     if chosen is None:
-        raise DataError(f"{data}: there is no split {split!r}; there are val and train, where the folder has both")
+        raise DataError(f"{data}: there is no split {split!r}; expected val or train, if the folder has both")
     return chosen
 
 
 def print_evaluation(console: Console, evaluation: Evaluation) -> None:
     """Print COCO's metrics and the AP of each class."""
-    table = Table("", "boxes", *(["masks"] if evaluation.masks else []), box=None, padding=(0, 2, 0, 0))
+    masks = evaluation.masks
+    table = Table("", "boxes", *(["masks"] if masks else []), box=None, padding=(0, 2, 0, 0))
     for column in table.columns[1:]:
         column.justify = "right"
     for key, value in evaluation.boxes.metrics.items():
-        masks = [_percent(evaluation.masks.metrics[key])] if evaluation.masks else []
-        table.add_row(key, _percent(value), *masks)
+        table.add_row(key, _percent(value), *([_percent(masks.metrics[key])] if masks else []))
     console.print(table)
-    classes = Table("class", "AP", *(["mask AP"] if evaluation.masks else []), box=None, padding=(0, 2, 0, 0))
+    classes = Table("class", "AP", *(["mask AP"] if masks else []), box=None, padding=(0, 2, 0, 0))
     for name, value in evaluation.boxes.per_class.items():
-        classes.add_row(
-            escape(name), _percent(value), *([_percent(evaluation.masks.per_class[name])] if evaluation.masks else [])
-        )
+        classes.add_row(escape(name), _percent(value), *([_percent(masks.per_class[name])] if masks else []))
     console.print(classes)
     console.print(
-        f"{evaluation.images:,} images; the best F1 is at a score of {evaluation.threshold:.4g} "
+        f"{evaluation.images:,} images; the threshold with the best F1 is {evaluation.threshold:.4g} "
         f"(stored with the weights: {evaluation.meta.threshold:.4g})",
         highlight=False,
         soft_wrap=True,

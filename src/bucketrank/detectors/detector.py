@@ -26,6 +26,7 @@ class Detector(nn.Module):
     """
 
     masks = False  # whether targets must have masks
+    stored_threshold: float = 0.0  # minimum score to report; load_model sets the one stored with the weights
     usual_size_divisor = 32
     neck: nn.Module
 

@@ -116,7 +116,9 @@ def settings_by_key(detector: str | None = None, loss: str | None = None) -> dic
     own = [] if loss is None else [loss_spec(loss).settings]
     of_detectors = list(detectors().values()) if detector is None else [detector_spec(detector)]
     known: dict[str, Setting] = {}
-    for group in (*own, *(spec.settings for spec in (*of_detectors, *losses().values())), *SHARED_GROUPS):
+    groups: list[type[Settings]] = [*own, *(spec.settings for spec in of_detectors)]
+    groups += [*(spec.settings for spec in losses().values()), *SHARED_GROUPS]
+    for group in groups:
         for setting in describe(group):
             key = f"{group.group}.{setting.name}"
             first = known.setdefault(key, setting)

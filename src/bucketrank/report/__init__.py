@@ -1,6 +1,6 @@
-"""A page about runs: curves, tables, precision and recall, images, and the ranked list with its gradients.
+"""One HTML page about runs: curves, tables, precision and recall, images, and ranked lists with their gradients.
 
-Names are imported when they are asked for: the help of the command does not wait for torch.
+Names are imported on first use, so that the command line shows its help without loading torch.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -9,6 +9,7 @@ import lightning.pytorch as pl
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from bucketrank.durations import duration_in_words
 from bucketrank.training.detector_module import DetectorModule
 
 LINE_SECONDS = 30.0  # between two lines without a terminal
@@ -100,20 +101,6 @@ class ProgressDisplay(pl.Callback):
         done = module.position.step - self._first
         rest = module.schedule.total_steps - module.position.step
         return rest * (time.monotonic() - self._began) / max(done, 1)
-
-
-def duration_in_words(seconds: float) -> str:
-    """Return a duration as text.
-
-    >>> duration_in_words(42), duration_in_words(75), duration_in_words(3 * 3600 + 120)
-    ('42 s', '1 min 15 s', '3 h 2 min')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def _of(module: pl.LightningModule) -> DetectorModule:

@@ -16,13 +16,13 @@ import lightning.pytorch as pl
 import torch
 from rich.console import Console
 
-from bucketrank.bench.machine import describe
 from bucketrank.catalogue import RankingSettings, detector_spec
 from bucketrank.data import find_splits
 from bucketrank.evaluation import Evaluator
 from bucketrank.model_files.atomic import write_text
 from bucketrank.model_files.loading import build_detector, load_matching_weights, without_weights
 from bucketrank.model_files.weights import Meta, save_weights
+from bucketrank.provenance.machine import describe
 from bucketrank.recipes import Recipe, RecipeError, load_recipe, recipe_to_yaml
 from bucketrank.recipes.recipe import MAY_CHANGE, fixed_differences
 from bucketrank.training.data_module import DataModule, Position, seed_of

@@ -30,7 +30,7 @@ def draw_validation_images(
         image, target = images[index]
         (detections,) = model([image.to(device)])
         result = {name: value.cpu() for name, value in detections.items()}
-        picture = draw(image, result, truths=target, classes=data_module.classes, threshold=threshold)
+        picture = draw(image, result, ground_truth=target, classes=data_module.classes, threshold=threshold)
         path = folder / f"{int(target['image_id'])}.jpg"
         write(path, partial(picture.save, format="JPEG", quality=90))
         paths.append(path)

@@ -79,7 +79,7 @@ class SmoothedRanked(Ranked):
 class RankSort(SmoothedRanked):
     """RS loss (BRS with ``method="bucketed"``). Box and mask losses are scaled to its value: no weight needs tuning."""
 
-    classification_terms = ("rank", "sort")
+    classification_terms: ClassVar[tuple[str, ...]] = ("rank", "sort")
 
     def terms(self, assigned: Assigned) -> LossTerms:
         ious = paired_iou(assigned.boxes.detach(), assigned.objects).clamp(min=SMALLEST_LABEL)
