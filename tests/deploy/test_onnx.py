@@ -20,7 +20,7 @@ from bucketrank.deploy import ExportError, export_onnx, predict
 from bucketrank.deploy import onnx as exporting
 from bucketrank.deploy.onnx import compare, comparison_images
 
-from ..detectors.tiny import tiny
+from ..detectors.small_detectors import small_detector
 from ..shared_data import shared
 from .untrained_weights import CATEGORIES, CLASSES, randomised, write_weights
 
@@ -39,7 +39,7 @@ def proposals(name: str, number: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", detectors())
 def test_every_detector_can_be_exported(name, tmp_path):
-    model = randomised(tiny(name, min_size=90, **proposals(name, 300)))
+    model = randomised(small_detector(name, min_size=90, **proposals(name, 300)))
     agreement = export_onnx(model, tmp_path / "m.onnx", size=SIZE, classes=CLASSES)
     assert agreement.images == 3
     assert agreement.detections == 300
@@ -51,7 +51,7 @@ def test_every_detector_can_be_exported(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["atss", "mask_rcnn"])
 def test_numbers_of_detections_are_not_frozen(name, tmp_path):
-    model = randomised(tiny(name, detections=1000, nms=0.3, **proposals(name, 1000)))
+    model = randomised(small_detector(name, detections=1000, nms=0.3, **proposals(name, 1000)))
     images = comparison_images(SIZE)
     counts = sorted({len(detections["scores"]) for detections in predict(model, [image[0] for image in images])})
     assert len(counts) > 1, "otherwise this test could not fail"
@@ -61,7 +61,7 @@ def test_numbers_of_detections_are_not_frozen(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["paa", "cascade_rcnn", "mask_rcnn"])
 def test_no_detections_are_possible(name, tmp_path):
-    model = randomised(tiny(name, score_threshold=0.9999999))
+    model = randomised(small_detector(name, score_threshold=0.9999999))
     assert export_onnx(model, tmp_path / "m.onnx", size=SIZE, classes=CLASSES).detections == 0
     assert run_onnx(tmp_path / "m.onnx", comparison_images(SIZE)[0])["boxes"].shape == (0, 4)
 
@@ -97,7 +97,7 @@ def test_on_a_photograph(tmp_path):
     """A photograph has other statistics than drawn shapes."""
     with Image.open(sorted(shared("data/coco_by/images").glob("*.jpg"))[0]) as photograph:
         agreement = export_onnx(
-            randomised(tiny("atss", min_size=160, max_size=256)),
+            randomised(small_detector("atss", min_size=160, max_size=256)),
             tmp_path / "m.onnx",
             size=(160, 200),
             classes=CLASSES,
@@ -107,7 +107,7 @@ def test_on_a_photograph(tmp_path):
 
 
 def test_a_detector_that_differs_is_not_written(tmp_path, monkeypatch):
-    model = randomised(tiny("atss"))
+    model = randomised(small_detector("atss"))
     trace = exporting._trace
 
     def trace_changed(traced, image, path):
@@ -122,7 +122,7 @@ def test_a_detector_that_differs_is_not_written(tmp_path, monkeypatch):
 
 
 def test_an_operator_without_onnx_is_reported(tmp_path):
-    model = tiny("atss", backbone="resnet18", deformable_groups=1)
+    model = small_detector("atss", backbone="resnet18", deformable_groups=1)
     model.train()
     with pytest.raises(ExportError, match=r"ATSS: this detector cannot be written as ONNX: .*deform_conv2d"):
         export_onnx(model, tmp_path / "m.onnx", size=SIZE, classes=CLASSES)

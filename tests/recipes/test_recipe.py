@@ -110,7 +110,7 @@ def test_published_schedules():
 
 
 def test_swins_are_those_of_the_backbone():
-    from bucketrank.detectors.backbone import SWIN
+    from bucketrank.detectors.swin import SWIN
 
     assert tuple(SWIN) == SWIN_NAMES
 

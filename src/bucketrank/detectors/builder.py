@@ -1,4 +1,4 @@
-"""``build``: from the name of a detector to the detector, with every setting a keyword."""
+"""``build``: from the name of a detector to the detector; every setting is a keyword."""
 
 from __future__ import annotations
 
@@ -31,30 +31,31 @@ def build(
 ) -> Detector:
     """Build a detector for ``num_classes`` classes of objects, to be trained with ``loss``.
 
-    ``name`` and ``loss`` are names that the catalogue knows, or their settings. Further keywords are the settings
-    of the detector, the loss, the backbone and the inputs; each has one meaning and goes where it belongs.
+    ``name`` and ``loss`` are names in the catalogue, or settings. Further keywords are settings of the detector, the
+    loss, the backbone or the inputs; no two of these groups have a setting of the same name.
 
     >>> model = build("atss", num_classes=3, backbone="resnet18", loss="rs", delta=0.25, min_size=320, max_size=512)
     >>> model.criterion.delta
     0.25
     """
+    detector = detector_settings(name) if isinstance(name, str) else name
+    loss = loss_settings(loss) if isinstance(loss, str) else loss
     groups: dict[str, Settings] = {
-        "settings": detector_settings(name) if isinstance(name, str) else name,
+        "settings": detector,
         "backbone": BackboneSettings(name=backbone) if isinstance(backbone, str) else backbone,
-        "loss": loss_settings(loss) if isinstance(loss, str) else loss,
+        "loss": loss,
         "inputs": inputs or InputSettings(),
     }
     known = {group: {each.name for each in describe(type(value))} - {"name"} for group, value in groups.items()}
-    detector = groups["settings"].name  # type: ignore[attr-defined]
     for keyword in settings:
         if not any(keyword in names for names in known.values()):
-            every = sorted(set().union(*known.values()))
-            raise TypeError(f"build: {detector} with this loss has no setting {keyword!r}; {nearest(keyword, every)}")
+            nearest_name = nearest(keyword, sorted(set().union(*known.values())))
+            raise TypeError(f"build: {detector.name} with loss {loss.name} has no setting {keyword!r}; {nearest_name}")
     for group, value in groups.items():
         changes = {keyword: settings[keyword] for keyword in settings if keyword in known[group]}
         groups[group] = replace(value, **changes)
-    spec = detector_spec(detector)
+    spec = detector_spec(detector.name)
     if spec.losses is not None:
-        require_choice(f"loss.name: {detector} takes some losses only", groups["loss"].name, spec.losses)  # type: ignore[attr-defined]
+        require_choice(f"loss.name for {detector.name}", loss.name, spec.losses)
     model: Detector = spec.load()(num_classes, **groups)
     return model

@@ -1,4 +1,4 @@
-"""What the R-CNNs share: from scored proposals to detections."""
+"""The base of the R-CNNs: feature pyramid, RPN, and the step from scored proposals to detections."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torchvision.ops import clip_boxes_to_image
 from bucketrank.catalogue import BackboneSettings, InputSettings, LossSettings
 from bucketrank.catalogue.detector_specs import RCNNSettings
 from bucketrank.detectors.detector import Detector
-from bucketrank.detectors.neck import FeaturePyramid
+from bucketrank.detectors.feature_pyramid import FeaturePyramid
 from bucketrank.detectors.postprocess import best_entries, without_duplicates
 from bucketrank.detectors.rpn import RPN
 
 
 class RCNN(Detector):
-    """A pyramid from P2 to P6 and a network that proposes; the heads over the proposals are the detector's own."""
+    """A pyramid from P2 to P6 and an RPN; a subclass adds the heads over the proposals."""
 
-    border: int | None = None  # how far an anchor may reach out of its image and still be trained; None: any
+    border: int | None = None  # pixels by which a trained anchor may extend beyond its image; None: no limit
 
     def __init__(
         self,
@@ -47,18 +47,18 @@ class RCNN(Detector):
     def detections_of(
         self,
         scores: Tensor,
-        codes: Tensor,
+        box_deltas: Tensor,
         proposals: list[Tensor],
         image_sizes: list[tuple[int, int]],
         coder: BoxCoder,
     ) -> list[dict[str, Tensor]]:
-        """Of each image, from ``scores`` (R, C) and ``codes`` (R, C or 1, 4) of all its proposals."""
+        """Return the detections per image from ``scores`` (R, C) and ``box_deltas`` (R, C or 1, 4) of all proposals."""
         results = []
         counts = [boxes.shape[0] for boxes in proposals]
-        parts = zip(scores.split(counts), codes.split(counts), proposals, image_sizes, strict=True)
-        for score, code, boxes, size in parts:
-            values, rows, labels = best_entries(score, most=self.candidates, threshold=self.score_threshold)
-            chosen = code[rows, torch.zeros_like(labels) if code.shape[1] == 1 else labels].float()
-            found = clip_boxes_to_image(coder.decode_single(chosen, boxes[rows]), size)
-            results.append(without_duplicates(found, values, labels, iou=self.nms, most=self.detections))
+        parts = zip(scores.split(counts), box_deltas.split(counts), proposals, image_sizes, strict=True)
+        for score, deltas, boxes, size in parts:
+            values, rows, labels = best_entries(score, limit=self.candidates, threshold=self.score_threshold)
+            class_deltas = deltas[rows, torch.zeros_like(labels) if deltas.shape[1] == 1 else labels].float()
+            decoded = clip_boxes_to_image(coder.decode_single(class_deltas, boxes[rows]), size)
+            results.append(without_duplicates(decoded, values, labels, iou=self.nms, limit=self.detections))
         return results

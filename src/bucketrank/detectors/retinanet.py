@@ -1,4 +1,4 @@
-"""RetinaNet (Lin et al., ICCV 2017): positives by the IoU of anchor and object."""
+"""RetinaNet (Lin et al., ICCV 2017): the IoU of anchor and object decides which anchors are positive."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torchvision.models.detection._utils import BoxCoder
 
 from bucketrank.catalogue.detector_specs import RetinaNetSettings
 from bucketrank.detectors.criterion import HeadRecipe
-from bucketrank.detectors.dense import DenseDetector
+from bucketrank.detectors.dense_detector import DenseDetector
 from bucketrank.detectors.dense_head import DenseHead, DenseOutput
-from bucketrank.detectors.neck import FeaturePyramid
+from bucketrank.detectors.feature_pyramid import FeaturePyramid
 from bucketrank.detectors.targets import Target
 from bucketrank.ops.anchors import Anchors, octave
 from bucketrank.ops.assignment import assign_max_iou
 
 
 class RetinaNet(DenseDetector):
-    """RetinaNet. Ranking losses: two scales an octave, decoded boxes by GIoU; score-based ones: three, codes by L1."""
+    """RetinaNet. Ranking losses: 2 anchor scales per octave and GIoU; score-based losses: 3 scales and L1 on deltas."""
 
     recipe = HeadRecipe(box_loss="l1", prior=0.01)
 
@@ -47,15 +47,15 @@ class RetinaNet(DenseDetector):
             prior=criterion.initial_score,
         )
 
-    def assign(self, output: DenseOutput, anchors: Tensor, valid: Tensor, truths: list[Target]) -> list[Tensor]:
+    def assign(self, output: DenseOutput, anchors: Tensor, valid: Tensor, ground_truths: list[Target]) -> list[Tensor]:
         return [
             assign_max_iou(
                 anchors,
-                truth["boxes"],
+                ground_truth["boxes"],
                 positive=self.positive_iou,
                 negative=self.negative_iou,
                 low_quality=0.0,
-                valid=here,
+                valid=valid_here,
             )
-            for truth, here in zip(truths, valid, strict=True)
+            for ground_truth, valid_here in zip(ground_truths, valid, strict=True)
         ]

@@ -73,7 +73,7 @@ class DetectorBenchSettings:
         try:
             BackboneSettings(name=self.backbone).check_name()
         except ValueError as error:
-            raise ValueError(f"--backbone: {str(error).removeprefix('BackboneSettings: ')}") from error
+            raise ValueError(f"--backbone: {str(error).removeprefix('backbone.name: ')}") from error
 
     def command(self) -> str:
         """Return the command that repeats the benchmark.

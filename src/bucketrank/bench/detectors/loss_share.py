@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bucketrank.bench.detectors.detector_results import Head
-from bucketrank.detectors.criterion import Assigned, Criterion, Terms
+from bucketrank.detectors.criterion import Assigned, Criterion, LossTerms
 from bucketrank.ops.assignment import IGNORED
 
 SHARE_RULE = (
@@ -61,12 +61,12 @@ def time_losses(model: nn.Module, watch: Stopwatch) -> Iterator[None]:
             del criterion.forward, criterion.masks
 
 
-def _split_forward(forward: Callable[[Assigned], Terms], watch: Stopwatch) -> Callable[[Assigned], Terms]:
-    def timed(assigned: Assigned) -> Terms:
+def _split_forward(forward: Callable[[Assigned], LossTerms], watch: Stopwatch) -> Callable[[Assigned], LossTerms]:
+    def timed(assigned: Assigned) -> LossTerms:
         names = [field.name for field in fields(assigned) if _has_gradient(getattr(assigned, field.name))]
         inputs = [getattr(assigned, name) for name in names]
 
-        def terms_of(leaves: Sequence[Tensor]) -> Terms:
+        def terms_of(leaves: Sequence[Tensor]) -> LossTerms:
             return forward(replace(assigned, **dict(zip(names, leaves, strict=True))))
 
         return _forward_backward(terms_of, inputs, watch)
@@ -85,7 +85,9 @@ def _has_gradient(value: object) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
-def _forward_backward(terms_of: Callable[[Sequence[Tensor]], Terms], inputs: list[Tensor], watch: Stopwatch) -> Terms:
+def _forward_backward(
+    terms_of: Callable[[Sequence[Tensor]], LossTerms], inputs: list[Tensor], watch: Stopwatch
+) -> LossTerms:
     """Return the terms with their gradients already computed; the step's own backward pass only passes these on."""
     leaves = [value.detach().requires_grad_() for value in inputs]
     with watch.running():

@@ -1,4 +1,4 @@
-"""Co-DETR (Zong et al., ICCV 2023), with ranking losses BRS-DETR: ``detector`` joins the parts, each is one file."""
+"""Co-DETR (Zong et al., ICCV 2023), called BRS-DETR with RS loss. ``co_detr`` joins the parts, one file each."""
 
 from bucketrank.detectors.co_detr.co_detr import CoDETR
 

@@ -1,4 +1,4 @@
-"""The maps that the transformer reads: four of one width from a backbone's, and a fifth for the auxiliary heads."""
+"""The input of the transformer: four maps of equal width, at strides 8 to 64, from the maps of a backbone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class LevelProjection(nn.Module):
-    """C3 to C5 by 1x1 convolutions and a fourth map by a 3x3 convolution of stride 2 on C5: strides 8 to 64."""
+    """Project C3 to C5 by 1x1 convolutions, and add a map at stride 64 by a 3x3 convolution of stride 2 on C5."""
 
     strides = (8, 16, 32, 64)
 
@@ -17,15 +17,15 @@ class LevelProjection(nn.Module):
         self.top = normalised(used[-1], width, kernel=3)
 
     def forward(self, maps: list[Tensor]) -> list[Tensor]:
-        """From the maps at strides 4 to 32; the first is not used."""
+        """Return the maps at strides 8 to 64 from those at strides 4 to 32; the first is not used."""
         used = maps[1:]
-        return [*(level(part) for level, part in zip(self.levels, used, strict=True)), self.top(used[-1])]
+        return [*(level(feature) for level, feature in zip(self.levels, used, strict=True)), self.top(used[-1])]
 
 
 def normalised(channels: int, width: int, *, kernel: int) -> nn.Sequential:
-    """A convolution, of stride 2 unless it is 1x1, and a group norm; no activation."""
+    """Return a convolution, of stride 2 unless it is 1x1, with a group norm and no activation."""
     stride, padding = (1, 0) if kernel == 1 else (2, 1)
     convolution = nn.Conv2d(channels, width, kernel, stride=stride, padding=padding, bias=False)
     nn.init.xavier_uniform_(convolution.weight)
-    # Two channels a group at least: the map of a small image may have a single cell.
+    # At least two channels per group: the map of a small image may have a single cell.
     return nn.Sequential(convolution, nn.GroupNorm(min(32, width // 2), width))

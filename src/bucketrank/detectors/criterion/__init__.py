@@ -1,10 +1,10 @@
-"""The criterion of a head: the only part of a detector that knows the losses."""
+"""The criterion of a head: the only part of a detector that depends on the loss."""
 
 from __future__ import annotations
 
 from bucketrank.catalogue import LossSettings, loss_spec
-from bucketrank.detectors.criterion.assigned import Assigned, assigned, assigned_queries
-from bucketrank.detectors.criterion.base import Criterion, HeadRecipe, Terms, confidences, named
+from bucketrank.detectors.criterion.assigned import Assigned
+from bucketrank.detectors.criterion.base import Criterion, HeadRecipe, LossTerms, confidences, named
 
 
 def build_criterion(settings: LossSettings, recipe: HeadRecipe) -> Criterion:
@@ -17,9 +17,7 @@ __all__ = [
     "Assigned",
     "Criterion",
     "HeadRecipe",
-    "Terms",
-    "assigned",
-    "assigned_queries",
+    "LossTerms",
     "build_criterion",
     "confidences",
     "named",

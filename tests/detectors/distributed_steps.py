@@ -1,4 +1,4 @@
-"""What each process of a distributed test runs; a module of its own, so that a new process can import it."""
+"""The training steps that the processes of a distributed test run; in a module that a new process can import."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bucketrank.catalogue import detectors
 
-from .tiny import scene, tiny
+from .small_detectors import scene, small_detector
 
 CASES = [
     ("atss", "rs"),
@@ -21,13 +21,13 @@ CASES = [
     ("retinanet", "focal"),
     ("paa", "ap"),
 ]
-ALONE = list(detectors())
+EVERY_DETECTOR = list(detectors())
 
 
 def model(name: str, loss: str) -> Any:
-    """Without trained batch norms, which know only their own process's images."""
-    built = tiny(name, loss=loss, ranking_scope="global", batch_norm="frozen")
-    # aLRP starts its boxes at a weight of 50: with it the rounding of the two sums differs by as much.
+    """Build a detector with frozen batch norms: trained ones see only the images of their own process."""
+    built = small_detector(name, loss=loss, ranking_scope="global", batch_norm="frozen")
+    # The initial box weight of aLRP, 50, would multiply the rounding differences between the two sums.
     for module in built.modules():
         if hasattr(module, "balance"):
             module.balance.fill_(1.0)
@@ -35,18 +35,18 @@ def model(name: str, loss: str) -> Any:
 
 
 def whole_batch() -> tuple[list[Tensor], list[dict[str, Tensor]]]:
-    """Two images of one size, so that neither is padded differently alone, the second without objects."""
+    """Return two images of one size, so that padding is the same alone; the second has no objects."""
     images, targets = scene((3, 0, 0))
     return [images[0], images[2]], [targets[0], targets[2]]
 
 
 def _join(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
 
 
 def train(rank: int, folder: str) -> None:
-    """The losses and the averaged gradients of each case."""
+    """Save the losses and the averaged gradients of each case."""
     _join(rank, folder)
     images, targets = whole_batch()
     for name, loss in CASES:
@@ -61,10 +61,10 @@ def train(rank: int, folder: str) -> None:
 
 
 def train_alone(rank: int, folder: str) -> None:
-    """Two steps of every detector, the second process without an object."""
+    """Train every detector for two steps; the second process has no objects. Save the parameters."""
     _join(rank, folder)
-    for name in ALONE:
-        one = tiny(name, batch_norm="frozen")
+    for name in EVERY_DETECTOR:
+        one = small_detector(name, batch_norm="frozen")
         parallel = DistributedDataParallel(one)
         optimiser = torch.optim.SGD(one.parameters(), lr=1e-3)
         for step in range(2):

@@ -1,4 +1,4 @@
-"""Co-DETR as a whole: its parts, its settings, and what it takes of a computer."""
+"""Co-DETR as a whole: sizes, settings, checkpointing, detections."""
 
 from typing import Any
 
@@ -8,10 +8,10 @@ import torch
 from bucketrank.detectors import build
 from bucketrank.detectors.co_detr.level_projection import LevelProjection
 
-from ..tiny import CLASSES, scene, tiny
+from ..small_detectors import CLASSES, scene, small_detector
 
 
-def trained(model, images, targets):
+def train_step(model, images, targets):
     torch.manual_seed(5)  # for the draw of auxiliary queries
     losses = model(images, targets)
     sum(losses.values()).backward()
@@ -19,7 +19,7 @@ def trained(model, images, targets):
 
 
 def test_the_published_sizes():
-    """ResNet-50: by the numbers of Co-DETR's configuration."""
+    """The numbers of Co-DETR's published configuration with ResNet-50."""
     model: Any = build("co_detr", num_classes=80)
     assert model.transform.size_divisible == 1
     assert len(model.encoder.layers) == len(model.decoder.layers) == 6
@@ -42,8 +42,8 @@ def test_the_published_sizes():
     assert [rcnn.rpn.pre_nms_top_n(), rcnn.rpn.post_nms_top_n()] == [4000, 1000]
 
 
-def test_how_it_starts():
-    model = tiny("co_detr")
+def test_initial_biases_and_box_branches():
+    model = small_detector("co_detr")
     prior = torch.tensor(0.01).logit()
     for branch in (*model.decoder.classes, model.proposer.classes, model.auxiliary["atss"].head.classes):
         torch.testing.assert_close(branch.bias, prior.expand_as(branch.bias))
@@ -56,28 +56,28 @@ def test_how_it_starts():
 def test_maps_of_strides_8_to_64():
     neck = LevelProjection([8, 16, 32, 64], 32)
     maps = [torch.rand(1, 8 * 2**n, -(-97 // 4 // 2**n), -(-131 // 4 // 2**n)) for n in range(4)]
-    found = neck(maps)
-    assert [part.shape[-2:] for part in found[:3]] == [part.shape[-2:] for part in maps[1:]]
+    projected = neck(maps)
+    assert [part.shape[-2:] for part in projected[:3]] == [part.shape[-2:] for part in maps[1:]]
     height, width = maps[-1].shape[-2:]
-    assert found[3].shape == (1, 32, (height + 1) // 2, (width + 1) // 2)
+    assert projected[3].shape == (1, 32, (height + 1) // 2, (width + 1) // 2)
 
 
 def test_checkpointing_changes_nothing():
     images, targets = scene()
     results = []
-    for again in (False, True):
-        model = tiny("co_detr", transformer_checkpointing=again)
-        losses = trained(model, images, targets)
+    for checkpointing in (False, True):
+        model = small_detector("co_detr", transformer_checkpointing=checkpointing)
+        losses = train_step(model, images, targets)
         results.append((losses, {name: p.grad for name, p in model.named_parameters()}))
     torch.testing.assert_close(results[0], results[1])
 
 
-def test_checkpointing_keeps_less():
-    """Bytes that autograd stores for the backward pass."""
+def test_checkpointing_stores_less():
+    """Count the bytes that autograd stores for the backward pass."""
     images, targets = scene()
     kept = []
-    for again in (False, True):
-        model = tiny("co_detr", transformer_checkpointing=again, encoder_layers=3)
+    for checkpointing in (False, True):
+        model = small_detector("co_detr", transformer_checkpointing=checkpointing, encoder_layers=3)
         total = [0]
 
         def count(tensor, total=total):
@@ -91,9 +91,9 @@ def test_checkpointing_keeps_less():
 
 
 @pytest.mark.parametrize("auxiliary", [(), ("atss",), ("faster_rcnn",)])
-def test_any_of_the_auxiliary_heads(auxiliary):
-    model = tiny("co_detr", auxiliary=auxiliary)
-    losses = trained(model, *scene())
+def test_each_auxiliary_head_can_be_left_out(auxiliary):
+    model = small_detector("co_detr", auxiliary=auxiliary)
+    losses = train_step(model, *scene())
     heads = {name.rsplit("_", 1)[0] for name in losses}
     own = {"atss": {"atss", "atss_queries"}, "faster_rcnn": {"rpn", "roi", "faster_rcnn_queries"}}
     assert heads == {"encoder", "decoder"}.union(*(own[name] for name in auxiliary))
@@ -101,7 +101,7 @@ def test_any_of_the_auxiliary_heads(auxiliary):
 
 
 def test_only_the_decoder_detects():
-    model = tiny("co_detr").eval()
+    model = small_detector("co_detr").eval()
     images, _ = scene()
     with torch.no_grad():
         before = model(images)
@@ -114,25 +114,25 @@ def test_only_the_decoder_detects():
 
 
 def test_detections_are_the_best_pairs_of_query_and_class():
-    """No threshold, no suppression: a query may be detected under several classes."""
-    model = tiny("co_detr", detections=50).eval()
+    """Without threshold and NMS: one query may give detections of several classes."""
+    model = small_detector("co_detr", detections=50).eval()
     images, _ = scene()
-    seen = []
-    model.decoder.register_forward_hook(lambda _, __, layers: seen.append(layers[-1]))
+    outputs = []
+    model.decoder.register_forward_hook(lambda _, __, layers: outputs.append(layers[-1]))
     with torch.no_grad():
         results = model(images)
     for image, result in enumerate(results):
-        wanted = seen[0].logits[image].sigmoid().flatten().sort(descending=True).values[:50]
-        torch.testing.assert_close(result["scores"], wanted)
+        expected = outputs[0].logits[image].sigmoid().flatten().sort(descending=True).values[:50]
+        torch.testing.assert_close(result["scores"], expected)
         assert len(result["boxes"]) == 50
 
 
 @pytest.mark.parametrize("size", [(40, 48), (33, 200)])
 def test_images_with_fewer_tokens_than_queries(size):
-    model = tiny("co_detr", queries=300, min_size=min(size), max_size=max(size))
+    model = small_detector("co_detr", queries=300, min_size=min(size), max_size=max(size))
     image = torch.rand(3, *size)
     target = {"boxes": torch.tensor([[5.0, 5, 25, 30]]), "labels": torch.tensor([1])}
-    losses = trained(model, [image], [target])
+    losses = train_step(model, [image], [target])
     assert all(term.isfinite() for term in losses.values())
     with torch.no_grad():
         assert len(model.eval()([image])[0]["boxes"]) == 100
@@ -140,18 +140,18 @@ def test_images_with_fewer_tokens_than_queries(size):
 
 def test_more_objects_than_queries():
     images, targets = scene((12, 1))
-    losses = trained(tiny("co_detr", queries=5), images, targets)
+    losses = train_step(small_detector("co_detr", queries=5), images, targets)
     assert all(term.isfinite() for term in losses.values())
 
 
-def test_padding_to_a_multiple_can_be_asked_for():
-    model = tiny("co_detr", size_divisor=32).eval()
+def test_size_divisor_reaches_the_transform_and_the_anchors():
+    model = small_detector("co_detr", size_divisor=32).eval()
     assert model.transform.size_divisible == 32
     assert model.auxiliary["atss"].anchors.size_divisor == 32
 
 
-def test_what_has_diverged_is_said():
-    model = tiny("co_detr")
+def test_logits_that_are_not_finite_raise():
+    model = small_detector("co_detr")
     with torch.no_grad():
         model.decoder.classes[1].bias.fill_(torch.nan)
     with pytest.raises(ValueError, match=r"assign_hungarian: expected finite costs.*logits of 40 of 40.*diverged"):
@@ -160,21 +160,21 @@ def test_what_has_diverged_is_said():
 
 @pytest.mark.slow
 def test_swin_gets_a_gradient_everywhere():
-    """The norm behind the first stage's map, which is not used, too: it is frozen."""
-    model = tiny("co_detr", backbone="swin_tiny", min_size=64, max_size=96)
-    trained(model, *scene())
+    """The norm after the first stage's map, which is not used, is frozen."""
+    model = small_detector("co_detr", backbone="swin_tiny", min_size=64, max_size=96)
+    train_step(model, *scene())
     assert [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
     assert "body.hidden_states_norms.stage1.weight" in model.backbone.frozen
 
 
-def test_with_weights_batch_norms_are_frozen_wholly(tmp_path):
+def test_with_weights_the_affine_parameters_of_batch_norms_are_frozen(tmp_path):
     import timm
     from safetensors.torch import save_file
 
     path = tmp_path / "weights.safetensors"
     save_file(timm.create_model("test_resnet").state_dict(), path)
     for name, frozen in (("co_detr", True), ("atss", False)):
-        body = tiny(name, weights=str(path)).backbone.body
+        body = small_detector(name, weights=str(path)).backbone.body
         norm = body.layer4[0].bn1
         assert norm.weight.requires_grad != frozen
         assert not norm.training
@@ -184,22 +184,22 @@ def test_with_weights_batch_norms_are_frozen_wholly(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"loss": "alrp"}, "co_detr: expected loss to be one of rs, ap, focal, got 'alrp'"),
-        ({"auxiliary": ("paa",)}, r"auxiliary to be some of faster_rcnn, atss, got \('paa',\)"),
-        ({"auxiliary": ("atss", "atss")}, "auxiliary to be some of"),
-        ({"queries": 0}, "queries of at least 1, got 0"),
-        ({"auxiliary_queries": 0}, "auxiliary_queries of at least 1, got 0"),
-        ({"decoder_layers": 0}, "decoder_layers of at least 1"),
-        ({"channels": 48}, "channels to be a multiple of 32"),
+        ({"loss": "alrp"}, "loss.name for co_detr: expected one of rs, ap, focal, got 'alrp'"),
+        ({"auxiliary": ("paa",)}, "detector.auxiliary: expected one of faster_rcnn, atss, got 'paa'"),
+        ({"auxiliary": ("atss", "atss")}, "detector.auxiliary: expected each head at most once, got"),
+        ({"queries": 0}, "detector.queries: expected at least 1, got 0"),
+        ({"auxiliary_queries": 0}, "detector.auxiliary_queries: expected at least 1, got 0"),
+        ({"decoder_layers": 0}, "detector.decoder_layers: expected at least 1, got 0"),
+        ({"channels": 48}, "detector.channels: expected a multiple of 32"),
     ],
 )
-def test_wrong_settings_are_named(settings, message):
+def test_invalid_settings_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
-        tiny("co_detr", **settings)
+        small_detector("co_detr", **settings)
 
 
-def test_classes_start_from_1_outside():
-    model = tiny("co_detr").eval()
+def test_labels_of_detections_start_at_1():
+    model = small_detector("co_detr").eval()
     images, _ = scene()
     with torch.no_grad():
         labels = torch.cat([result["labels"] for result in model(images)])

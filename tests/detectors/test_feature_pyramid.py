@@ -6,13 +6,13 @@ from torch.nn import functional as F
 from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
 
-from bucketrank.detectors.neck import EXTRAS, FeaturePyramid
+from bucketrank.detectors.feature_pyramid import EXTRAS, FeaturePyramid
 
 CHANNELS = [8, 16, 24, 32]
 
 
 def maps_of(height: int, width: int) -> list[torch.Tensor]:
-    """C2 to C5 of an image; a border narrower than a cell counts as a cell."""
+    """Return random maps C2 to C5 of an image; a border narrower than a cell counts as a cell."""
     torch.manual_seed(0)
     return [torch.randn(2, c, -(-height // s), -(-width // s)) for c, s in zip(CHANNELS, [4, 8, 16, 32], strict=True)]
 
@@ -20,40 +20,42 @@ def maps_of(height: int, width: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("size", [(128, 192), (97, 131), (32, 32)])
 @pytest.mark.parametrize("extra", EXTRAS)
 @pytest.mark.parametrize("first_level", [2, 3])
-def test_gives_five_maps_at_its_strides(first_level, extra, size):
+def test_returns_five_maps_at_its_strides(first_level, extra, size):
     neck = FeaturePyramid(CHANNELS, 12, first_level=first_level, extra=extra)
     maps = neck(maps_of(*size))
     assert neck.strides == [2**level for level in range(first_level, first_level + 5)]
-    wanted = [(2, 12, -(-size[0] // stride), -(-size[1] // stride)) for stride in neck.strides]
-    assert [tuple(m.shape) for m in maps] == wanted
+    expected = [(2, 12, -(-size[0] // stride), -(-size[1] // stride)) for stride in neck.strides]
+    assert [tuple(m.shape) for m in maps] == expected
     assert neck.out_channels == 12
 
 
-def test_pool_is_torchvisions():
+def test_pool_equals_torchvision():
     neck = FeaturePyramid(CHANNELS, 12, first_level=2, extra="pool")
-    theirs = FeaturePyramidNetwork(CHANNELS, 12, extra_blocks=LastLevelMaxPool())
-    theirs.load_state_dict(neck.pyramid.state_dict())
+    torchvision_pyramid = FeaturePyramidNetwork(CHANNELS, 12, extra_blocks=LastLevelMaxPool())
+    torchvision_pyramid.load_state_dict(neck.pyramid.state_dict())
     features = maps_of(97, 131)
-    for got, wanted in zip(neck(features), theirs(dict(enumerate(features))).values(), strict=True):
-        torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+    for actual, expected in zip(neck(features), torchvision_pyramid(dict(enumerate(features))).values(), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("extra", "width"), [("convs_on_output", 12), ("convs_on_input", 12), ("convs_on_input", 32)])
-def test_convolutions_are_torchvisions_but_for_the_relu_before_p7(extra, width):
+def test_convolutions_equal_torchvision_except_for_the_relu_before_p7(extra, width):
     neck = FeaturePyramid(CHANNELS, width, first_level=3, extra=extra)
     on_input = extra == "convs_on_input"
-    theirs = FeaturePyramidNetwork(CHANNELS[1:], width, extra_blocks=LastLevelP6P7(32 if on_input else width, width))
-    theirs.extra_blocks.use_P5 = not on_input  # with a width of 32 torchvision would take P5 for C5
-    theirs.load_state_dict(neck.pyramid.state_dict())
+    torchvision_pyramid = FeaturePyramidNetwork(
+        CHANNELS[1:], width, extra_blocks=LastLevelP6P7(32 if on_input else width, width)
+    )
+    torchvision_pyramid.extra_blocks.use_P5 = not on_input  # with a width of 32 torchvision would take P5 for C5
+    torchvision_pyramid.load_state_dict(neck.pyramid.state_dict())
     features = maps_of(97, 131)
-    got = neck(features)
-    wanted = list(theirs(dict(enumerate(features[1:]))).values())
+    actual = neck(features)
+    expected = list(torchvision_pyramid(dict(enumerate(features[1:]))).values())
     for level in range(4):
-        torch.testing.assert_close(got[level], wanted[level], rtol=0, atol=0)
-    p7 = theirs.extra_blocks.p7
-    torch.testing.assert_close(got[4], p7(got[3]))
-    torch.testing.assert_close(wanted[4], p7(F.relu(got[3])))
-    assert not torch.equal(got[4], wanted[4])
+        torch.testing.assert_close(actual[level], expected[level], rtol=0, atol=0)
+    p7 = torchvision_pyramid.extra_blocks.p7
+    torch.testing.assert_close(actual[4], p7(actual[3]))
+    torch.testing.assert_close(expected[4], p7(F.relu(actual[3])))
+    assert not torch.equal(actual[4], expected[4])
 
 
 @pytest.mark.parametrize("extra", EXTRAS)

@@ -1,4 +1,4 @@
-"""The feature pyramid: five maps of one width from a backbone's four."""
+"""The feature pyramid: five maps of equal width from the four maps of a backbone."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ EXTRAS = ("pool", "convs_on_output", "convs_on_input")
 class FeaturePyramid(nn.Module):
     """Five maps with ``out_channels`` each from the maps C2 to C5 (strides 4 to 32) of a backbone.
 
-    ``first_level=2`` gives P2 to P6 (strides 4 to 64), as two-stage detectors want them; ``first_level=3`` gives P3 to
-    P7 (strides 8 to 128) for dense ones, and C2 is not used. The levels up to P5 are torchvision's
+    ``first_level=2`` gives P2 to P6 (strides 4 to 64) for two-stage detectors; ``first_level=3`` gives P3 to P7
+    (strides 8 to 128) for one-stage detectors, without C2. The levels up to P5 are torchvision's
     ``FeaturePyramidNetwork``: 1x1 laterals, nearest upsampling to the size of the lateral, 3x3 outputs, no norms.
-    ``extra`` says where those above P5 come from:
+    ``extra`` selects how the levels above P5 are computed:
 
     - ``"pool"``: every second cell of the level below, as in torchvision's ``LastLevelMaxPool`` (a maximum over 1x1);
     - ``"convs_on_output"``: a 3x3 convolution of stride 2 on P5, and another on P6 (the ATSS and PAA of the recipes);
-    - ``"convs_on_input"``: the same, but the first on C5 (the first RetinaNet).
+    - ``"convs_on_input"``: the same, but the first on C5 (the original RetinaNet).
 
-    There is no ReLU between P6 and P7, as in the recipes; torchvision's ``LastLevelP6P7`` has one, and takes P5 or C5
-    by whether their channels are equal. The names of the parameters are as there, so its weights fit.
+    There is no ReLU between P6 and P7, as in the recipes. torchvision's ``LastLevelP6P7`` has one, and selects P5 or C5
+    by their channels. The parameters have the same names there, so its weights load here.
 
     >>> import torch
     >>> neck = FeaturePyramid([64, 128, 256, 512], 32, first_level=3, extra="convs_on_output")
@@ -60,7 +60,7 @@ class FeaturePyramid(nn.Module):
 
 
 class Subsampled(ExtraFPNBlock):
-    """``count`` levels above the last, each every second cell of the one below."""
+    """Add ``count`` levels, each with every second cell of the level below."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -74,14 +74,14 @@ class Subsampled(ExtraFPNBlock):
 
 
 class Strided(ExtraFPNBlock):
-    """``count`` levels above the last by 3x3 convolutions of stride 2: ``p6`` on P5 or C5, ``p7`` on P6."""
+    """Add ``count`` levels by 3x3 convolutions of stride 2: ``p6`` on P5 or C5, ``p7`` on P6."""
 
     def __init__(self, in_channels: int, out_channels: int, *, count: int, on_input: bool) -> None:
         super().__init__()
         self.on_input = on_input
         for level in range(6, 6 + count):
             convolution = nn.Conv2d(in_channels if level == 6 else out_channels, out_channels, 3, stride=2, padding=1)
-            nn.init.kaiming_uniform_(convolution.weight, a=1)  # as the pyramid's own
+            nn.init.kaiming_uniform_(convolution.weight, a=1)  # as in torchvision's pyramid
             nn.init.constant_(convolution.get_parameter("bias"), 0)
             self.add_module(f"p{level}", convolution)
 

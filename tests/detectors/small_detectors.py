@@ -1,4 +1,4 @@
-"""Detectors small enough for a test, and a scene for them to look at."""
+"""Detectors small enough for a test, and random images with targets."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ CLASSES = 3
 SIZES = ((96, 120), (80, 128))  # height and width of the images of a scene
 
 
-def tiny(name: str, *, loss: str = "rs", seed: int = 0, **settings: Any) -> Any:
-    """The detector ``name`` with a backbone of a few layers, for images of about a hundred pixels."""
+def small_detector(name: str, *, loss: str = "rs", seed: int = 0, **settings: Any) -> Any:
+    """Build the detector ``name`` with a backbone of a few layers, for images of about a hundred pixels."""
     torch.manual_seed(seed)
-    usual: dict[str, Any] = {"backbone": "test_resnet", "channels": 32, "min_size": 96, "max_size": 160}
+    defaults: dict[str, Any] = {"backbone": "test_resnet", "channels": 32, "min_size": 96, "max_size": 160}
     if name.endswith("rcnn"):
-        usual |= {"hidden": 32, "proposals": 100, "test_proposals": 100}
+        defaults |= {"hidden": 32, "proposals": 100, "test_proposals": 100}
     if name == "co_detr":
-        usual |= {"hidden": 32, "proposals": 60, "queries": 40, "auxiliary_queries": 30}
-        usual |= {"encoder_layers": 1, "decoder_layers": 2, "heads": 4, "points": 2, "feedforward": 64}
-    return build(name, num_classes=CLASSES, loss=loss, **(usual | settings))
+        defaults |= {"hidden": 32, "proposals": 60, "queries": 40, "auxiliary_queries": 30}
+        defaults |= {"encoder_layers": 1, "decoder_layers": 2, "heads": 4, "points": 2, "feedforward": 64}
+    return build(name, num_classes=CLASSES, loss=loss, **(defaults | settings))
 
 
 def scene(objects: tuple[int, ...] = (3, 2), *, seed: int = 0) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
-    """An image of noise for each number of objects, and targets with boxes, labels and the boxes' masks."""
+    """Return one image of noise per number of objects, and targets with boxes, labels and masks."""
     generator = torch.Generator().manual_seed(seed)
     images, targets = [], []
     for number, count in enumerate(objects):

@@ -1,4 +1,4 @@
-"""What the one-stage detectors share: every anchor of every level is a candidate for every class."""
+"""The base of the one-stage detectors: every anchor of every level is a candidate for every class."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from torchvision.ops import clip_boxes_to_image
 
 from bucketrank.catalogue import BackboneSettings, InputSettings, LossSettings
 from bucketrank.catalogue.detector_specs import DenseSettings
-from bucketrank.detectors.criterion import Assigned, HeadRecipe, assigned, build_criterion
+from bucketrank.detectors.criterion import Assigned, HeadRecipe, build_criterion
 from bucketrank.detectors.dense_head import DenseHead, DenseOutput
 from bucketrank.detectors.detector import Detector
 from bucketrank.detectors.postprocess import best_entries, without_duplicates
 from bucketrank.detectors.targets import Target
 from bucketrank.ops.anchors import Anchors
 
-# What the quality branch should say, of the anchors of P positives, their boxes and their objects.
+# The targets (P,) of the quality branch, from the anchors, predicted boxes and objects of P positives.
 Quality = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def compared(
+def assigned_anchors(
     output: DenseOutput,
     anchors: Tensor,
     *,
     matches: list[Tensor],
-    truths: list[Target],
+    ground_truths: list[Target],
     coder: BoxCoder,
     quality: Quality,
 ) -> Assigned:
-    """What a dense head said of ``anchors`` (A, 4), the same for all images, and what it should have said."""
-    found = assigned(
+    """Build the input of the criterion from a dense head's output for ``anchors`` (A, 4), the same for all images."""
+    assigned = Assigned.from_candidates(
         output.logits.flatten(0, 1),
-        output.codes.flatten(0, 1),
+        output.box_deltas.flatten(0, 1),
         candidates=[anchors] * len(matches),
         matches=matches,
-        truths=truths,
+        ground_truths=ground_truths,
         coder=coder,
         quality_logits=None if output.quality is None else output.quality.flatten(),
     )
     if output.quality is None:
-        return found
-    positive = anchors.repeat(len(matches), 1)[found.positives]
-    return replace(found, quality=quality(positive, found.boxes.detach(), found.objects))
+        return assigned
+    positive = anchors.repeat(len(matches), 1)[assigned.positives]
+    return replace(assigned, quality_targets=quality(positive, assigned.boxes.detach(), assigned.objects))
 
 
 class DenseDetector(Detector):
-    """A head over anchors, an assignment and a criterion; a detector of this kind says how to assign."""
+    """A head over anchors and a criterion; a subclass adds the assignment."""
 
     recipe: HeadRecipe
     anchors: Anchors
@@ -69,29 +69,35 @@ class DenseDetector(Detector):
     ) -> None:
         super().__init__(num_classes, backbone=backbone, inputs=inputs)
         self.criterion = build_criterion(loss, self.recipe)
-        self.backbone.leave_out_finest()  # the pyramid starts at stride 8
+        self.backbone.freeze_only_finest()  # the pyramid starts at stride 8
         self.candidates, self.score_threshold = settings.candidates, settings.score_threshold
         self.nms, self.detections, self.vote = settings.nms, settings.detections, vote
 
-    def assign(self, output: DenseOutput, anchors: Tensor, valid: Tensor, truths: list[Target]) -> list[Tensor]:
-        """For each image (A,) the object of every anchor, NEGATIVE or IGNORED; ``valid`` is (B, A)."""
+    def assign(self, output: DenseOutput, anchors: Tensor, valid: Tensor, ground_truths: list[Target]) -> list[Tensor]:
+        """Return, per image, the object (A,) of every anchor, NEGATIVE or IGNORED; ``valid`` is (B, A)."""
         raise NotImplementedError
 
     def quality(self, anchors: Tensor, boxes: Tensor, objects: Tensor) -> Tensor:
-        """What the quality branch should say of P positives."""
+        """Return the targets (P,) of the quality branch for P positives."""
         raise NotImplementedError
 
     def scores(self, output: DenseOutput) -> Tensor:
-        """(B, A, C) by which detections are ranked."""
+        """Return the scores (B, A, C) that rank detections."""
         return self.criterion.scores(output.logits)
 
-    def losses(self, images: ImageList, features: list[Tensor], truths: list[Target]) -> dict[str, Tensor]:
+    def losses(self, images: ImageList, features: list[Tensor], ground_truths: list[Target]) -> dict[str, Tensor]:
         output = self.head(features)
         anchors = torch.cat(self.anchors(features))
         valid = self.anchors.valid(anchors, images.image_sizes)
-        matches = self.assign(output, anchors, valid, truths)
-        found = compared(output, anchors, matches=matches, truths=truths, coder=self.coder, quality=self.quality)
-        terms: dict[str, Tensor] = self.criterion(found)
+        assigned = assigned_anchors(
+            output,
+            anchors,
+            matches=self.assign(output, anchors, valid, ground_truths),
+            ground_truths=ground_truths,
+            coder=self.coder,
+            quality=self.quality,
+        )
+        terms: dict[str, Tensor] = self.criterion(assigned)
         return terms
 
     def detect(self, images: ImageList, features: list[Tensor]) -> list[dict[str, Tensor]]:
@@ -103,21 +109,21 @@ class DenseDetector(Detector):
             first, values, rows, labels = 0, [], [], []
             for count in output.per_level:
                 value, row, label = best_entries(
-                    scores[image, first : first + count], most=self.candidates, threshold=self.score_threshold
+                    scores[image, first : first + count], limit=self.candidates, threshold=self.score_threshold
                 )
                 values.append(value)
                 rows.append(row + first)
                 labels.append(label)
                 first += count
             row = torch.cat(rows)
-            boxes = self.coder.decode_single(output.codes[image, row].float(), anchors[row])
+            boxes = self.coder.decode_single(output.box_deltas[image, row].float(), anchors[row])
             results.append(
                 without_duplicates(
                     clip_boxes_to_image(boxes, size),
                     torch.cat(values),
                     torch.cat(labels),
                     iou=self.nms,
-                    most=self.detections,
+                    limit=self.detections,
                     vote=self.vote,
                 )
             )
