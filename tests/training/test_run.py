@@ -12,7 +12,7 @@ from PIL import Image
 
 from bucketrank.cli import main
 from bucketrank.data import DataError
-from bucketrank.detectors import Detector, backbone
+from bucketrank.detectors import Detector, hub_download
 from bucketrank.model_files.loading import build_detector, load_matching_weights, load_model
 from bucketrank.model_files.weights import WeightsError
 from bucketrank.recipes import RecipeError, load_recipe
@@ -165,7 +165,7 @@ def test_a_mistake_is_told_before_anything_is_loaded(shapes, tmp_path, capsys):
 
 
 def test_without_a_network_it_says_what_to_do(shapes, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(backbone, "_reachable", lambda address: False)
+    monkeypatch.setattr(hub_download, "is_reachable", lambda address: False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     words = ["train", "atss-laptop", "--data", str(shapes), "--out", str(tmp_path / "run"), *tiny.USUAL.split()]
     assert main([*words, "--backbone", "resnet18", "--backbone.weights", "pretrained"]) == 1
@@ -180,9 +180,9 @@ def test_without_a_network_it_says_what_to_do(shapes, tmp_path, monkeypatch, cap
 @pytest.mark.parametrize(
     ("flags", "status", "message"),
     [
-        ("--backbone.weights no.safetensors", 1, "expected weights to be None, 'pretrained' or a path"),
-        ("--backbone.weights pickle.pth", 2, "expected weights in a .safetensors file"),
-        ("--detector.channels 33", 2, "expected channels to be a multiple of 32"),
+        ("--backbone.weights no.safetensors", 1, "backbone.weights: expected null, pretrained or an existing file"),
+        ("--backbone.weights pickle.pth", 2, "backbone.weights: expected a .safetensors file"),
+        ("--detector.channels 33", 2, "detector.channels: expected a multiple of 32"),
         ("--backbone resnet81", 2, "backbone.name: expected a timm model"),
     ],
 )
