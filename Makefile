@@ -10,7 +10,7 @@ DEMO := runs/demo
 PINS = $(shell $(BIN)/python -c 'import sys; print("-c constraints.txt" if sys.version_info >= (3, 11) else "")')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format docs serve figures constraints clean
+.PHONY: help setup demo test check lint format docs serve figures constraints clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## /\1\t/' | awk -F '\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -31,9 +31,13 @@ demo: $(STAMP)  ## one detector trained with a ranking loss and with focal loss,
 test: $(STAMP)  ## the tests and the docstrings' examples
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
-lint: $(STAMP)  ## ruff (rules and format) and mypy over the whole tree
+check: lint  ## linters, types and the tests that are not slow: the daily loop (about 3 minutes on two cores)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal -m 'not slow'
+
+lint: $(STAMP)  ## ruff (rules and format), the import contracts and mypy over the whole tree
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 	$(BIN)/mypy
 
 format: $(STAMP)  ## let ruff put the code in order

@@ -3,13 +3,11 @@
 import doctest
 import re
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import torch
 
-from bucketrank.detectors import DETECTORS
-from bucketrank.detectors.criterion import LOSSES
+from bucketrank.catalogue.registry import DETECTORS, LOSSES
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -41,8 +39,8 @@ def run_blocks(text: str, name: str) -> int:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_code_on_the_page_runs(page):
-    # What a page adds to the losses and detectors is not there for the next.
-    with patch.dict(LOSSES), patch.dict(DETECTORS):
+    # The losses and detectors that a page registers must not exist on the next page.
+    with LOSSES.restored(), DETECTORS.restored():
         run_blocks(page.read_text(), page.name)
 
 

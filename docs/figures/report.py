@@ -1,4 +1,4 @@
-"""Pictures of a report for the documentation: python -m docs.figures.report report.html (needs Chromium)."""
+"""Screenshots of a report for the documentation: python -m docs.figures.report report.html (needs Chromium)."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ PARTS = {
 
 
 def take(browser: Browser, report: Path, *, dark: bool) -> None:
-    """One picture of each part, the second ranked list from the second run."""
+    """Take a screenshot of each part; the second ranked list is from the second run."""
     page = browser.open(report, width=WIDTH, height=HEIGHT, dark=dark)
     for name, selector in PARTS.items():
         page.run(f"document.querySelectorAll('.tabs button')[{int(name == 'scored')}].click()")
         if name == "curves":
             page.point(".chart svg", x=0.55)
         elif name == "images":
-            page.point("#run-0 .found.right:not([hidden]) .box", y=0.0)
+            page.point("#run-0 .detection.correct:not([hidden]) .box", y=0.0)
         else:
             page.point(f"{selector} .list:not([hidden]) .item.negative", y=0.2)
         path = ASSETS / f"report-{name}-{'dark' if dark else 'light'}.webp"
-        page.picture(path, selector=selector, quality=80)
+        page.screenshot(path, selector=selector, quality=80)
 
 
 def main() -> None:

@@ -1,26 +1,16 @@
 """Ranking-based losses for object detection, exact for every delta, at the price of focal loss."""
 
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bucketrank.losses import (
-        ALRPLoss,
-        ALRPTerms,
-        APLoss,
-        DRLoss,
-        RankSortLoss,
-        RankSortTerms,
-        alrp_loss,
-        ap_loss,
-        dr_loss,
-        rank_sort_loss,
-        self_balance,
-        use_backend,
-    )
+    from bucketrank.losses import *
 
-__version__ = version("bucketrank")
+try:
+    __version__ = version("bucketrank")
+except PackageNotFoundError:  # a checkout on the path that is not installed
+    __version__ = "0+unknown"
 
 __all__ = [
     "ALRPLoss",
@@ -39,7 +29,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Torch takes seconds to import; the command line's help should not.
+    # The losses are imported when first used: torch takes seconds to import, and the command line's help needs none.
     if name in __all__:
         return getattr(import_module("bucketrank.losses"), name)
     raise AttributeError(f"module 'bucketrank' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

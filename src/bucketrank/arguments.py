@@ -1,4 +1,4 @@
-"""From the words of a command line to the call of a function: a function's signature is its parser.
+"""From the words of a command line to the call of a function, whose signature is the parser.
 
 The help of a flag is the text in its ``Annotated`` type. Nothing heavy is imported here.
 """
@@ -9,126 +9,181 @@ import argparse
 import difflib
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Callable
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
-Command = Callable[..., int | None]  # what it returns is the exit status
+from bucketrank.suggestions import nearest
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
+
+Command = Callable[..., int | None]  # returns the exit status, None for 0
 Commands = dict[str, Union[Command, "Commands"]]
 
+TYPES = {"int": "a whole number", "float": "a number"}
 PACKAGES = {"PIL": "pillow", "faster_coco_eval": "faster-coco-eval", "yaml": "PyYAML"}  # where the names differ
 
 
 class UsageError(Exception):
-    """The command cannot do what was asked; the message says what to do instead."""
+    """A command was called in a wrong way; the message says what to do instead."""
 
 
 class SettingFlags(list[str]):
-    """The words of a command that set something in a recipe, like ``--loss.delta 0.25``."""
+    """The words of a command line that change settings of a recipe, like ``--loss.delta 0.25``."""
 
 
 def call(commands: Commands, words: list[str]) -> int:
-    """Find the command among the words, read its arguments, call it; returns the exit status."""
+    """Find the command among the words, parse its arguments, call it, and return the exit status."""
     if words[:1] == ["--version"]:
         from bucketrank import __version__
 
         sys.stdout.write(f"bucketrank {__version__}\n")
         return 0
     path: list[str] = []
-    found: Command | Commands = commands
-    while isinstance(found, dict):
+    command: Command | Commands = commands
+    while isinstance(command, dict):
         word = words[len(path)] if len(path) < len(words) else "--help"
         if word in ("-h", "--help"):
-            sys.stdout.write(_overview(path, found))
+            sys.stdout.write(_overview(path, command))
             return 0
-        if word not in found:
+        if word not in command:
             raise UsageError(_no_such_command(commands, words, len(path)))
         path.append(word)
-        found = found[word]
-    return found(**_parse(found, path, words[len(path) :])) or 0
+        command = command[word]
+    return command(**_parse(command, path, words[len(path) :])) or 0
 
 
 def _parse(command: Command, path: list[str], words: list[str]) -> dict[str, Any]:
+    """Return the keyword arguments of a command from its words."""
     require("jsonargparse", extra="bench" if path[0] == "bench" else "detect")
-    from jsonargparse import ActionYesNo, ArgumentParser
+    from jsonargparse import ArgumentParser
 
-    program = " ".join(["bucketrank", *path])
-    parser = ArgumentParser(prog=program, description=command.__doc__, formatter_class=argparse.HelpFormatter)
+    parser = ArgumentParser(
+        prog=" ".join(["bucketrank", *path]),
+        description=command.__doc__,
+        formatter_class=argparse.HelpFormatter,
+        exit_on_error=False,
+    )
     hints = get_type_hints(command, include_extras=True)
     flags = ["--help"]
-    given: dict[str, Any] = {}
+    settings_name = None
     for name, parameter in inspect.signature(command).parameters.items():
-        kind, text = get_args(hints[name])
-        if kind is SettingFlags:
-            given[name], words, known = _settings(words)
-            flags += known
-            if "--help" in words or "-h" in words:
-                _describe_settings(parser, words)
-            continue
-        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
-            several: dict[str, Any] = {"nargs": "+"} if get_origin(kind) is list else {}
-            if parameter.default is None:
-                several = {"nargs": "?"}
-            parser.add_argument(name, type=get_args(kind)[0] if several else kind, help=text, **several)
-            continue
-        flag = "--" + name.replace("_", "-")
-        flags.append(flag)
-        if kind is not bool and parameter.default is not None:
-            text += f" ({parameter.default})"
-        if bool in (kind, *get_args(kind)):
-            flags.append("--no-" + flag.removeprefix("--"))
-            parser.add_argument(flag, action=ActionYesNo(no_prefix="no-"), default=parameter.default, help=text)
+        annotation, text = get_args(hints[name])
+        if annotation is SettingFlags:
+            settings_name = name
         else:
-            parser.add_argument(flag, type=kind, default=parameter.default, help=text)
-    for word in words:
-        typed = word.partition("=")[0]
-        if typed.startswith("--") and typed != "--" and typed not in flags:
-            raise UsageError(f'{" ".join(path)}: there is no flag "{typed}"; the nearest is "{_nearest(typed, flags)}"')
-    return dict(vars(parser.parse_args(words))) | given
-
-
-def _settings(words: list[str]) -> tuple[SettingFlags, list[str], list[str]]:
-    """The words that set something in a recipe, the other words, and the flags there are for settings."""
+            flags += _add_argument(parser, parameter, annotation, text)
+    if settings_name is None:
+        return _parsed(parser, path, words, flags)
     require("yaml", extra="detect")
-    from bucketrank.training.recipe import known_flags
+    from bucketrank.recipes.setting_flags import flag_names, normalised, take_settings
 
-    known = known_flags()
-    mine, rest = SettingFlags(), list[str]()
-    left = list(words)
-    while left:
-        word = left.pop(0)
-        typed = word.partition("=")[0]
-        if typed.startswith("--") and ("." in typed or typed in known):
-            mine.append(word)
-            if "=" not in word and left and not left[0].startswith("--"):
-                mine.append(left.pop(0))
-        else:
-            rest.append(word)
-    return mine, rest, known
+    words = [normalised(word) for word in words]
+    _add_settings(parser, words)
+    values = _parsed(parser, path, words, [*flags, *flag_names()])
+    texts = take_settings(values)
+    return values | {settings_name: SettingFlags(word for key, text in texts.items() for word in (f"--{key}", text))}
 
 
-def _describe_settings(parser: argparse.ArgumentParser, words: list[str]) -> None:
-    from bucketrank.training.show import help_on_settings
+def _add_argument(parser: ArgumentParser, parameter: inspect.Parameter, annotation: Any, text: str) -> list[str]:
+    """Add one parameter of a command to its parser, and return its flags."""
+    from jsonargparse import ActionYesNo
 
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = help_on_settings(words)
+    if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+        several: dict[str, Any] = {"nargs": "+"} if get_origin(annotation) is list else {}
+        if parameter.default is None:
+            several = {"nargs": "?"}
+        parser.add_argument(
+            parameter.name, type=get_args(annotation)[0] if several else annotation, help=text, **several
+        )
+        return []
+    flag = "--" + parameter.name.replace("_", "-")
+    if annotation is not bool and parameter.default is not None:
+        text += f" ({parameter.default})"
+    if bool in (annotation, *get_args(annotation)):
+        parser.add_argument(flag, action=ActionYesNo(no_prefix="no-"), default=parameter.default, help=text)
+        return [flag, "--no-" + flag.removeprefix("--")]
+    parser.add_argument(flag, type=annotation, default=parameter.default, help=text)
+    return [flag]
+
+
+def _add_settings(parser: ArgumentParser, words: list[str]) -> None:
+    """Add the settings of recipes as flags; ``--help`` shows those of the recipe named among the words."""
+    from bucketrank.recipes import load_recipe, recipe_names
+    from bucketrank.recipes.setting_flags import add_setting_flags
+
+    if not {"-h", "--help"} & {*words}:
+        add_setting_flags(parser)
+        return
+    known = recipe_names()
+    name = next((word for word in words if word in known), "atss-r50-rs")
+    add_setting_flags(parser, load_recipe(name))
+    parser.usage = f"{parser.prog} [recipe] [options] [settings]"
+    parser.epilog = f"The values in brackets are those of the recipe {name}."
+
+
+def _parsed(parser: ArgumentParser, path: list[str], words: list[str], flags: list[str]) -> dict[str, Any]:
+    """Parse the words; UsageError names what is wrong and, for an unknown flag, the nearest one."""
+    command = " ".join(path)
+    for word in words:
+        flag = word.partition("=")[0]
+        if flag.startswith("--") and flag != "--" and flag not in flags:
+            raise UsageError(f'{command}: there is no flag "{flag}"; {nearest(flag, flags)}')
+    try:
+        return dict(vars(parser.parse_args(words)))
+    except argparse.ArgumentError as error:
+        raise UsageError(f"{command}: {_message_of(error)}") from error
+
+
+def _message_of(error: argparse.ArgumentError) -> str:
+    """Return a parser's message in our form: the flag, what was expected, what came."""
+    if error.message.startswith("argument --") and importlib.util.find_spec("yaml") is not None:
+        from bucketrank.recipes.setting_flags import flag_error
+
+        return flag_error(error)
+    key = re.search(r'Parser key "([\w.]+)"', error.message)
+    types = [word for name, word in TYPES.items() if f"<class '{name}'>" in error.message]
+    value = re.search(r"(?:Given value|Got value): (.*)", error.message)
+    if key is None or value is None or not types:
+        return error.message
+    return f"--{key[1].replace('_', '-')}: expected {' or '.join(types)}, got {value[1]!r}"
 
 
 def require(*modules: str, extra: str = "bench") -> None:
-    """Says how to install what is missing."""
+    """Raise UsageError that says how to install what is missing."""
     missing = [PACKAGES.get(module, module) for module in modules if importlib.util.find_spec(module) is None]
     if missing:
-        needs = " and ".join(missing)
-        raise UsageError(f'this command needs {needs}; install with: pip install "bucketrank[{extra}]"')
+        raise UsageError(f'this command needs {" and ".join(missing)}; install with: pip install "bucketrank[{extra}]"')
+
+
+def require_device(command: str, device: str) -> None:
+    """Raise UsageError unless torch can use the device."""
+    from bucketrank.devices import resolve_device
+
+    try:
+        resolve_device(device)
+    except ValueError as error:
+        raise UsageError(f"{command}: --{error}") from error
+
+
+def listed(flag: str, text: str, parse: Callable[[str], Any]) -> tuple[Any, ...]:
+    """Return the values between the commas after a flag; ValueError names the flag."""
+    try:
+        return tuple(parse(part) for part in text.split(","))
+    except ValueError as error:
+        raise ValueError(f"{flag}: expected numbers separated by commas, got {text!r}") from error
 
 
 def _leaves(commands: Commands, path: tuple[str, ...] = ()) -> list[tuple[str, Command]]:
+    """Return all commands with their full names."""
     leaves = []
-    for name, found in commands.items():
-        if isinstance(found, dict):
-            leaves += _leaves(found, (*path, name))
+    for name, command in commands.items():
+        if isinstance(command, dict):
+            leaves += _leaves(command, (*path, name))
         else:
-            leaves.append((" ".join((*path, name)), found))
+            leaves.append((" ".join((*path, name)), command))
     return leaves
 
 
@@ -141,24 +196,8 @@ def _overview(path: list[str], commands: Commands) -> str:
 
 def _no_such_command(commands: Commands, words: list[str], known: int) -> str:
     typed = " ".join(words[: known + 1])
-    # With one word more: in "benhc losses" the second word tells what was meant.
+    # With the next word, too: in "benhc losses" the second word shows what was meant.
     meant = " ".join(word for word in words[: known + 2] if not word.startswith("-"))
     names = [name for name, _ in _leaves(commands)]
-    return f'there is no command "{typed}"; the nearest is "bucketrank {_nearest(meant, names)}"'
-
-
-def _nearest(typed: str, names: list[str]) -> str:
-    def likeness(name: str) -> float:
-        # Who types --lr means --schedule.lr.
-        last = "--" + name.rpartition(".")[2] if "." in name else name
-        return max(difflib.SequenceMatcher(None, typed, each).ratio() for each in (name, last))
-
-    return max(names, key=likeness)
-
-
-def listed(flag: str, text: str, parse: Callable[[str], Any]) -> tuple[Any, ...]:
-    """What stands between the commas after a flag; ValueError if it is nothing of the kind."""
-    try:
-        return tuple(parse(part) for part in text.split(","))
-    except ValueError as error:
-        raise ValueError(f"{flag}: expected numbers with commas between, got {text!r}") from error
+    closest = max(names, key=lambda name: difflib.SequenceMatcher(None, meant, name).ratio())
+    return f'there is no command "{typed}"; the nearest is "bucketrank {closest}"'

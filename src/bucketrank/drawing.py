@@ -1,4 +1,4 @@
-"""Pictures of detections: boxes, masks, class and score, beside what is true."""
+"""Drawing of detections on an image: boxes, masks, class and score, with the ground truth for comparison."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 Colour = tuple[int, int, int]
 Detections = Mapping[str, Tensor]
 
-# Okabe and Ito's colours, told apart with any colour vision; further classes have them lighter, then darker.
+# Okabe and Ito's palette, distinguishable with any colour vision; further classes get lighter, then darker shades.
 COLOURS: tuple[Colour, ...] = (
     (230, 159, 0),
     (86, 180, 233),
@@ -26,24 +26,24 @@ COLOURS: tuple[Colour, ...] = (
     (0, 114, 178),
     (213, 94, 0),
 )
-SHADES = ((255, 0.0), (255, 0.5), (0, 0.35))  # mixed in, and how much of it
+SHADES = ((255, 0.0), (255, 0.5), (0, 0.35))  # grey level mixed into the palette, and its share
 WHITE, INK = (255, 255, 255), (25, 25, 25)
 
-LEAST_SIDE = 640  # of the longer side: smaller pictures are enlarged
-CROWDED, LEAST_CROWDED_SIDE = 24, 960  # the same from so many objects on
-LONGEST_NAME = 100  # letters of a class
-MASK_SHARE = 0.42  # how much of a mask's pixel is its colour
+LEAST_SIDE = 640  # pixels of the longer side; smaller images are enlarged
+CROWDED, LEAST_CROWDED_SIDE = 24, 960  # at least 24 detections: enlarge to 960 pixels
+LONGEST_NAME = 100  # characters of a class name
+MASK_SHARE = 0.42  # opacity of a mask
 
 
 class Style(NamedTuple):
-    """Sizes in pixels."""
+    """Line width and font size in pixels."""
 
     line: int
-    letters: int
+    font_size: int
 
 
 class Area(NamedTuple):
-    """A rectangle of the picture."""
+    """A rectangle of the drawn image, in pixels."""
 
     left: float
     top: float
@@ -51,7 +51,7 @@ class Area(NamedTuple):
     bottom: float
 
     def shared(self, other: Area) -> float:
-        """The area both cover."""
+        """Return the area of the intersection."""
         width = min(self.right, other.right) - max(self.left, other.left)
         height = min(self.bottom, other.bottom) - max(self.top, other.top)
         return max(width, 0) * max(height, 0)
@@ -63,95 +63,94 @@ def draw(
     *,
     classes: Sequence[str],
     threshold: float = 0.0,
-    truths: Detections | None = None,
+    ground_truth: Detections | None = None,
 ) -> Image.Image:
-    """The image with its detections from ``threshold`` on, the best on top, and the true boxes dashed in white.
+    """Return the image with the detections of at least ``threshold``, and the ground-truth boxes dashed in white.
 
-    ``image`` is a tensor (3, H, W) of bytes or of floats from 0 to 1, an array (H, W, 3) of bytes, or a picture.
-    ``detections`` and ``truths`` are as torchvision's detectors have them: ``boxes``, ``labels`` from 1 (named by
-    ``classes``) and, if they are there, ``scores`` and ``masks`` (n, H, W) or (n, 1, H, W). Small images are enlarged.
-    A label that finds no free place is shortened to its score; a line below the picture then names the colours.
+    ``image`` is a tensor (3, H, W) of bytes or of floats from 0 to 1, an array (H, W, 3) of bytes, or a Pillow image.
+    ``detections`` and ``ground_truth`` have the format of torchvision's detectors: ``boxes``, ``labels`` from 1 (named
+    by ``classes``) and, optionally, ``scores`` and ``masks`` (n, H, W) or (n, 1, H, W). Detections of higher score are
+    drawn on top. Small images are enlarged. A label without free space is shortened to its score or left out; a legend
+    below the image then names the colours.
 
     >>> import torch
     >>> boxes, labels, scores = torch.tensor([[10.0, 10, 50, 40]]), torch.tensor([2]), torch.tensor([0.7])
-    >>> found = {"boxes": boxes, "labels": labels, "scores": scores}
-    >>> draw(torch.zeros(3, 60, 80), found, classes=["cat", "dog"]).size
+    >>> detections = {"boxes": boxes, "labels": labels, "scores": scores}
+    >>> draw(torch.zeros(3, 60, 80), detections, classes=["cat", "dog"]).size
     (640, 480)
     """
-    picture = as_picture(image)
-    boxes, labels, scores, masks = _shown(detections, threshold)
+    canvas = as_rgb(image)
+    boxes, labels, scores, masks = _selected(detections, threshold)
     least = LEAST_CROWDED_SIDE if len(boxes) >= CROWDED else LEAST_SIDE
-    scale = max(1.0, least / max(picture.size))
-    size = round(picture.width * scale), round(picture.height * scale)
-    scales = size[0] / picture.width, size[1] / picture.height
-    picture = picture.resize(size, Image.Resampling.LANCZOS) if scale > 1 else picture
+    scale = max(1.0, least / max(canvas.size))
+    size = round(canvas.width * scale), round(canvas.height * scale)
+    scales = size[0] / canvas.width, size[1] / canvas.height
+    canvas = canvas.resize(size, Image.Resampling.LANCZOS) if scale > 1 else canvas
     unit = max(size) / least
-    style = Style(line=max(2, round(2.5 * unit)), letters=max(11, round(15 * unit)))
+    style = Style(line=max(2, round(2.5 * unit)), font_size=max(11, round(15 * unit)))
 
     colours = [colour_of(label) for label in labels]
     for mask, colour in reversed(list(zip(masks, colours, strict=False))):
-        picture = _with_mask(picture, mask, colour)
-    pen = ImageDraw.Draw(picture, "RGBA")
-    for box in () if truths is None else truths["boxes"].tolist():
+        canvas = _with_mask(canvas, mask, colour)
+    pen = ImageDraw.Draw(canvas, "RGBA")
+    for box in () if ground_truth is None else ground_truth["boxes"].tolist():
         _box(pen, _scaled(box, scales, size), WHITE, style, dashed=True)
     areas = [_scaled(box, scales, size) for box in boxes]
     for area, colour in reversed(list(zip(areas, colours, strict=True))):
         _box(pen, area, colour, style)
     texts = [_text(label, score, classes) for label, score in zip(labels, scores, strict=True)]
     if _labels(pen, areas, texts, colours, size, style):
-        return _with_legend(
-            picture, [(colour_of(label), _name(label, classes)) for label in sorted(set(labels))], style
-        )
-    return picture
+        return _with_legend(canvas, [(colour_of(label), _name(label, classes)) for label in sorted(set(labels))], style)
+    return canvas
 
 
-def grid(pictures: Sequence[Image.Image], titles: Sequence[str] = (), *, columns: int) -> Image.Image:
-    """The pictures row by row, each under its title (or none), all in cells of the largest one's size.
+def grid(images: Sequence[Image.Image], titles: Sequence[str] = (), *, columns: int) -> Image.Image:
+    """Return a page with the images row by row, in cells of the size of the largest one; the first get the titles.
 
-    >>> page = grid([Image.new("RGB", (640, 480))] * 3, ["truth", "found"], columns=2)
+    >>> page = grid([Image.new("RGB", (640, 480))] * 3, ["ground truth", "detections"], columns=2)
     >>> page.width > 2 * 640, page.height > 2 * 480
     (True, True)
     """
-    if columns < 1 or not pictures or len(titles) > len(pictures):
+    if columns < 1 or not images or len(titles) > len(images):
         raise ValueError(
-            f"grid: expected at least 1 column, 1 picture and no more titles than pictures, got {columns}, "
-            f"{len(pictures)} and {len(titles)}"
+            f"grid: expected at least 1 column, 1 image and no more titles than images, got {columns}, "
+            f"{len(images)} and {len(titles)}"
         )
-    width, height = (max(picture.size[side] for picture in pictures) for side in (0, 1))
+    width, height = (max(image.size[side] for image in images) for side in (0, 1))
     gap = round(0.02 * width)
-    font = letters(max(14, round(width / 26)))
-    rows = [pictures[first : first + columns] for first in range(0, len(pictures), columns)]
-    headings = [list(titles[first : first + columns]) for first in range(0, len(pictures), columns)]
-    # A row without any title has no room for titles.
-    rooms = [round(1.9 * font.size) if any(heading) else 0 for heading in headings]
+    font = font_of_size(max(14, round(width / 26)))
+    rows = [images[first : first + columns] for first in range(0, len(images), columns)]
+    headings = [list(titles[first : first + columns]) for first in range(0, len(images), columns)]
+    # Only rows with a title have space for one.
+    title_heights = [round(1.9 * font.size) if any(heading) else 0 for heading in headings]
     page = Image.new(
         "RGB",
-        (gap + min(columns, len(pictures)) * (width + gap), gap + sum(rooms) + len(rows) * (height + gap)),
+        (gap + min(columns, len(images)) * (width + gap), gap + sum(title_heights) + len(rows) * (height + gap)),
         WHITE,
     )
     pen = ImageDraw.Draw(page)
     top = gap
-    for row, heading, room in zip(rows, headings, rooms, strict=True):
-        for column, picture in enumerate(row):
+    for row, heading, title_height in zip(rows, headings, title_heights, strict=True):
+        for column, image in enumerate(row):
             left = gap + column * (width + gap)
             if column < len(heading):
                 text = _fitting(heading[column], font, width)
-                pen.text((left, top + room / 2 - gap / 4), text, fill=INK, font=font, anchor="lm")
-            page.paste(picture, (left + (width - picture.width) // 2, top + room))
-        top += room + height + gap
+                pen.text((left, top + title_height / 2 - gap / 4), text, fill=INK, font=font, anchor="lm")
+            page.paste(image, (left + (width - image.width) // 2, top + title_height))
+        top += title_height + height + gap
     return page
 
 
 def colour_of(label: int) -> Colour:
-    """Of a class, counted from 1."""
+    """Return the colour of a class; labels count from 1."""
     base = COLOURS[(label - 1) % len(COLOURS)]
     tone, share = SHADES[(label - 1) // len(COLOURS) % len(SHADES)]
     red, green, blue = (round((1 - share) * part + share * tone) for part in base)
     return red, green, blue
 
 
-def as_picture(image: Tensor | Image.Image | NDArray[np.uint8]) -> Image.Image:
-    """A copy in RGB."""
+def as_rgb(image: Tensor | Image.Image | NDArray[np.uint8]) -> Image.Image:
+    """Return a copy as a Pillow image in RGB."""
     if isinstance(image, Image.Image):
         return image.convert("RGB").copy()
     if isinstance(image, Tensor):
@@ -165,33 +164,33 @@ def as_picture(image: Tensor | Image.Image | NDArray[np.uint8]) -> Image.Image:
 
 
 @cache
-def letters(size: int) -> ImageFont.FreeTypeFont:
-    """The font: DejaVu Sans, which comes with matplotlib."""
+def font_of_size(size: int) -> ImageFont.FreeTypeFont:
+    """Return DejaVu Sans, which matplotlib includes, in this size."""
     return ImageFont.truetype(str(Path(mpl.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"), size)
 
 
-def _shown(
+def _selected(
     detections: Detections | None, threshold: float
 ) -> tuple[list[list[float]], list[int], list[float | None], list[NDArray[np.bool_]]]:
-    """Boxes, labels, scores and masks of what is to be drawn, best first."""
+    """Return boxes, labels, scores and masks of the detections to draw, in descending order of score."""
     if detections is None:
         return [], [], [], []
     boxes, labels, scores = detections["boxes"], detections["labels"], detections.get("scores")
     if scores is None:
         order = list(range(len(boxes)))
     else:
-        falling = scores.argsort(descending=True, stable=True).tolist()
-        order = [each for each in falling if float(scores[each]) >= threshold]
+        descending = scores.argsort(descending=True, stable=True).tolist()
+        order = [each for each in descending if float(scores[each]) >= threshold]
     masks = detections.get("masks")
-    hard: list[NDArray[np.bool_]] = []
+    binary: list[NDArray[np.bool_]] = []
     for each in order if masks is not None else ():
         mask = masks[each].detach().cpu().reshape(masks.shape[-2:])  # type: ignore[index, union-attr]
-        hard.append((mask > 0.5 if mask.is_floating_point() else mask.bool()).numpy())
+        binary.append((mask > 0.5 if mask.is_floating_point() else mask.bool()).numpy())
     return (
         [boxes[each].tolist() for each in order],
         [int(labels[each]) for each in order],
         [None if scores is None else float(scores[each]) for each in order],
-        hard,
+        binary,
     )
 
 
@@ -201,11 +200,11 @@ def _name(label: int, classes: Sequence[str]) -> str:
 
 
 def _text(label: int, score: float | None, classes: Sequence[str]) -> tuple[str, str]:
-    """The label in full, and short."""
+    """Return the full and the short text of a label."""
     name = _name(label, classes)
     if score is None:
         return name, ""
-    # Ranks may all lie close together: small ones are shown by their digits.
+    # Scores of a ranking loss may all be small: show two significant digits.
     shown = f"{score:.2f}" if score >= 0.1 else f"{score:.2g}"
     return f"{name} {shown}", shown.removeprefix("0")
 
@@ -217,15 +216,15 @@ def _scaled(box: Sequence[float], scales: tuple[float, float], size: tuple[int, 
     return Area(left, top, max(left, right), max(top, bottom))
 
 
-def _with_mask(picture: Image.Image, mask: NDArray[np.bool_], colour: Colour) -> Image.Image:
-    soft = Image.fromarray(mask.astype(np.uint8) * 255).resize(picture.size, Image.Resampling.BILINEAR)
+def _with_mask(canvas: Image.Image, mask: NDArray[np.bool_], colour: Colour) -> Image.Image:
+    soft = Image.fromarray(mask.astype(np.uint8) * 255).resize(canvas.size, Image.Resampling.BILINEAR)
     inside = soft.point([255 if value > 127 else 0 for value in range(256)])
-    tinted = Image.blend(picture, Image.new("RGB", picture.size, colour), MASK_SHARE)
-    return Image.composite(tinted, picture, inside)
+    tinted = Image.blend(canvas, Image.new("RGB", canvas.size, colour), MASK_SHARE)
+    return Image.composite(tinted, canvas, inside)
 
 
 def _box(pen: ImageDraw.ImageDraw, area: Area, colour: Colour, style: Style, *, dashed: bool = False) -> None:
-    """A frame with a thin edge on both sides, dark or light, to be seen on any ground."""
+    """Draw a frame with a thin dark or light edge on both sides, visible on any background."""
     line = max(2, style.line * 2 // 3) if dashed else style.line
     edge = (0, 0, 0, 130) if _brightness(colour) > 70 else (255, 255, 255, 130)
     for width, fill in ((line + 2, edge), (line, (*colour, 255))):
@@ -234,7 +233,7 @@ def _box(pen: ImageDraw.ImageDraw, area: Area, colour: Colour, style: Style, *, 
 
 
 def _pieces(area: Area, half: float, *, dash: int | None) -> list[Area]:
-    """The frame's sides, or the dashes of its sides, as rectangles that reach ``half`` a line to both sides."""
+    """Return the sides of a frame, or their dashes, as rectangles that extend by ``half`` on both sides."""
     left, top, right, bottom = area
     pieces = []
     for start, end in _dashes(left, right, dash):
@@ -245,7 +244,7 @@ def _pieces(area: Area, half: float, *, dash: int | None) -> list[Area]:
 
 
 def _dashes(start: float, end: float, dash: int | None) -> list[tuple[float, float]]:
-    """From corner to corner, so that both corners are drawn."""
+    """Return start and end of each dash of a side, with a dash at both corners; one stroke if ``dash`` is None."""
     if dash is None or end - start <= 2 * dash:
         return [(start, end)]
     count = round((end - start + 0.8 * dash) / (1.8 * dash))
@@ -261,8 +260,8 @@ def _labels(
     size: tuple[int, int],
     style: Style,
 ) -> bool:
-    """Write the labels, the best detection's first, each where it hides least; returns whether one was shortened."""
-    font, pad = letters(style.letters), max(2, style.letters // 5)
+    """Write the labels in descending order of score, each where it hides least; return whether any was shortened."""
+    font, pad = font_of_size(style.font_size), max(2, style.font_size // 5)
     ascent, descent = font.getmetrics()
     height = ascent + descent + pad
     taken: list[Area] = []
@@ -274,7 +273,7 @@ def _labels(
             if hidden <= 0:
                 break
         if hidden > 0.35 * width * height or not text:
-            # Hiding a better one's label would leave two unread.
+            # It would make another label unreadable too, so leave it out.
             shortened = True
             continue
         shortened |= text != choices[0]
@@ -288,7 +287,7 @@ def _labels(
 def _place(
     area: Area, width: float, height: float, size: tuple[int, int], taken: Sequence[Area], line: int
 ) -> tuple[Area, float]:
-    """Where a label hides the least of the labels before it, and how much that is."""
+    """Return the position at which a label hides the least of earlier labels, and the area it hides."""
     inner = line / 2
     lefts = (area.left - inner, area.right + inner - width, (area.left + area.right - width) / 2)
     tops = (area.top - height - inner, area.bottom + inner, area.top + inner, area.bottom - height - inner)
@@ -311,25 +310,25 @@ def _brightness(colour: Colour) -> float:
     return 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2]
 
 
-def _with_legend(picture: Image.Image, entries: Sequence[tuple[Colour, str]], style: Style) -> Image.Image:
-    font = letters(style.letters)
-    step = round(1.7 * style.letters)
+def _with_legend(canvas: Image.Image, entries: Sequence[tuple[Colour, str]], style: Style) -> Image.Image:
+    font = font_of_size(style.font_size)
+    step = round(1.7 * style.font_size)
     places: list[tuple[float, int]] = []
-    x, row = 0.5 * style.letters, 0
+    x, row = 0.5 * style.font_size, 0
     for _, name in entries:
-        width = font.getlength(name) + 2.6 * style.letters
-        if x + width > picture.width and x > style.letters:
-            x, row = 0.5 * style.letters, row + 1
+        width = font.getlength(name) + 2.6 * style.font_size
+        if x + width > canvas.width and x > style.font_size:
+            x, row = 0.5 * style.font_size, row + 1
         places.append((x, row))
         x += width
-    page = Image.new("RGB", (picture.width, picture.height + (row + 1) * step), WHITE)
-    page.paste(picture)
+    page = Image.new("RGB", (canvas.width, canvas.height + (row + 1) * step), WHITE)
+    page.paste(canvas)
     pen = ImageDraw.Draw(page)
     for (colour, name), (left, line) in zip(entries, places, strict=True):
-        middle = picture.height + (line + 0.5) * step
-        half = style.letters * 0.4
+        middle = canvas.height + (line + 0.5) * step
+        half = style.font_size * 0.4
         pen.rectangle((left, middle - half, left + 2 * half, middle + half), fill=colour, outline=INK)
-        pen.text((left + 1.3 * style.letters, middle), name, fill=INK, font=font, anchor="lm")
+        pen.text((left + 1.3 * style.font_size, middle), name, fill=INK, font=font, anchor="lm")
     return page
 
 

@@ -1,6 +1,6 @@
-"""The algorithms in scalars that count themselves by the rule of ``bucketrank.bench.flops``: an oracle of its formulas.
+"""The algorithms on scalars that count their operations by the rule of ``bucketrank.bench.losses.flops``: its oracle.
 
-Each returns the loss and the gradient too, so that a test can hold what is counted against the losses.
+Each also returns the loss and the gradient, so that a test can compare it with the real loss.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ def log(x: Real) -> Real:
 
 
 def ordered(values: Sequence[Real]) -> list[int]:
-    """Positions from the lowest value to the highest; n ceil(log2 n)."""
+    """Return the positions from the lowest value to the highest; counts n ceil(log2 n)."""
     TALLY[0] += len(values) * math.ceil(math.log2(len(values)))
     return sorted(range(len(values)), key=lambda i: values[i].value)
 
 
-def found(values: Sequence[Real], x: Real) -> int:
-    """How many of the sorted values are at most x; ceil(log2(n + 1))."""
+def count_at_most(values: Sequence[Real], x: Real) -> int:
+    """Return how many of the sorted values are at most x; counts ceil(log2(n + 1))."""
     TALLY[0] += math.ceil(math.log2(len(values) + 1))
     return bisect_right([value.value for value in values], x.value)
 
@@ -108,7 +108,7 @@ def relevant(s: Sequence[Real], negatives: Sequence[Real], delta: float) -> list
 
 
 def ranked(ranks: Sequence[Real], fps: Sequence[Real]) -> tuple[Real, list[Real], list[Real]]:
-    """Loss, gradient of the positives, and 1 / rank(i)."""
+    """Return the loss, the gradient of the positives, and 1 / rank(i)."""
     loss, weights, gradient = Real(0), [], []
     for rank, fp in zip(ranks, fps, strict=True):
         both = rank + fp
@@ -123,7 +123,7 @@ def ranked(ranks: Sequence[Real], fps: Sequence[Real]) -> tuple[Real, list[Real]
 def missorted(
     plus: Sequence[Real], current: Sequence[Real], best: Sequence[Real], count: Sequence[Real], worse: Sequence[Real]
 ) -> tuple[Real, list[Real], list[Real]]:
-    """Loss, error e(i) where something is missorted, and e(i) / D(i)."""
+    """Return the loss, the error e(i) of missorted positives (else 0), and e(i) / D(i)."""
     loss, errors, weights = Real(0), [], []
     for i in range(len(plus)):
         error = current[i] / plus[i] - best[i] / count[i]
@@ -137,7 +137,7 @@ def missorted(
 def pairwise(
     s: Sequence[Real], u: Sequence[Real] | None, negatives: Sequence[Real], delta: float
 ) -> tuple[list[Real], list[Real], list[Real]]:
-    """The paper's Algorithm 1: losses, gradients of the positives, gradients of the relevant negatives."""
+    """Run the paper's Algorithm 1; return losses, gradients of the positives, gradients of the relevant negatives."""
     near = relevant(s, negatives, delta)
     above = [[step(x, y, delta) for x in s] for y in s]
     over = [[step(x, y, delta) for x in near] for y in s]
@@ -177,7 +177,7 @@ def _sorting_by_pairs(
 def bucketed(
     s: Sequence[Real], u: Sequence[Real] | None, negatives: Sequence[Real], delta: float
 ) -> tuple[list[Real], list[Real], list[Real]]:
-    """The paper's Algorithm 2; gradients of the prototypes, to be copied to their members."""
+    """Run the paper's Algorithm 2; the last gradients are those of the prototypes, which their members share."""
     order = ordered([*s, *negatives])
     near = {id(n) for n in relevant(s, negatives, delta)}
     buckets: list[list[Real]] = [[]]
@@ -204,7 +204,7 @@ def bucketed(
 
 
 def walk(points: Sequence[Real], thresholds: Sequence[Real]) -> list[int]:
-    """How many of the ascending points are below each of the ascending thresholds: as many comparisons as both have."""
+    """Return how many ascending points lie below each ascending threshold; counts a comparison for each of both."""
     counts: list[int] = []
     passed = 0
     for _ in range(len(points) + len(thresholds)):
@@ -227,15 +227,15 @@ def _running(values: Sequence[Real]) -> list[Real]:
 def exact(
     s: Sequence[Real], u: Sequence[Real] | None, negatives: Sequence[Real], delta: float
 ) -> tuple[list[Real], list[Real], list[Real]]:
-    """Exact bucketing: sums above both edges of each ramp."""
+    """Run exact bucketing: sums above both edges of each ramp."""
     near, p = relevant(s, negatives, delta), len(s)
     lower, upper = [x - delta for x in s], [x + delta for x in s]
     both = [*lower, *upper]
     order = ordered(both)
     edges = [both[i] for i in order]
-    place = {i: k for k, i in enumerate(order)}  # where edge i stands
+    position = {i: k for k, i in enumerate(order)}  # of edge i among the sorted edges
     counts, sums = [0] * (2 * p + 1), [Real(0) for _ in range(2 * p + 1)]
-    at = [found(edges, x) for x in near]
+    at = [count_at_most(edges, x) for x in near]
     for bucket, x in zip(at, near, strict=True):
         counts[bucket] += 1
         sums[bucket] = sums[bucket] + x
@@ -244,7 +244,7 @@ def exact(
     ramp = 1 / (2 * delta)
 
     def above(i: int, tau: Real) -> Real:
-        k = place[i] + 1
+        k = position[i] + 1
         return suffix[k] - tau * reached[k]
 
     fps = [(above(i, lower[i]) - above(p + i, upper[i])) * ramp for i in range(p)]
@@ -263,7 +263,7 @@ def exact(
     slopes, offsets = [Real(0) for _ in edges], [Real(0) for _ in edges]
     for i, weight in enumerate(weights):
         slope = weight / p * ramp
-        k, m = place[i], place[p + i]
+        k, m = position[i], position[p + i]
         slopes[k], offsets[k] = slopes[k] + slope, offsets[k] - slope * lower[i]
         slopes[m], offsets[m] = slopes[m] - slope, offsets[m] + slope * upper[i]
     slopes, offsets = _running(slopes), _running(offsets)
@@ -305,7 +305,7 @@ def _from_better(
     sums: list[Real],
     counts: list[Real] | None,
 ) -> list[int]:
-    """Adds to each the ramps of all with a better label; returns the positions in order of score."""
+    """Add to each positive the ramps of all with a better label; return the positions in order of score."""
     n = len(by_label)
     if n < 2:
         return by_label
@@ -335,7 +335,7 @@ def cross_entropy(x: Real, t: float) -> Real:
 
 
 def focal(x: Real, t: float) -> tuple[Real, Real]:
-    """One logit's focal loss (alpha 0.25, gamma 2), and its derivative by the chain rule, operation by operation."""
+    """Return the focal loss of one logit (alpha 0.25, gamma 2) and its derivative, operation by operation."""
     target = Real(t)
     p = sigmoid(x)
     miss = 1 - (p * target + (1 - p) * (1 - target))
@@ -347,7 +347,7 @@ def focal(x: Real, t: float) -> tuple[Real, Real]:
     by_scale, by_entropy = Real(1) * entropy, Real(1) * scale
     by_square = by_scale * alpha
     by_p_t = -(by_square * (miss * 2))
-    away = Real(1 - t)  # 1 - t is at hand from the forward pass
+    away = Real(1 - t)  # 1 - t, known from the forward pass
     by_p = by_p_t * target + -(by_p_t * away)
     rest = Real(1 - p.value)
     by_logit = by_p * p * rest

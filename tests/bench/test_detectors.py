@@ -1,4 +1,4 @@
-"""The bench of the detectors on tiny ones: everything is measured, and nothing here takes or asserts a time."""
+"""The benchmark of the detectors, on tiny ones; no test asserts a time."""
 
 from __future__ import annotations
 
@@ -19,18 +19,35 @@ pytest.importorskip("torchvision")
 
 from rich.console import Console
 
-from bucketrank.bench.detectors import measure, report
-from bucketrank.bench.detectors.contenders import EXACT, FOCAL, NAMES, PAIRWISE, TITLES, USUAL, Entry, entries
-from bucketrank.bench.detectors.measure import Trainee, run
+from bucketrank.bench.detectors import detector_report as report
+from bucketrank.bench.detectors import detector_timing
+from bucketrank.bench.detectors.detector_contenders import (
+    EXACT,
+    FOCAL,
+    NAMES,
+    PAIRWISE,
+    TITLES,
+    USUAL,
+    DetectorContender,
+    detector_contenders,
+)
+from bucketrank.bench.detectors.detector_results import (
+    QUICK,
+    DetectorBench,
+    DetectorBenchSettings,
+    DetectorResult,
+    Head,
+    with_ratios,
+)
+from bucketrank.bench.detectors.detector_timing import BenchDetector, measure_detectors
+from bucketrank.bench.detectors.loss_share import Stopwatch, criteria, record_inputs, time_losses
 from bucketrank.bench.detectors.scene import draw_scene
-from bucketrank.bench.detectors.split import Stopwatch, criteria, listening, split
-from bucketrank.bench.detectors.study import QUICK, Head, Result, Settings, Study, with_ratios
-from bucketrank.bench.machine import describe
-from bucketrank.bench.study import CellError
+from bucketrank.bench.measurement import MeasurementError
 from bucketrank.cli import main
-from tests.bench.test_losses import Listener
+from bucketrank.provenance.machine import describe
+from tests.bench.progress_recorder import ProgressRecorder
 
-TINY = Settings(
+TINY = DetectorBenchSettings(
     detectors=("faster_rcnn", "atss"),
     backbone="test_resnet",
     image_size=(64, 96),
@@ -44,19 +61,22 @@ FLAGS = "--backbone test_resnet --image-size 64x96 --classes 3 --objects 3 --cha
 
 
 @pytest.fixture(scope="module")
-def study() -> Study:
-    return run(TINY, Listener())
+def bench() -> DetectorBench:
+    return measure_detectors(TINY, ProgressRecorder())
 
 
-def trainee(detector: str, name: str) -> Trainee:
-    entry = next(entry for entry in entries(detector) if entry.name == name)
+def bench_detector(detector: str, name: str) -> BenchDetector:
+    contender = next(contender for contender in detector_contenders(detector) if contender.name == name)
     masks = detector == "mask_rcnn"
-    return Trainee(entry, draw_scene(TINY.image_size, batch=2, objects=3, classes=3, masks=masks, seed=0), TINY)
+    return BenchDetector(
+        contender, draw_scene(TINY.image_size, batch=2, objects=3, classes=3, masks=masks, seed=0), TINY
+    )
 
 
-def test_every_contender_is_measured_on_every_detector(study: Study) -> None:
-    assert [(r.detector, r.contender) for r in study.results] == [(d, n) for d in TINY.detectors for n in NAMES]
-    for result in study.results:
+@pytest.mark.slow
+def test_every_contender_is_measured_on_every_detector(bench: DetectorBench) -> None:
+    assert [(r.detector, r.contender) for r in bench.results] == [(d, n) for d in TINY.detectors for n in NAMES]
+    for result in bench.results:
         assert result.skipped is None
         assert sorted(result.samples) == sorted(result.loss_samples) == sorted(result.split_samples) == [0, 1, 2]
         assert result.value is not None
@@ -67,85 +87,87 @@ def test_every_contender_is_measured_on_every_detector(study: Study) -> None:
         assert (result.to_focal is not None) is (result.to_usual is not None) is True
 
 
-def test_the_methods_see_the_same_step(study: Study) -> None:
+def test_the_methods_see_the_same_step(bench: DetectorBench) -> None:
     for detector in TINY.detectors:
-        exact, others = study.find(detector, EXACT), [study.find(detector, n) for n in NAMES[1:3]]
+        exact, others = bench.find(detector, EXACT), [bench.find(detector, n) for n in NAMES[1:3]]
         for other in others:
             assert other.heads == exact.heads
             torch.testing.assert_close(other.value, exact.value, rtol=1e-3, atol=0)
-        focal = study.find(detector, FOCAL)
+        focal = bench.find(detector, FOCAL)
         assert [(head.name, head.candidates) for head in focal.heads] == [
             (head.name, head.candidates) for head in exact.heads
         ]
 
 
-def test_candidates_by_hand(study: Study) -> None:
+def test_candidates_by_hand(bench: DetectorBench) -> None:
     # 64 x 96 pixels, two images, levels from P3 to P7: 8 x 12 + 4 x 6 + 2 x 3 + 1 x 2 + 1 x 1 places.
     places = 96 + 24 + 6 + 2 + 1
-    (head,) = study.find("atss", EXACT).heads
+    (head,) = bench.find("atss", EXACT).heads
     assert (head.name, head.candidates, head.classes) == ("head", 2 * 3 * places, 3)
-    (head,) = study.find("atss", USUAL).heads
+    (head,) = bench.find("atss", USUAL).heads
     assert (head.name, head.candidates, head.classes) == ("head", 2 * places, 3)
-    rpn, box = study.find("faster_rcnn", EXACT).heads
+    rpn, box = bench.find("faster_rcnn", EXACT).heads
     assert (rpn.name, rpn.classes) == ("rpn", 1)
-    # All proposals and, beside them, the objects.
+    # All proposals, and the objects.
     assert (box.name, box.candidates, box.classes) == ("box_head", 2 * (20 + 3), 3)
-    sampled, softmax = study.find("faster_rcnn", USUAL).heads
+    sampled, softmax = bench.find("faster_rcnn", USUAL).heads
     assert sampled.candidates <= 2 * 256 < rpn.candidates
     assert softmax.classes == 4
 
 
 def test_progress_is_what_was_announced() -> None:
-    listener = Listener()
-    run(dataclasses.replace(TINY, detectors=("atss",)), listener)
-    assert [text for text, _ in listener.stages] == ["ATSS (1 of 1): building", "ATSS (1 of 1): measuring"]
-    assert listener.done == pytest.approx([total for _, total in listener.stages])
+    progress = ProgressRecorder()
+    measure_detectors(dataclasses.replace(TINY, detectors=("atss",)), progress)
+    assert [text for text, _ in progress.stages] == ["ATSS (1 of 1): building", "ATSS (1 of 1): measuring"]
+    assert progress.done == pytest.approx([total for _, total in progress.stages])
 
 
 @pytest.mark.parametrize("detector", TITLES)
 def test_contenders_differ_in_the_loss_only(detector: str) -> None:
-    first, *others = (trainee(detector, name) for name in NAMES)
-    given = first.model.state_dict()
+    first, *others = (bench_detector(detector, name) for name in NAMES)
+    weights = first.model.state_dict()
     for other in others:
-        other.begin_as(first)
+        other.copy_weights(first)
         own = other.model.state_dict()
         same = [
-            name for name in own if name.endswith("weight") and name in given and own[name].shape == given[name].shape
+            name
+            for name in own
+            if name.endswith("weight") and name in weights and own[name].shape == weights[name].shape
         ]
         assert same
         for name in same:
-            torch.testing.assert_close(own[name], given[name], rtol=0, atol=0)
-        if other.entry.name == FOCAL:
-            odd = [name for name in own if name not in given]
-            assert all("head.quality" in name for name in odd)
-            assert all(given[name].shape == own[name].shape for name in given)
+            torch.testing.assert_close(own[name], weights[name], rtol=0, atol=0)
+        if other.contender.name == FOCAL:
+            extra = [name for name in own if name not in weights]
+            assert all("head.quality" in name for name in extra)
+            assert all(weights[name].shape == own[name].shape for name in weights)
 
 
 @pytest.mark.parametrize("name", [EXACT, PAIRWISE, FOCAL, USUAL])
 @pytest.mark.parametrize("detector", ["mask_rcnn", "cascade_rcnn", "retinanet", "paa"])
 def test_a_split_step_does_the_same(detector: str, name: str) -> None:
-    whole, parts = trainee(detector, name), trainee(detector, name)
+    whole, parts = bench_detector(detector, name), bench_detector(detector, name)
     watch = Stopwatch(lambda: None)
     torch.manual_seed(1)  # cross-entropy samples
     whole.step()
     torch.manual_seed(1)
-    with split(parts.model, watch):
+    with time_losses(parts.model, watch):
         parts.step()
     assert watch.seconds > 0
     torch.testing.assert_close(parts.value, whole.value, rtol=1e-6, atol=0)
-    wanted = dict(whole.model.named_parameters())
+    expected = dict(whole.model.named_parameters())
     for key, parameter in parts.model.named_parameters():
-        torch.testing.assert_close(parameter.grad, wanted[key].grad, rtol=1e-4, atol=1e-6, msg=key)
+        torch.testing.assert_close(parameter.grad, expected[key].grad, rtol=1e-4, atol=1e-6, msg=key)
     for _, criterion in criteria(parts.model):
         assert not {"forward", "masks"} & vars(criterion).keys(), "put back"
 
 
 def test_steps_leave_the_weights() -> None:
-    one = trainee("faster_rcnn", EXACT)
+    one = bench_detector("faster_rcnn", EXACT)
     before = {name: value.clone() for name, value in one.model.named_parameters()}
-    with listening(one.model) as first:
+    with record_inputs(one.model) as first:
         one.step()
-    with listening(one.model) as second:
+    with record_inputs(one.model) as second:
         one.step()
     for name, value in one.model.named_parameters():
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)
@@ -156,23 +178,23 @@ def test_steps_leave_the_weights() -> None:
         torch.testing.assert_close(a.labels, b.labels, rtol=0, atol=0)
 
 
-def test_what_is_slow_by_estimate_is_skipped_and_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def loss_seconds(entry: Entry, *_: object) -> float:
-        return 100.0 if entry.name == PAIRWISE else 0.0
+def test_a_contender_that_is_slow_by_estimate_is_skipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def loss_seconds(contender: DetectorContender, *_: object) -> float:
+        return 100.0 if contender.name == PAIRWISE else 0.0
 
-    monkeypatch.setattr(measure, "loss_seconds", loss_seconds)
-    found = run(dataclasses.replace(TINY, detectors=("atss",)), Listener())
-    skipped = found.find("atss", PAIRWISE)
+    monkeypatch.setattr(detector_timing, "quadratic_loss_seconds", loss_seconds)
+    bench = measure_detectors(dataclasses.replace(TINY, detectors=("atss",)), ProgressRecorder())
+    skipped = bench.find("atss", PAIRWISE)
     assert skipped.skipped == "by estimate a step takes more than 20 s"
     assert skipped.estimated_seconds is not None
     assert skipped.estimated_seconds > 100
     assert (skipped.seconds, skipped.to_focal, skipped.share, skipped.value) == (None, None, None, None)
-    assert skipped.heads == found.find("atss", EXACT).heads
-    assert [r.contender for r in found.results if r.skipped is None] == [name for name in NAMES if name != PAIRWISE]
-    assert "ATSS, rs/pairwise: skipped, by estimate a step takes more than 20 s." in report.notes(found)
-    markdown = report.to_markdown(found, "detectors.svg")
+    assert skipped.heads == bench.find("atss", EXACT).heads
+    assert [r.contender for r in bench.results if r.skipped is None] == [name for name in NAMES if name != PAIRWISE]
+    assert "ATSS, rs/pairwise: skipped, by estimate a step takes more than 20 s." in report.notes(bench)
+    markdown = report.to_markdown(bench, "detectors.svg")
     assert "skipped, ≈ 10" in markdown
-    assert [path.name for path in report.write(found, tmp_path)] == [
+    assert [path.name for path in report.write_detector_bench(bench, tmp_path)] == [
         "detectors.json",
         "detectors.md",
         "detectors.png",
@@ -181,45 +203,47 @@ def test_what_is_slow_by_estimate_is_skipped_and_says_so(monkeypatch: pytest.Mon
 
 
 def test_a_step_without_positives_is_estimated_too() -> None:
-    one = trainee("atss", EXACT)
-    with listening(one.model) as heard:
+    one = bench_detector("atss", EXACT)
+    with record_inputs(one.model) as inputs:
         one.step()
-    (name, found), *_ = heard
-    nothing = dataclasses.replace(found, labels=torch.full_like(found.labels, -1))
-    assert measure.loss_seconds(entries("atss")[2], [(name, nothing)], lambda: None) == 0
-    assert measure.loss_seconds(entries("atss")[2], [(name, measure._detached(found))], lambda: None) > 0
+    (name, assigned), *_ = inputs
+    nothing = dataclasses.replace(assigned, labels=torch.full_like(assigned.labels, -1))
+    detached = detector_timing._detached(assigned)
+    pairwise = detector_contenders("atss")[2]
+    assert detector_timing.quadratic_loss_seconds(pairwise, [(name, nothing)], lambda: None) == 0
+    assert detector_timing.quadratic_loss_seconds(pairwise, [(name, detached)], lambda: None) > 0
 
 
 def test_a_failure_names_the_contender(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = trainee("atss", FOCAL)
+    one = bench_detector("atss", FOCAL)
     one.value = torch.tensor(math.inf)
-    with pytest.raises(CellError, match="ATSS, focal, 3 anchors: expected a finite loss, got inf"):
-        one.checked()
+    with pytest.raises(MeasurementError, match="ATSS, focal, 3 anchors: expected a finite loss, got inf"):
+        one.finite_value()
     monkeypatch.setattr(one.model, "forward", lambda *_: 1 / 0)
-    with pytest.raises(CellError, match="ATSS, focal, 3 anchors: division by zero"):
+    with pytest.raises(MeasurementError, match="ATSS, focal, 3 anchors: division by zero"):
         one.step()
 
 
 def test_threads_are_put_back() -> None:
     before = torch.get_num_threads()
-    with measure._threads(before + 1):
+    with detector_timing._threads(before + 1):
         assert torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before
-    with measure._threads(None):
+    with detector_timing._threads(None):
         assert torch.get_num_threads() == before
 
 
-def made_up(*, slow: bool = True) -> Study:
-    """A study that nobody measured: focal 1 s, exact 1.02 s (ATSS: 1.1 s), the loss a tenth of every step."""
+def fixed_time_bench(*, slow: bool = True) -> DetectorBench:
+    """Return results that were not measured: focal 1 s, exact 1.02 s (ATSS: 1.1 s), the loss a tenth of every step."""
     seconds = dict(zip(NAMES, (1.02, 1.2, 4.0, 1.0, 0.8), strict=True))
     results = []
     for detector in TITLES:
-        of_one = []
-        for entry in entries(detector):
+        of_detector = []
+        for contender in detector_contenders(detector):
             heads = [Head("rpn", 38_174, 1, 57), Head("box_head", 2016, 20, 31)]
-            result = Result(detector, entry.name, entry.title, heads)
-            time = 1.1 if (detector, entry.name) == ("atss", EXACT) else seconds[entry.name]
-            if entry.name == PAIRWISE and slow:
+            result = DetectorResult(detector, contender.name, contender.title, heads)
+            time = 1.1 if (detector, contender.name) == ("atss", EXACT) else seconds[contender.name]
+            if contender.name == PAIRWISE and slow:
                 result = dataclasses.replace(result, estimated_seconds=40.0, skipped="too long")
             else:
                 samples = {0: time, 1: 2 * time, 2: time}
@@ -227,13 +251,13 @@ def made_up(*, slow: bool = True) -> Study:
                 result = dataclasses.replace(
                     result, value=1.0, samples=samples, split_samples=samples, loss_samples=loss
                 )
-            of_one.append(result)
-        results += with_ratios(of_one)
-    return Study(describe(), Settings(), results)
+            of_detector.append(result)
+        results += with_ratios(of_detector)
+    return DetectorBench(describe(), DetectorBenchSettings(), results)
 
 
 def test_bars_by_hand() -> None:
-    judged = {bar.where: bar for bar in report.bars(made_up())}
+    judged = {target.where: target for target in report.detector_targets(fixed_time_bench())}
     assert list(judged) == list(TITLES.values())
     assert judged["Faster R-CNN"].value == pytest.approx(1.02)
     assert (judged["Faster R-CNN"].limit, judged["Faster R-CNN"].passed) == (1.05, True)
@@ -241,17 +265,17 @@ def test_bars_by_hand() -> None:
     assert not judged["ATSS"].passed
 
 
-def test_a_busy_machine_is_told() -> None:
-    found = made_up()
-    found.machine["load"], found.machine["cores"] = 3.0, 4
-    assert all(bar.disturbed for bar in report.bars(found))
-    assert "the times may be off" in report.notes(found)[0]
-    found.machine["load"] = 1.0
-    assert not any(bar.disturbed for bar in report.bars(found))
+def test_a_busy_machine_is_noted() -> None:
+    bench = fixed_time_bench()
+    bench.machine["load"], bench.machine["cores"] = 3.0, 4
+    assert all(target.disturbed for target in report.detector_targets(bench))
+    assert "the times may be off" in report.notes(bench)[0]
+    bench.machine["load"] = 1.0
+    assert not any(target.disturbed for target in report.detector_targets(bench))
 
 
 def test_json_holds_everything(tmp_path: Path) -> None:
-    document = json.loads(report.write(made_up(), tmp_path)[0].read_text(encoding="utf-8"))
+    document = json.loads(report.write_detector_bench(fixed_time_bench(), tmp_path)[0].read_text(encoding="utf-8"))
     assert document["benchmark"] == "detectors"
     assert document["command"] == "bucketrank bench detectors"
     assert {"commit", "modified", "processor", "date"} <= document["machine"].keys()
@@ -265,11 +289,11 @@ def test_json_holds_everything(tmp_path: Path) -> None:
     assert exact["loss_to_focal"]["median"] == pytest.approx(1.002)
     assert exact["heads"][1] == {"name": "box_head", "candidates": 2016, "classes": 20, "positives": 31}
     assert document["results"][2]["skipped"] == "too long"
-    assert [bar["passed"] for bar in document["bars"]] == [True, True, True, True, False, True, True]
+    assert [target["passed"] for target in document["bars"]] == [True, True, True, True, False, True, True]
 
 
-def test_markdown_has_the_paper_beside() -> None:
-    text = report.to_markdown(made_up(), "detectors.svg")
+def test_markdown_has_the_numbers_of_the_paper() -> None:
+    text = report.to_markdown(fixed_time_bench(), "detectors.svg")
     times = "\N{MULTIPLICATION SIGN}"
     assert (
         f"| Faster R-CNN | 1.02 s · 1.020{times} · 10.0 % | 1.20 s · 1.200{times} · 10.0 % | skipped, ≈ 40.0 s |"
@@ -287,7 +311,7 @@ def test_markdown_has_the_paper_beside() -> None:
 @pytest.mark.parametrize("width", [80, 160])
 def test_the_table_shows_ratios_and_skips(width: int) -> None:
     stream = io.StringIO()
-    report.show(made_up(), Console(file=stream, width=width))
+    report.show_detector_bench(fixed_time_bench(), Console(file=stream, width=width))
     text = stream.getvalue()
     assert "1.020" in text
     assert "40.0 s" in text
@@ -297,8 +321,8 @@ def test_the_table_shows_ratios_and_skips(width: int) -> None:
 
 @pytest.mark.parametrize("slow", [True, False])
 def test_the_same_study_gives_the_same_svg(tmp_path: Path, slow: bool) -> None:
-    found = made_up(slow=slow)
-    first, second = (report.write(found, tmp_path / name)[3].read_bytes() for name in "ab")
+    bench = fixed_time_bench(slow=slow)
+    first, second = (report.write_detector_bench(bench, tmp_path / name)[3].read_bytes() for name in "ab")
     assert first == second
     assert b"<svg" in first
 
@@ -306,16 +330,18 @@ def test_the_same_study_gives_the_same_svg(tmp_path: Path, slow: bool) -> None:
 @pytest.mark.parametrize(
     ("settings", "command"),
     [
-        (Settings(), "bucketrank bench detectors"),
-        (Settings(**QUICK), "bucketrank bench detectors --quick"),
+        (DetectorBenchSettings(), "bucketrank bench detectors"),
+        (DetectorBenchSettings(**QUICK), "bucketrank bench detectors --quick"),
         (
-            Settings(detectors=("atss",), backbone="resnet50", image_size=(800, 1333), batch=4, channels=256),
+            DetectorBenchSettings(
+                detectors=("atss",), backbone="resnet50", image_size=(800, 1333), batch=4, channels=256
+            ),
             "bucketrank bench detectors --detectors atss --backbone resnet50 --image-size 800x1333 --batch 4"
             " --channels 256",
         ),
     ],
 )
-def test_the_command_repeats_the_study(settings: Settings, command: str) -> None:
+def test_the_command_repeats_the_study(settings: DetectorBenchSettings, command: str) -> None:
     assert settings.command() == command
 
 
@@ -341,9 +367,9 @@ def test_the_command_repeats_the_study(settings: Settings, command: str) -> None
 )
 def test_wrong_values_name_the_flag(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "detectors", *words.split()]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("bucketrank: bench detectors: --")
-    assert message in told
+    message = capsys.readouterr().err
+    assert message.startswith("bucketrank: bench detectors: --")
+    assert message in message
 
 
 def test_a_missing_package_says_how_to_install_it(
@@ -354,6 +380,7 @@ def test_a_missing_package_says_how_to_install_it(
     assert 'needs timm; install with: pip install "bucketrank[detect]"' in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_from_the_command_to_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new" / "results"
     assert main(["bench", "detectors", "--detectors", "retinanet,mask_rcnn", *FLAGS.split(), "--out", str(out)]) == 0
@@ -363,7 +390,7 @@ def test_from_the_command_to_the_files(tmp_path: Path, capsys: pytest.CaptureFix
     assert document["settings"]["image_size"] == [64, 96]
     assert document["command"] == f"bucketrank bench detectors --detectors retinanet,mask_rcnn {FLAGS}"
     assert [r["title"] for r in document["results"]] == [
-        e.title for d in ("retinanet", "mask_rcnn") for e in entries(d)
+        e.title for d in ("retinanet", "mask_rcnn") for e in detector_contenders(d)
     ]
     assert str(tmp_path) not in (out / "detectors.json").read_text(encoding="utf-8")
     printed = capsys.readouterr().out

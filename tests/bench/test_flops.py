@@ -1,4 +1,4 @@
-"""The formulas against algorithms that count themselves, and against counts by hand."""
+"""The formulas, compared with algorithms that count their operations and with counts by hand."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from bucketrank import ap_loss, rank_sort_loss
-from bucketrank.bench import flops
-from bucketrank.bench.contenders import focal_loss, operations
-from bucketrank.bench.flops import Counts
-from bucketrank.bench.synthetic import Synthetic
+from bucketrank.bench.losses import flops
+from bucketrank.bench.losses.flops import Counts
+from bucketrank.bench.losses.loss_contenders import count_operations, focal_loss
+from bucketrank.bench.losses.synthetic_logits import SyntheticLogits
+from bucketrank.choices import Method
 from tests.bench import counted
 from tests.bench.counted import TALLY, Real
 
@@ -24,11 +25,11 @@ ALGORITHMS: dict[str, Callable[..., tuple[list[Real], list[Real], list[Real]]]] 
 }
 
 
-def drawn(positives: int, negatives: int, seed: int) -> Synthetic:
+def drawn(positives: int, negatives: int, seed: int) -> SyntheticLogits:
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(positives + negatives, generator=generator, dtype=torch.float64)
     labels = 0.05 + 0.9 * torch.rand(positives, generator=generator, dtype=torch.float64)
-    return Synthetic(logits, torch.cat([labels, torch.zeros(negatives, dtype=torch.float64)]))
+    return SyntheticLogits(logits, torch.cat([labels, torch.zeros(negatives, dtype=torch.float64)]))
 
 
 def reals(values: Tensor) -> list[Real]:
@@ -38,11 +39,11 @@ def reals(values: Tensor) -> list[Real]:
 @pytest.mark.parametrize(("positives", "negatives"), [(1, 1), (1, 9), (2, 3), (5, 0), (5, 17), (8, 30), (13, 40)])
 @pytest.mark.parametrize("method", ["pairwise", "bucketed", "exact"])
 @pytest.mark.parametrize("loss", ["ap", "rs"])
-def test_formula_counts_a_correct_algorithm(loss: str, method: str, positives: int, negatives: int) -> None:
+def test_formula_counts_a_correct_algorithm(loss: str, method: Method, positives: int, negatives: int) -> None:
     data, delta = drawn(positives, negatives, seed=positives), 0.4
     s, u, n = (reals(x) for x in (data.logits[:positives], data.targets[:positives], data.logits[positives:]))
     if negatives:
-        # One negative that no positive can see.
+        # One negative below the ramps of all positives.
         n[0] = Real(data.logits[:positives].min().item() - 1)
         data.logits[positives] = n[0].value
     TALLY[0] = 0
@@ -111,7 +112,11 @@ def test_focal_and_cross_entropy_count_correct_formulas() -> None:
 
 def test_baselines_count_every_logit() -> None:
     counts = Counts(positives=2, negatives=6, relevant=5, buckets=3)
-    assert operations("focal", None, counts) == flops.focal(8)
-    assert operations("bce", None, counts) == flops.cross_entropy(8)
-    assert operations("sort", None, counts) == 24
-    assert operations("exact-torch", "rs", counts) == operations("exact-fused", "rs", counts) == flops.exact_rs(counts)
+    assert count_operations("focal", None, counts) == flops.focal(8)
+    assert count_operations("bce", None, counts) == flops.cross_entropy(8)
+    assert count_operations("sort", None, counts) == 24
+    assert (
+        count_operations("exact-torch", "rs", counts)
+        == count_operations("exact-fused", "rs", counts)
+        == flops.exact_rs(counts)
+    )

@@ -1,4 +1,4 @@
-"""Interleaving with a clock of our own; nothing here takes or asserts a time."""
+"""Interleaved timing with a simulated clock."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from bucketrank.bench.timing import Contender, Spread, interleave, ratio
+from bucketrank.bench.timing import Spread, TimedCall, interleave, ratio
 
 
 class Clock:
-    """Time passes only inside the contenders."""
+    """A clock whose time passes only inside the calls."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -20,74 +20,74 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
-    def contender(self, name: str, seconds: float) -> Callable[[], None]:
-        def call() -> None:
+    def call(self, name: str, seconds: float) -> Callable[[], None]:
+        def pass_time() -> None:
             self.calls.append(name)
             self.now += seconds
 
-        return call
+        return pass_time
 
 
-def test_contenders_take_turns_and_every_second_round_runs_backwards() -> None:
+def test_calls_take_turns_and_every_second_round_runs_backwards() -> None:
     clock = Clock()
-    contenders = {name: Contender(clock.contender(name, 1.0), warmup=0) for name in "abc"}
-    samples = interleave(contenders, rounds=3, clock=clock)
+    calls = {name: TimedCall(clock.call(name, 1.0), warmup=0) for name in "abc"}
+    samples = interleave(calls, rounds=3, clock=clock)
     assert "".join(clock.calls) == "abc" + "cba" + "abc"
     assert samples == {name: {0: 1.0, 1: 1.0, 2: 1.0} for name in "abc"}
 
 
-def test_rotation_gives_every_contender_the_first_place() -> None:
+def test_rotation_puts_every_call_first() -> None:
     clock = Clock()
-    contenders = {name: Contender(clock.contender(name, 1.0), warmup=0) for name in "abc"}
-    interleave(contenders, rounds=6, rotate=True, clock=clock)
+    calls = {name: TimedCall(clock.call(name, 1.0), warmup=0) for name in "abc"}
+    interleave(calls, rounds=6, rotate=True, clock=clock)
     # Round 1 is bca, backwards.
     assert "".join(clock.calls) == "abc" + "acb" + "cab" + "cba" + "bca" + "bac"
 
 
 def test_warmup_does_not_count() -> None:
     clock = Clock()
-    contenders = {
-        "a": Contender(clock.contender("a", 2.0), warmup=3),
-        "b": Contender(clock.contender("b", 1.0), warmup=0),
+    calls = {
+        "a": TimedCall(clock.call("a", 2.0), warmup=3),
+        "b": TimedCall(clock.call("b", 1.0), warmup=0),
     }
-    samples = interleave(contenders, rounds=1, clock=clock)
+    samples = interleave(calls, rounds=1, clock=clock)
     assert "".join(clock.calls) == "aaa" + "ab"
     assert samples == {"a": {0: 2.0}, "b": {0: 1.0}}
 
 
 def test_untimed_calls_come_right_before_the_timed_one() -> None:
     clock = Clock()
-    contenders = {
-        "a": Contender(clock.contender("a", 1.0), warmup=0, untimed=2),
-        "b": Contender(clock.contender("b", 1.0), warmup=0),
+    calls = {
+        "a": TimedCall(clock.call("a", 1.0), warmup=0, untimed=2),
+        "b": TimedCall(clock.call("b", 1.0), warmup=0),
     }
-    samples = interleave(contenders, rounds=2, clock=clock)
+    samples = interleave(calls, rounds=2, clock=clock)
     assert "".join(clock.calls) == "aaab" + "baaa"
     assert samples["a"] == {0: 1.0, 1: 1.0}
 
 
-def test_a_slow_contender_comes_in_fewer_rounds_that_the_others_share() -> None:
+def test_a_slow_call_runs_in_fewer_rounds_which_the_others_share() -> None:
     clock = Clock()
-    contenders = {
-        "quick": Contender(clock.contender("quick", 1.0), warmup=0),
-        "slow": Contender(clock.contender("slow", 9.0), every=4, warmup=0),
-        "medium": Contender(clock.contender("medium", 3.0), every=2, warmup=0),
+    calls = {
+        "quick": TimedCall(clock.call("quick", 1.0), warmup=0),
+        "slow": TimedCall(clock.call("slow", 9.0), every=4, warmup=0),
+        "medium": TimedCall(clock.call("medium", 3.0), every=2, warmup=0),
     }
-    samples = interleave(contenders, rounds=10, clock=clock)
+    samples = interleave(calls, rounds=10, clock=clock)
     assert list(samples["slow"]) == [0, 4, 8]
     assert list(samples["medium"]) == [0, 2, 4, 6, 8]
     assert ratio(samples["slow"], samples["quick"]) == Spread(9.0, 9.0, 9.0)
     assert ratio(samples["slow"], samples["medium"]) == Spread(3.0, 3.0, 3.0)
 
 
-def test_the_device_is_awaited_before_the_clock_is_read() -> None:
+def test_the_clock_is_read_after_the_device_has_finished() -> None:
     clock = Clock()
 
     def synchronize() -> None:
         clock.now += 10.0
 
-    contenders = {"a": Contender(clock.contender("a", 1.0), warmup=0)}
-    samples = interleave(contenders, rounds=1, clock=clock, synchronize=synchronize)
+    calls = {"a": TimedCall(clock.call("a", 1.0), warmup=0)}
+    samples = interleave(calls, rounds=1, clock=clock, synchronize=synchronize)
     assert samples == {"a": {0: 11.0}}
 
 
@@ -98,14 +98,14 @@ def test_ratio_is_of_calls_in_the_same_round() -> None:
     assert ratio(seldom, often) == Spread(0.5, 0.5, 0.5)
 
 
-def test_progress_hears_of_every_call() -> None:
-    clock, heard = Clock(), list[str]()
-    contenders = {
-        "a": Contender(clock.contender("a", 1.0), untimed=1),
-        "b": Contender(clock.contender("b", 1.0), every=2),
+def test_every_call_advances_the_progress() -> None:
+    clock, advanced = Clock(), list[str]()
+    calls = {
+        "a": TimedCall(clock.call("a", 1.0), untimed=1),
+        "b": TimedCall(clock.call("b", 1.0), every=2),
     }
-    interleave(contenders, rounds=2, clock=clock, advance=lambda name, calls: heard.extend(name * calls))
-    assert heard == clock.calls
+    interleave(calls, rounds=2, clock=clock, advance=lambda name, calls: advanced.extend(name * calls))
+    assert advanced == clock.calls
 
 
 def test_a_failure_comes_through_and_leaves_the_collector_on() -> None:
@@ -114,7 +114,7 @@ def test_a_failure_comes_through_and_leaves_the_collector_on() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        interleave({"a": Contender(fail, warmup=0)}, rounds=1)
+        interleave({"a": TimedCall(fail, warmup=0)}, rounds=1)
     assert gc.isenabled()
 
 

@@ -1,7 +1,7 @@
-"""What the fuzzing of data shares: sound folders, ways to break them, and what has to hold afterwards.
+"""Helpers to fuzz data: folders, random ways to break them, and properties that must hold afterwards.
 
-A sound folder is broken at random. What check-data then calls sound can be loaded and evaluated; what it refuses,
-training refuses in the same words.
+If check-data accepts a broken folder, it can be loaded and evaluated. If check-data refuses it, training refuses it
+with the same messages.
 """
 
 import io
@@ -23,38 +23,38 @@ from bucketrank.cli import main
 from bucketrank.data import CocoDataset, DataError, check, find_splits, require_sound
 from bucketrank.data.problems import SHOWN, counted
 from bucketrank.evaluation import Evaluator
-from bucketrank.training.data import Data
-from bucketrank.training.recipe import Recipe
-from tests.data.folders import sound, write
+from bucketrank.recipes import from_dict
+from bucketrank.training.data_module import DataModule
+from tests.data.small_folders import sound_document, write_split
 
 Document = dict[str, Any]
 Place = tuple[Any, Any]  # a list or dict, and the position or key in it
 
-RECIPE = Recipe(detector={"name": "atss"})
-DIGITS = "many digits"  # in a document, where the file gets a number of more digits than Python reads
+RECIPE = from_dict({"detector": {"name": "atss"}})
+DIGITS = "many digits"  # placeholder in a document for a number with more digits than Python reads
 
 few = settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 more = settings(few, max_examples=300)
 
 
-# What is said
+# Commands
 
 
 def ran(*words: str | Path) -> tuple[int, str]:
-    """The exit status and all that is printed, to a terminal as strict about its encoding as a real one."""
+    """Run a command; return its exit status and output, which must be valid UTF-8 as on a real terminal."""
     printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="strict", write_through=True)
     with redirect_stdout(printed), redirect_stderr(printed), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow's, about odd files, which are printed and stop nothing
+        warnings.simplefilter("ignore")  # Pillow warns about odd files
         status = main([str(word) for word in words])
     text = printed.buffer.getvalue().decode()
     assert status in (0, 1), text
-    assert text.strip(), "it says something, whatever the outcome"
+    assert text.strip(), "a message, whatever the outcome"
     assert "Traceback" not in text
     return status, text
 
 
 def judged(folder: Path, *, masks: bool = False) -> int:
-    """The exit status of check-data, once training was seen to agree with it."""
+    """Return the exit status of check-data, after a test that training agrees with it."""
     status, text = ran("check-data", folder, "--workers", "1", *(["--masks"] if masks else []))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -67,8 +67,8 @@ def judged(folder: Path, *, masks: bool = False) -> int:
 
 
 def load(folder: Path, *, masks: bool) -> None:
-    """Everything that training and evaluation read of sound data."""
-    data = Data(find_splits(folder), RECIPE, masks=masks)
+    """Read everything that training and evaluation read."""
+    data = DataModule(find_splits(folder), RECIPE, masks=masks)
     for images in (data.train, data.val):
         for image, target in (images[index] for index in range(len(images))):
             assert image.dtype == torch.float32
@@ -83,10 +83,10 @@ def load(folder: Path, *, masks: bool) -> None:
 
 
 def refuse(folder: Path, text: str, *, masks: bool) -> None:
-    """Training says what check-data said."""
+    """Test that training raises the errors that check-data printed."""
     splits = find_splits(folder)
     with pytest.raises(DataError) as raised:
-        Data(splits, RECIPE, masks=masks)
+        DataModule(splits, RECIPE, masks=masks)
     errors = []
     for split in {each.annotations: each for each in splits if each}.values():
         own = [problem for problem in check(split, masks=masks) if problem.severity == "error"]
@@ -104,7 +104,7 @@ def refuse(folder: Path, text: str, *, masks: bool) -> None:
 
 
 def places(inside: Any) -> Iterator[Place]:
-    """Every place in a document."""
+    """Yield every place in a document."""
     pairs = inside.items() if isinstance(inside, dict) else enumerate(inside) if isinstance(inside, list) else ()
     for key, value in pairs:
         yield inside, key
@@ -162,7 +162,7 @@ def drop(draw: Any, document: Document) -> None:
 
 
 def repeat(draw: Any, document: Document) -> None:
-    """An entry once more, with the same id."""
+    """Repeat an entry, with the same id."""
     lists = [each for each in document.values() if isinstance(each, list) and each]
     if lists:
         entries = draw(st.sampled_from(lists))
@@ -170,13 +170,13 @@ def repeat(draw: Any, document: Document) -> None:
 
 
 def entry(name: str, key: str, values: st.SearchStrategy[Any]) -> Callable[[Any, Document], None]:
-    """One field of one entry, where the entry is still there."""
+    """Return a change that sets one field of one entry, if the entry still exists."""
 
     def change(draw: Any, document: Document) -> None:
         entries = document.get(name)
-        found = [each for each in entries if isinstance(each, dict)] if isinstance(entries, list) else []
-        if found:
-            draw(st.sampled_from(found))[key] = draw(values)
+        objects = [each for each in entries if isinstance(each, dict)] if isinstance(entries, list) else []
+        if objects:
+            draw(st.sampled_from(objects))[key] = draw(values)
 
     return change
 
@@ -201,7 +201,7 @@ CHANGES = [
 
 @st.composite
 def broken_documents(draw: st.DrawFn) -> Document:
-    document = sound()
+    document = sound_document()
     for _ in range(draw(st.integers(1, 3))):
         draw(st.sampled_from(CHANGES))(draw, document)
     return document
@@ -212,8 +212,8 @@ def dumped(document: Any) -> str:
 
 
 def write_folder(folder: Path, document: Any, *, name: str = "train.json") -> Path:
-    """The document, and a sound one for the other split; links that lead out and in circles, and a folder."""
-    write(folder, sound(), name="val.json" if name == "train.json" else "train.json")
+    """Write the document, a valid one for the other split, links that leave the folder or loop, and a folder."""
+    write_split(folder, sound_document(), name="val.json" if name == "train.json" else "train.json")
     (folder / name).write_bytes(document if isinstance(document, bytes) else dumped(document).encode())
     (folder / "images/folder").mkdir()
     (folder / "images/out").symlink_to("/etc/passwd")
@@ -235,7 +235,7 @@ def flipped(data: bytes, at: int) -> bytes:
 
 
 def noisy(data: bytes, at: int) -> bytes:
-    """Some bytes in the middle are lost, others come in."""
+    """Replace some bytes by others."""
     start = at % len(data)
     return data[:start] + bytes((at * step) % 256 for step in range(at % 7)) + data[start + at % 5 :]
 
@@ -262,15 +262,15 @@ MODES = {
     "BMP": ["1", "L", "P", "RGB"],
     "PPM": ["1", "L", "RGB", "I;16"],
 }
-KINDS = [(kind, mode) for kind, modes in MODES.items() for mode in modes]
+FORMATS = [(file_format, mode) for file_format, modes in MODES.items() for mode in modes]
 
 
 @cache
-def encoded(kind: str, mode: str, *, frames: int = 1) -> bytes:
-    """An image file of 40 x 30; of several frames, an animation."""
+def encoded(file_format: str, mode: str, *, frames: int = 1) -> bytes:
+    """Return an image file of 40 x 30, with several frames as an animation."""
     written = io.BytesIO()
     grey = Image.linear_gradient("L").resize((40, 30))
     through = {"I;16": "I", "LAB": "RGB", "YCbCr": "RGB", "CMYK": "RGB"}.get(mode, "L")
     first, *rest = (grey.rotate(5 * n).convert(through).convert(mode) for n in range(frames))
-    first.save(written, kind, **({"save_all": True, "append_images": rest} if rest else {}))
+    first.save(written, file_format, **({"save_all": True, "append_images": rest} if rest else {}))
     return written.getvalue()

@@ -1,4 +1,4 @@
-"""Every kind of problem, in a folder that has it and nothing else."""
+"""Checks of a data set: every kind of problem in a folder without other problems."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from PIL import Image
 from bucketrank.cli import main
 from bucketrank.data import DataError, Problem, check, require_sound
 from bucketrank.data.problems import raise_errors
-from tests.data.folders import picture, sound, write
+from tests.data.small_folders import sound_document, write_image, write_split
 from tests.shared_data import shared
 
 Document = dict[str, Any]
@@ -37,7 +37,7 @@ def rle(counts: Any, size: Any = (30, 40)) -> Callable[[Document], None]:
     return segmentation({"size": list(size) if isinstance(size, tuple) else size, "counts": counts})
 
 
-# How it is broken, kind, severity, id, message
+# Change that breaks the document, kind, severity, id, message
 CASES: list[tuple[Callable[[Document], Any], str, str, str | None, str]] = [
     (lambda d: d.pop("images"), "missing-field", "error", "images", "expected a list named 'images'"),
     (lambda d: d.update(annotations={}), "missing-field", "error", "annotations", "expected a list named"),
@@ -54,7 +54,7 @@ CASES: list[tuple[Callable[[Document], Any], str, str, str | None, str]] = [
         "duplicate-name",
         "warning",
         "category 3",
-        "the name 'cat' of category 2",
+        "the same name 'cat' as category 2",
     ),
     (annotation(image_id=77), "unknown-image", "error", "annotation 1", "image 77, which is not listed"),
     (annotation(category_id=3), "unknown-category", "error", "annotation 1", "category 3, which is not listed; add it"),
@@ -68,19 +68,19 @@ CASES: list[tuple[Callable[[Document], Any], str, str, str | None, str]] = [
     (annotation(bbox=[9, 9, -3, 4]), "bad-box", "error", "annotation 1", "negative width or height"),
     (annotation(bbox=[9, 9, 0, 4]), "box-without-area", "warning", "annotation 1", "training leaves it out"),
     (annotation(bbox=[40.5, 9, 5, 4]), "box-without-area", "warning", "annotation 1", "no area inside"),
-    (annotation(bbox=[50, 9, 5, 4]), "box-outside", "error", "annotation 1", "in an image of 40 x 30 lies wholly out"),
-    (annotation(bbox=[-9, -9, 5, 5]), "box-outside", "error", "annotation 1", "lies wholly outside"),
+    (annotation(bbox=[50, 9, 5, 4]), "box-outside", "error", "annotation 1", "in an image of 40 x 30 lies outside"),
+    (annotation(bbox=[-9, -9, 5, 5]), "box-outside", "error", "annotation 1", "lies outside"),
     (annotation(bbox=[30, 9, 12, 4]), "box-sticks-out", "warning", "annotation 1", "by 2 pixels; training clips it"),
     (segmentation("mask"), "bad-mask", "error", "annotation 1", "as polygons or RLE, got 'mask'"),
-    (segmentation([[1, 2, 3, 4, 5, 6, 7]]), "bad-polygon", "error", "annotation 1", "has 7 numbers"),
+    (segmentation([[1, 2, 3, 4, 5, 6, 7]]), "bad-polygon", "error", "annotation 1", "pairs of x and y, got 7 numbers"),
     (segmentation([[1, 2, 3, 4]]), "bad-polygon", "warning", "annotation 1", "has 2 corners, fewer than 3"),
     (segmentation([7]), "bad-polygon", "error", "annotation 1", "expected a list [x1, y1, x2, y2, ...], got 7"),
-    (segmentation([[1, 2, 3, NAN, 5, 6]]), "not-a-number", "error", "annotation 1", "holds NaN or infinity"),
-    (segmentation([[50, 2, 60, 2, 60, 9]]), "mask-outside", "error", "annotation 1", "wholly outside the image of 40"),
+    (segmentation([[1, 2, 3, NAN, 5, 6]]), "not-a-number", "error", "annotation 1", "contains NaN or infinity"),
+    (segmentation([[50, 2, 60, 2, 60, 9]]), "mask-outside", "error", "annotation 1", "lies outside the image of 40"),
     (rle([0, 1200], (40, 30)), "rle-size", "error", "annotation 1", "the RLE is for 30 x 40, the image is 40 x 30"),
     (rle([0, 1200], None), "bad-rle", "error", "annotation 1", "size as [height, width], got None"),
     (rle([0, 1199]), "rle-counts", "error", "annotation 1", "sum to 1199 and do not fill the 1200 pixels"),
-    (rle([-1, 1201]), "bad-rle", "error", "annotation 1", "whole numbers of 0 or more"),
+    (rle([-1, 1201]), "bad-rle", "error", "annotation 1", "whole numbers of at least 0"),
     (rle("0"), "rle-counts", "error", "annotation 1", "compressed counts do not fill the 1200 pixels"),
     (rle("PPPP"), "rle-counts", "error", "annotation 1", "compressed counts do not fill"),
     (
@@ -90,7 +90,7 @@ CASES: list[tuple[Callable[[Document], Any], str, str, str | None, str]] = [
         "annotation 1",
         "larger than any image",
     ),
-    (rle(5), "bad-rle", "error", "annotation 1", "as a list or a text, got 5"),
+    (rle(5), "bad-rle", "error", "annotation 1", "as a list or a string, got 5"),
     (image(width=0), "missing-field", "error", "image 11", "expected width and height as whole numbers above 0"),
     (image(height=None), "missing-field", "error", "image 11", "write the size of the image file"),
     (lambda d: d["images"][0].pop("file_name"), "missing-field", "error", "image 11", "has no file_name"),
@@ -99,7 +99,7 @@ CASES: list[tuple[Callable[[Document], Any], str, str, str | None, str]] = [
     (image(file_name="..\\a.png"), "path-leaves-folder", "error", "image 11", "leaves the folder"),
     (image(file_name="C:\\a.png"), "path-leaves-folder", "error", "image 11", "leaves the folder"),
     (image(file_name="b.png"), "duplicate-file", "warning", "image 5", "the same file as image 11: b.png"),
-    (image(file_name="c.png"), "image-missing", "error", "image 11", "no such image; put it there or remove"),
+    (image(file_name="c.png"), "image-missing", "error", "image 11", "the image does not exist; add it or remove"),
     (image(width=41), "image-size", "error", "image 11", "the file is 40 x 30, its entry says 41 x 30"),
 ]
 
@@ -108,9 +108,9 @@ CASES: list[tuple[Callable[[Document], Any], str, str, str | None, str]] = [
 def test_a_broken_annotation(
     broken: Callable[[Document], Any], kind: str, severity: str, where: str | None, message: str, tmp_path: Path
 ) -> None:
-    document = sound()
+    document = sound_document()
     broken(document)
-    split = write(tmp_path, document)
+    split = write_split(tmp_path, document)
     problems = [problem for problem in check(split, workers=1) if problem.kind == kind]
     assert len(problems) == 1, check(split)
     assert problems[0].severity == severity
@@ -119,11 +119,13 @@ def test_a_broken_annotation(
     if severity == "error":
         with pytest.raises(DataError) as raised:
             require_sound(split)
-        assert str(problems[0]) in str(raised.value), "training says the same"
+        assert str(problems[0]) in str(raised.value), "training raises the same"
 
 
 def test_every_kind_has_a_case() -> None:
-    source = (Path(__file__).parents[2] / "src/bucketrank/data/checking.py").read_text(encoding="utf-8")
+    folder = Path(__file__).parents[2] / "src/bucketrank/data"
+    modules = ("checking", "annotation_checks", "image_checks")
+    source = "".join((folder / f"{name}.py").read_text(encoding="utf-8") for name in modules)
     named = {word for word in source.replace('"', " ").split() if "-" in word and word.replace("-", "").isalpha()}
     kinds = {word for word in named if f'"{word}"' in source}
     tested = {case[1] for case in CASES} | {"bad-json", "no-mask", "image-unreadable", "image-turned"}
@@ -132,54 +134,54 @@ def test_every_kind_has_a_case() -> None:
 
 
 def test_a_sound_folder_has_no_problems(tmp_path: Path) -> None:
-    split = write(tmp_path, sound())
+    split = write_split(tmp_path, sound_document())
     assert check(split) == []
     require_sound(split)
 
 
 def test_a_box_may_stick_out_by_a_pixel(tmp_path: Path) -> None:
-    document = sound()
+    document = sound_document()
     annotation(bbox=[-0.5, 3, 20, 28])(document)
-    assert check(write(tmp_path, document)) == []
+    assert check(write_split(tmp_path, document)) == []
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"images": [,]}', "line 1, column 13: not JSON (Expecting value); the file may be cut off"),
+        ('{"images": [,]}', "line 1, column 13: not JSON (Expecting value); the file may be truncated"),
         ('{"images": [\n{"id": 1}', "line 2, column 10: not JSON (Expecting ',' delimiter)"),
         ("", "line 1, column 1: not JSON"),
         ("[]", "expected an object with images, annotations and categories, got a list"),
         ('{"a": ' * 200_000, "nested too deeply"),
     ],
 )
-def test_what_is_not_json(text: str, message: str, tmp_path: Path) -> None:
-    (problem,) = check(write(tmp_path, text))
+def test_text_that_is_not_json(text: str, message: str, tmp_path: Path) -> None:
+    (problem,) = check(write_split(tmp_path, text))
     assert (problem.kind, problem.severity, problem.id) == ("bad-json", "error", None)
     assert message in problem.message
     assert problem.file == str(tmp_path / "train.json")
     with pytest.raises(DataError, match="the data set has 1 error"):
-        require_sound(write(tmp_path, text))
+        require_sound(write_split(tmp_path, text))
 
 
-def test_not_text_at_all(tmp_path: Path) -> None:
-    split = write(tmp_path, "")
+def test_bytes_that_are_not_text(tmp_path: Path) -> None:
+    split = write_split(tmp_path, "")
     split.annotations.write_bytes(b"\x80abc")
     assert "byte 0 is not UTF-8" in check(split)[0].message
     split.annotations.unlink()
-    assert "there is no such file" in check(split)[0].message
+    assert "does not exist" in check(split)[0].message
 
 
 def test_a_byte_order_mark_is_no_problem(tmp_path: Path) -> None:
-    split = write(tmp_path, sound())
+    split = write_split(tmp_path, sound_document())
     split.annotations.write_bytes(b"\xef\xbb\xbf" + split.annotations.read_bytes())
     assert check(split) == []
 
 
-def test_masks_are_asked_for_where_they_are_needed(tmp_path: Path) -> None:
-    document = sound()
+def test_masks_are_required_only_on_request(tmp_path: Path) -> None:
+    document = sound_document()
     segmentation([])(document)
-    split = write(tmp_path, document)
+    split = write_split(tmp_path, document)
     assert check(split) == []
     (problem,) = check(split, masks=True)
     assert (problem.kind, problem.id) == ("no-mask", "annotation 1")
@@ -187,62 +189,64 @@ def test_masks_are_asked_for_where_they_are_needed(tmp_path: Path) -> None:
         require_sound(split, masks=True)
 
 
-def test_splits_that_do_not_go_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(tmp_path, sound(), name="val.json")
-    document = sound()
+def test_splits_that_do_not_fit_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_split(tmp_path, sound_document(), name="val.json")
+    document = sound_document()
     document["categories"][0]["name"] = "wolf"
-    write(tmp_path, document)
+    write_split(tmp_path, document)
     assert main(["check-data", str(tmp_path)]) == 1
     out = capsys.readouterr().out
     assert "other-classes" in out
     assert "1 error, 0 warnings" in out
     assert "(9, 'wolf')" in out
 
-    document = sound()
+    document = sound_document()
     del document["annotations"][:2]
-    write(tmp_path, document)
+    write_split(tmp_path, document)
     assert main(["check-data", str(tmp_path)]) == 1
     assert "no image has an object to learn" in capsys.readouterr().out
 
 
 def test_a_single_image_cannot_be_divided(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    document = sound()
+    document = sound_document()
     del document["images"][1]
-    write(tmp_path, document)
+    write_split(tmp_path, document)
     assert main(["check-data", str(tmp_path)]) == 1
     assert "there are no images" in capsys.readouterr().out
 
 
 def test_unreadable_images(tmp_path: Path) -> None:
-    split = write(tmp_path, sound())
+    split = write_split(tmp_path, sound_document())
     (tmp_path / "images/a.png").write_text("no image", encoding="utf-8")
-    whole = picture(tmp_path / "images/b.png").read_bytes()
+    whole = write_image(tmp_path / "images/b.png").read_bytes()
     (tmp_path / "images/b.png").write_bytes(whole[: len(whole) // 2])
-    kinds = {problem.id: problem for problem in check(split)}
-    assert [problem.kind for problem in kinds.values()] == ["image-unreadable"] * 2
-    assert kinds["image 11"].file == str(tmp_path / "images/a.png")
-    assert "not an image that Pillow can read" in kinds["image 11"].message
-    assert "it may be cut off" in kinds["image 5"].message
-    assert [problem.id for problem in check(split, depth="headers")] == ["image 11"], "the header of the other is whole"
+    problems = {problem.id: problem for problem in check(split)}
+    assert [problem.kind for problem in problems.values()] == ["image-unreadable"] * 2
+    assert problems["image 11"].file == str(tmp_path / "images/a.png")
+    assert "not an image that Pillow can read" in problems["image 11"].message
+    assert "cannot be decoded" in problems["image 5"].message
+    assert [problem.id for problem in check(split, depth="headers")] == ["image 11"], (
+        "the header of the other is complete"
+    )
     assert check(split, depth="annotations") == []
 
 
 def test_a_turned_image_is_read_as_stored(tmp_path: Path) -> None:
-    split = write(tmp_path, sound())
+    split = write_split(tmp_path, sound_document())
     exif = Image.Exif()
     exif[0x0112] = 6
-    picture(tmp_path / "images/a.png", format="JPEG", exif=exif)
+    write_image(tmp_path / "images/a.png", format="JPEG", exif=exif)
     (problem,) = check(split)
     assert (problem.kind, problem.severity) == ("image-turned", "warning")
     assert "read as stored" in problem.message
 
-    document = sound()
+    document = sound_document()
     image(width=30, height=40)(document)
-    split = write(tmp_path, document)
-    picture(tmp_path / "images/a.png", format="JPEG", exif=exif)
-    found = [problem.message for problem in check(split) if problem.kind == "image-size"]
-    assert found == [
-        "the file is 40 x 30, its entry says 30 x 40; EXIF says it is to be turned, which is not applied: "
+    split = write_split(tmp_path, document)
+    write_image(tmp_path / "images/a.png", format="JPEG", exif=exif)
+    messages = [problem.message for problem in check(split) if problem.kind == "image-size"]
+    assert messages == [
+        "the file is 40 x 30, its entry says 30 x 40; EXIF asks to rotate it, which is not applied: "
         "store the pixels upright and remove the EXIF orientation"
     ]
 
@@ -261,7 +265,7 @@ def test_an_error_shows_the_first_twenty(tmp_path: Path) -> None:
 
 def test_progress_counts_the_images(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
-    check(write(tmp_path, sound()), progress=lambda done, total: seen.append((done, total)))
+    check(write_split(tmp_path, sound_document()), progress=lambda done, total: seen.append((done, total)))
     assert seen == [(1, 2), (2, 2)]
 
 
@@ -292,12 +296,12 @@ anything = st.recursive(
     ),
     value=anything,
 )
-def test_nothing_in_the_file_makes_it_fall_over(
+def test_no_value_makes_the_check_raise(
     where: str, field: str, value: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    document = sound()
+    document = sound_document()
     document[where][0][field] = value
-    check(write(tmp_path_factory.mktemp("any"), document), depth="headers")
+    check(write_split(tmp_path_factory.mktemp("any"), document), depth="headers")
 
 
 @pytest.mark.parametrize(("name", "masks"), [("bccd", False), ("nuclei", True), ("coco_by", True)])
@@ -307,10 +311,10 @@ def test_real_data_is_sound(name: str, masks: bool, capsys: pytest.CaptureFixtur
 
 
 def test_the_command_lists_the_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    document = sound()
+    document = sound_document()
     annotation(bbox=[30, 9, 12, 4])(document)
-    write(tmp_path, sound())
-    write(tmp_path, document, name="val.json")
+    write_split(tmp_path, sound_document())
+    write_split(tmp_path, document, name="val.json")
     assert main(["check-data", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "train.json: 2 images, 2 objects, 1 crowd, 2 classes, 1 without objects" in out
@@ -327,17 +331,17 @@ def test_the_command_lists_the_problems(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_the_command_checks_a_single_file_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    document = sound()
+    document = sound_document()
     annotation(bbox=[1, 2])(document)
-    write(tmp_path, document, name="labels.json")
+    write_split(tmp_path, document, name="labels.json")
     assert main(["check-data", str(tmp_path)]) == 1
     out = capsys.readouterr().out
     assert "1 error, 0 warnings" in out
     assert "a tenth of its images will be kept for validation" in out
 
 
-def test_the_command_survives_what_is_not_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(tmp_path, "{")
+def test_the_command_reports_text_that_is_not_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_split(tmp_path, "{")
     assert main(["check-data", str(tmp_path)]) == 1
     out = capsys.readouterr().out
     assert "train.json: cannot be read as annotations" in out

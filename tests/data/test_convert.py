@@ -1,4 +1,4 @@
-"""Miniature folders of the other formats."""
+"""Conversion of small folders in other formats."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from bucketrank.cli import main
 from bucketrank.data import CocoDataset, DataError, check, find_splits
 from bucketrank.data.convert import convert_cityscapes, convert_voc, convert_yolo
-from tests.data.folders import picture
+from tests.data.other_formats import cityscapes_folder, voc_folder, voc_object, write_text, yolo_folder
+from tests.data.small_folders import write_image
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -21,42 +20,21 @@ def read(path: Path) -> dict[str, Any]:
     return document
 
 
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-
-
 # Cityscapes
 
 
-def cityscapes(folder: Path) -> Path:
-    numbers = np.full((30, 40), 7, dtype=np.uint16)  # road
-    numbers[2:12, 3:9] = 26001  # a car
-    numbers[4:6, 5:20] = 24000  # a person in front of it
-    numbers[20:28, 0:30] = 24  # people that are not told apart
-    numbers[15:17, 0:5] = 29001  # a caravan: not evaluated
-    numbers[15:17, 10:15] = 1  # ego vehicle
-    for split, city in (("train", "aachen"), ("val", "ulm")):
-        stem = f"{city}_000000_000019"
-        picture(folder / f"leftImg8bit/{split}/{city}/{stem}_leftImg8bit.png")
-        path = folder / f"gtFine/{split}/{city}/{stem}_gtFine_instanceIds.png"
-        path.parent.mkdir(parents=True)
-        Image.fromarray(numbers).save(path)
-    return folder
-
-
 def test_cityscapes(tmp_path: Path) -> None:
-    train, val = convert_cityscapes(cityscapes(tmp_path / "source"), tmp_path / "new")
+    train, val = convert_cityscapes(cityscapes_folder(tmp_path / "source"), tmp_path / "new")
     assert (train.images, train.objects, train.crowds) == (val.images, val.objects, val.crowds) == (1, 2, 1)
     document = read(train.annotations)
     assert [c["name"] for c in document["categories"]] == (
         ["person", "rider", "car", "truck", "bus", "train", "motorcycle", "bicycle"]
     )
-    found = {(each["category_id"], each["iscrowd"]): each for each in document["annotations"]}
-    assert found[26, 0]["bbox"] == [3, 2, 6, 10]
-    assert found[26, 0]["area"] == 6 * 10 - 2 * 4, "without what the person hides"
-    assert found[24, 0]["bbox"] == [5, 4, 15, 2]
-    assert found[24, 1]["bbox"] == [0, 20, 30, 8]
+    annotations = {(each["category_id"], each["iscrowd"]): each for each in document["annotations"]}
+    assert annotations[26, 0]["bbox"] == [3, 2, 6, 10]
+    assert annotations[26, 0]["area"] == 6 * 10 - 2 * 4, "without the part that the person occludes"
+    assert annotations[24, 0]["bbox"] == [5, 4, 15, 2]
+    assert annotations[24, 1]["bbox"] == [0, 20, 30, 8]
     splits = find_splits(tmp_path / "new")
     assert splits.train is not None
     assert check(splits.train, masks=True) == []
@@ -68,41 +46,26 @@ def test_cityscapes(tmp_path: Path) -> None:
 def test_cityscapes_without_annotations(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="Unpack gtFine_trainvaltest"):
         convert_cityscapes(tmp_path, tmp_path / "new")
-    source = cityscapes(tmp_path / "source")
+    source = cityscapes_folder(tmp_path / "source")
     next(source.glob("leftImg8bit/val/*/*.png")).unlink()
-    with pytest.raises(DataError, match="there is no such image"):
+    with pytest.raises(DataError, match="the image does not exist"):
         convert_cityscapes(source, tmp_path / "new")
 
 
 # Pascal VOC
 
-OBJECT = """<object><name>{name}</name>{difficult}
-<bndbox><xmin>{0}</xmin><ymin>{1}</ymin><xmax>{2}</xmax><ymax>{3}</ymax></bndbox></object>"""
-
-
-def voc(folder: Path, **objects: str) -> Path:
-    for name, text in objects.items():
-        picture(folder / f"JPEGImages/{name}.jpg")
-        write(
-            folder / f"Annotations/{name}.xml",
-            f"<annotation><filename>{name}.jpg</filename>{text}</annotation>",
-        )
-    return folder
-
-
-def thing(name: str, *box: int, difficult: str = "") -> str:
-    return OBJECT.format(*box, name=name, difficult=difficult)
-
 
 def test_voc(tmp_path: Path) -> None:
-    hard = thing("dog", 5, 6, 10, 12, difficult="<difficult>1</difficult>")
-    source = voc(tmp_path / "voc", a=thing("cat", 1, 1, 40, 30) + hard, b="", c=thing("dog", 3, 4, 3, 4))
-    write(source / "ImageSets/Main/train.txt", "a\nb\n")
-    write(source / "ImageSets/Main/val.txt", "c 1\n")
+    hard = voc_object("dog", 5, 6, 10, 12, difficult="<difficult>1</difficult>")
+    source = voc_folder(
+        tmp_path / "voc", a=voc_object("cat", 1, 1, 40, 30) + hard, b="", c=voc_object("dog", 3, 4, 3, 4)
+    )
+    write_text(source / "ImageSets/Main/train.txt", "a\nb\n")
+    write_text(source / "ImageSets/Main/val.txt", "c 1\n")
     train, val = convert_voc(source, tmp_path / "new")
     assert (train.images, train.objects, train.crowds) == (2, 1, 1)
     document = read(train.annotations)
-    assert len(document["categories"]) == 20, "VOC's own, as all that occur are among them"
+    assert len(document["categories"]) == 20, "VOC's own: every class that occurs is one of them"
     names = {c["id"]: c["name"] for c in document["categories"]}
     first, second = document["annotations"]
     assert (names[first["category_id"]], first["bbox"], first["iscrowd"]) == ("cat", [0, 0, 40, 30], 0)
@@ -114,16 +77,16 @@ def test_voc(tmp_path: Path) -> None:
 
 
 def test_voc_of_other_classes_and_without_lists(tmp_path: Path) -> None:
-    source = voc(tmp_path / "voc", a=thing("zebra", 1, 1, 9, 9), b=thing("ant", 1, 1, 9, 9))
+    source = voc_folder(tmp_path / "voc", a=voc_object("zebra", 1, 1, 9, 9), b=voc_object("ant", 1, 1, 9, 9))
     (written,) = convert_voc(source, tmp_path / "new")
     assert written.annotations.name == "annotations.json"
     assert read(written.annotations)["categories"] == [{"id": 1, "name": "ant"}, {"id": 2, "name": "zebra"}]
 
 
 def test_voc_2007_has_trainval_and_test(tmp_path: Path) -> None:
-    source = voc(tmp_path / "voc", a="", b="")
-    write(source / "ImageSets/Main/trainval.txt", "a\n")
-    write(source / "ImageSets/Main/test.txt", "b\n")
+    source = voc_folder(tmp_path / "voc", a="", b="")
+    write_text(source / "ImageSets/Main/trainval.txt", "a\n")
+    write_text(source / "ImageSets/Main/test.txt", "b\n")
     assert [each.annotations.name for each in convert_voc(source, tmp_path / "new")] == ["train.json", "val.json"]
 
 
@@ -134,45 +97,34 @@ def test_voc_2007_has_trainval_and_test(tmp_path: Path) -> None:
         ('<!DOCTYPE x [<!ENTITY a "b">]><annotation>&a;</annotation>', r"a\.xml: has a DOCTYPE"),
         ("<annotation><filename>../../secret.jpg</filename></annotation>", "leaves the folder"),
         ("<annotation><object><name>cat</name></object></annotation>", r"bndbox is incomplete \(xmin is missing\)"),
-        (f"<annotation>{thing('cat', 1, 2, 3, 4).replace('>2<', '>two<')}</annotation>", "bndbox is incomplete"),
+        (f"<annotation>{voc_object('cat', 1, 2, 3, 4).replace('>2<', '>two<')}</annotation>", "bndbox is incomplete"),
         ("<annotation><object/></annotation>", "name is missing"),
     ],
 )
 def test_voc_that_is_broken_or_malicious(text: str, message: str, tmp_path: Path) -> None:
-    source = voc(tmp_path / "voc", a="")
-    write(source / "Annotations/a.xml", text)
+    source = voc_folder(tmp_path / "voc", a="")
+    write_text(source / "Annotations/a.xml", text)
     with pytest.raises(DataError, match=message):
         convert_voc(source, tmp_path / "new")
 
 
-def test_voc_lists_lead_nowhere_else(tmp_path: Path) -> None:
-    source = voc(tmp_path / "voc", a="")
-    write(source / "ImageSets/Main/train.txt", "../../other\n")
+def test_voc_lists_that_leave_the_folder_or_name_missing_files(tmp_path: Path) -> None:
+    source = voc_folder(tmp_path / "voc", a="")
+    write_text(source / "ImageSets/Main/train.txt", "../../other\n")
     with pytest.raises(DataError, match="leaves the folder"):
         convert_voc(source, tmp_path / "new")
-    write(source / "ImageSets/Main/train.txt", "b\n")
-    with pytest.raises(DataError, match=r"b\.xml: there is no such file"):
+    write_text(source / "ImageSets/Main/train.txt", "b\n")
+    with pytest.raises(DataError, match=r"b\.xml: does not exist"):
         convert_voc(source, tmp_path / "new")
-    with pytest.raises(DataError, match="no folder Annotations"):
+    with pytest.raises(DataError, match="has no folder Annotations"):
         convert_voc(tmp_path, tmp_path / "new")
 
 
 # YOLO
 
 
-def yolo(folder: Path, yaml: str | None = "train: images/train\nval: images/val\nnames: [cat, dog]\n") -> Path:
-    for split in ("train", "val"):
-        picture(folder / f"images/{split}/a.jpg")
-    picture(folder / "images/train/empty.jpg")
-    write(folder / "labels/train/a.txt", "1 0.5 0.5 0.5 0.2\n\n0 0.25 0.1 0.5 0.1 0.5 0.5\n")
-    write(folder / "labels/val/a.txt", "0 0.5 0.5 1 1\n")
-    if yaml is not None:
-        write(folder / "data.yaml", yaml)
-    return folder
-
-
 def test_yolo(tmp_path: Path) -> None:
-    train, val = convert_yolo(yolo(tmp_path / "yolo"), tmp_path / "new")
+    train, val = convert_yolo(yolo_folder(tmp_path / "yolo"), tmp_path / "new")
     assert (train.images, train.objects, val.images, val.objects) == (2, 2, 1, 1)
     document = read(train.annotations)
     assert document["categories"] == [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
@@ -196,18 +148,18 @@ def test_yolo(tmp_path: Path) -> None:
         (None, ["0", "1"]),
     ],
 )
-def test_yolo_as_it_comes(yaml: str | None, names: list[str], tmp_path: Path) -> None:
-    source = yolo(tmp_path / "yolo", yaml)
-    write(source / "list.txt", "./images/train/a.jpg\nimages/train/empty.jpg\n")
+def test_yolo_with_other_settings(yaml: str | None, names: list[str], tmp_path: Path) -> None:
+    source = yolo_folder(tmp_path / "yolo", yaml)
+    write_text(source / "list.txt", "./images/train/a.jpg\nimages/train/empty.jpg\n")
     train, _ = convert_yolo(source, tmp_path / "new")
     assert train.images == 2
     assert [category["name"] for category in read(train.annotations)["categories"]] == names
 
 
 def test_yolo_without_splits(tmp_path: Path) -> None:
-    picture(tmp_path / "yolo/images/a.jpg")
-    write(tmp_path / "yolo/labels/a.txt", "2 0.5 0.5 0.1 0.1")
-    write(tmp_path / "yolo/classes.txt", "x\ny\nz\n")
+    write_image(tmp_path / "yolo/images/a.jpg")
+    write_text(tmp_path / "yolo/labels/a.txt", "2 0.5 0.5 0.1 0.1")
+    write_text(tmp_path / "yolo/classes.txt", "x\ny\nz\n")
     (written,) = convert_yolo(tmp_path / "yolo", tmp_path / "new")
     assert written.annotations.name == "annotations.json"
     assert [category["name"] for category in read(written.annotations)["categories"]] == ["x", "y", "z"]
@@ -217,7 +169,7 @@ def test_yolo_without_splits(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ("0 0.5 0.5 20 10", r"a\.txt: line 1: .* divide pixels by the width and height"),
-        ("0 0.5 nan 0.1 0.1", "shares of the image's size"),
+        ("0 0.5 nan 0.1 0.1", "coordinates from 0 to 1"),
         ("0 0.5 0.5 0.1", "got 3 numbers"),
         ("0 0.5 0.5 0.1 0.1 0.2", "got 5 numbers"),
         ("cat 0.5 0.5 0.1 0.1", "expected numbers, got 'cat"),
@@ -226,8 +178,8 @@ def test_yolo_without_splits(tmp_path: Path) -> None:
     ],
 )
 def test_yolo_labels_that_are_wrong(line: str, message: str, tmp_path: Path) -> None:
-    source = yolo(tmp_path / "yolo")
-    write(source / "labels/train/a.txt", line)
+    source = yolo_folder(tmp_path / "yolo")
+    write_text(source / "labels/train/a.txt", line)
     with pytest.raises(DataError, match=message):
         convert_yolo(source, tmp_path / "new")
 
@@ -237,7 +189,7 @@ def test_yolo_labels_that_are_wrong(line: str, message: str, tmp_path: Path) -> 
     [
         ("train: /etc\n", "'/etc' leaves the folder"),
         ("train: images/../../x\n", "leaves the folder"),
-        ("train: images/none\n", "where no images are"),
+        ("train: images/none\n", "which has no images"),
         ("train: [\n", "not YAML"),
         ("- a\n", "expected names, train and val"),
         ("names: !!python/object/apply:os.getcwd []\n", "not YAML"),
@@ -245,14 +197,14 @@ def test_yolo_labels_that_are_wrong(line: str, message: str, tmp_path: Path) -> 
 )
 def test_yolo_settings_that_are_wrong_or_malicious(yaml: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
-        convert_yolo(yolo(tmp_path / "yolo", yaml), tmp_path / "new")
+        convert_yolo(yolo_folder(tmp_path / "yolo", yaml), tmp_path / "new")
 
 
-# What they share
+# All formats
 
 
 def test_images_are_linked_or_copied(tmp_path: Path) -> None:
-    source = yolo(tmp_path / "yolo")
+    source = yolo_folder(tmp_path / "yolo")
     convert_yolo(source, tmp_path / "linked")
     convert_yolo(source, tmp_path / "copied", copy=True)
     linked, copied = (tmp_path / name / "images/images/train/a.jpg" for name in ("linked", "copied"))
@@ -266,21 +218,21 @@ def test_where_the_system_makes_no_links_images_are_copied(tmp_path: Path, monke
         raise OSError
 
     monkeypatch.setattr(Path, "symlink_to", refuse)
-    convert_yolo(yolo(tmp_path / "yolo"), tmp_path / "new")
+    convert_yolo(yolo_folder(tmp_path / "yolo"), tmp_path / "new")
     assert (tmp_path / "new/images/images/train/a.jpg").is_file()
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
-    write(tmp_path / "new/mine.txt", "keep")
-    with pytest.raises(DataError, match="is there already and not empty"):
-        convert_yolo(yolo(tmp_path / "yolo"), tmp_path / "new")
+    write_text(tmp_path / "new/mine.txt", "keep")
+    with pytest.raises(DataError, match="already exists and is not empty"):
+        convert_yolo(yolo_folder(tmp_path / "yolo"), tmp_path / "new")
     for convert in (convert_cityscapes, convert_voc, convert_yolo):
-        with pytest.raises(DataError, match=r"no such folder|no folder"):
+        with pytest.raises(DataError, match=r"the folder does not exist|has no folder"):
             convert(tmp_path / "nowhere", tmp_path / "other")
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source, new = yolo(tmp_path / "yolo"), tmp_path / "new"
+    source, new = yolo_folder(tmp_path / "yolo"), tmp_path / "new"
     assert main(["convert", "yolo", str(source), str(new), "--copy"]) == 0
     out = capsys.readouterr().out
     assert "train.json" in out
@@ -288,6 +240,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["check-data", str(new)]) == 0
     assert main(["convert", "yolo", str(source), str(new)]) == 1
     assert "give a new folder" in capsys.readouterr().err
-    voc_source = voc(tmp_path / "voc", a=thing("cat", 1, 1, 9, 9))
+    voc_source = voc_folder(tmp_path / "voc", a=voc_object("cat", 1, 1, 9, 9))
     assert main(["convert", "voc", str(voc_source), str(tmp_path / "v")]) == 0
-    assert main(["convert", "cityscapes", str(cityscapes(tmp_path / "c")), str(tmp_path / "cc")]) == 0
+    assert main(["convert", "cityscapes", str(cityscapes_folder(tmp_path / "c")), str(tmp_path / "cc")]) == 0

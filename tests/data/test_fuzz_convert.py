@@ -1,4 +1,4 @@
-"""Whatever is in folders of other formats: convert ends with a message, never with a traceback."""
+"""Damaged and hostile folders of other formats: convert ends with a message, never with a traceback."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data.fuzz import KINDS, broken_at, damages, encoded, few, judged, names, ran, words
-from tests.data.test_convert import cityscapes, thing, voc, yolo
+from tests.data.fuzz import FORMATS, broken_at, damages, encoded, few, judged, names, ran, words
+from tests.data.other_formats import cityscapes_folder, voc_folder, voc_object, yolo_folder
 
 
 def converted(command: str, source: Path, folder: Path) -> None:
-    """The outcome is a message, and of what was written check-data has an opinion."""
+    """Run convert, and check-data on its result; both must end with a message."""
     status, _ = ran("convert", command, source, folder / "new")
     if status == 0:
-        for found in sorted((folder / "new").glob("*.json")):
-            if found.name in ("train.json", "annotations.json"):
+        for path in sorted((folder / "new").glob("*.json")):
+            if path.name in ("train.json", "annotations.json"):
                 judged(folder / "new")
 
 
@@ -34,18 +34,18 @@ XML = [
     '<?xml version="1.0" encoding="no-such"?><annotation/>',
     "<annotation><object/></annotation>",
     "<annotation><object><name/></object></annotation>",
-    f"<annotation>{thing('cat', 1, 1, 9, 9)}</annotation>".replace("9", "1e400"),
-    f"<annotation>{thing('cat', 1, 1, 9, 9)}</annotation>".replace("9", "nan"),
-    f"<annotation>{thing('cat', 1, 1, 9, 9)}</annotation>".replace("9", "9" * 400),
-    f"<annotation><filename>../a.jpg</filename>{thing('cat', 1, 1, 9, 9)}</annotation>",
-    f"<annotation><filename>{'x' * 5000}</filename>{thing('cat', 1, 1, 9, 9)}</annotation>",
+    f"<annotation>{voc_object('cat', 1, 1, 9, 9)}</annotation>".replace("9", "1e400"),
+    f"<annotation>{voc_object('cat', 1, 1, 9, 9)}</annotation>".replace("9", "nan"),
+    f"<annotation>{voc_object('cat', 1, 1, 9, 9)}</annotation>".replace("9", "9" * 400),
+    f"<annotation><filename>../a.jpg</filename>{voc_object('cat', 1, 1, 9, 9)}</annotation>",
+    f"<annotation><filename>{'x' * 5000}</filename>{voc_object('cat', 1, 1, 9, 9)}</annotation>",
     "<annotation><filename>\0</filename></annotation>",
 ]
 
 
 @pytest.mark.parametrize("text", XML)
 def test_hostile_xml(text: str, tmp_path: Path) -> None:
-    source = voc(tmp_path / "voc", a=thing("cat", 1, 1, 40, 30))
+    source = voc_folder(tmp_path / "voc", a=voc_object("cat", 1, 1, 40, 30))
     (source / "Annotations/a.xml").write_text(text, encoding="utf-8")
     converted("voc", source, tmp_path)
 
@@ -54,7 +54,7 @@ def test_hostile_xml(text: str, tmp_path: Path) -> None:
 @given(st.sampled_from(["Annotations/a.xml", "JPEGImages/a.jpg", "ImageSets/Main/train.txt"]), damaged_bytes)
 def test_damaged_voc(file: str, broken: list[tuple[Callable[[bytes, int], bytes], int]]) -> None:
     with TemporaryDirectory() as name:
-        source = voc(Path(name) / "voc", a=thing("cat", 1, 1, 40, 30), b=thing("dog", 3, 4, 9, 9))
+        source = voc_folder(Path(name) / "voc", a=voc_object("cat", 1, 1, 40, 30), b=voc_object("dog", 3, 4, 9, 9))
         (source / "ImageSets/Main").mkdir(parents=True)
         (source / "ImageSets/Main/train.txt").write_text("a\nb\n", encoding="utf-8")
         broken_at(source / file, broken)
@@ -65,7 +65,7 @@ def test_damaged_voc(file: str, broken: list[tuple[Callable[[bytes, int], bytes]
 @given(st.lists(texts, max_size=3))
 def test_voc_lists_of_anything(lines: list[str]) -> None:
     with TemporaryDirectory() as name:
-        source = voc(Path(name) / "voc", a=thing("cat", 1, 1, 40, 30))
+        source = voc_folder(Path(name) / "voc", a=voc_object("cat", 1, 1, 40, 30))
         (source / "ImageSets/Main").mkdir(parents=True)
         (source / "ImageSets/Main/train.txt").write_bytes("\n".join(lines).encode("utf-8", "surrogatepass"))
         converted("voc", source, Path(name))
@@ -106,14 +106,14 @@ YAMLS = [
 
 @pytest.mark.parametrize("text", YAMLS)
 def test_hostile_yaml(text: str, tmp_path: Path) -> None:
-    converted("yolo", yolo(tmp_path / "yolo", text), tmp_path)
+    converted("yolo", yolo_folder(tmp_path / "yolo", text), tmp_path)
 
 
 def test_many_laughs_in_a_list(tmp_path: Path) -> None:
     text = LAUGHS.replace("a: &a", "- &a")
     for old in "bcdefghi":
         text = text.replace(f"{old}: &{old}", f"- &{old}")
-    converted("yolo", yolo(tmp_path / "yolo", text), tmp_path)
+    converted("yolo", yolo_folder(tmp_path / "yolo", text), tmp_path)
 
 
 @few
@@ -130,7 +130,7 @@ def test_many_laughs_in_a_list(tmp_path: Path) -> None:
 )
 def test_labels_of_anything(lines: list[list[str]], named: bool) -> None:
     with TemporaryDirectory() as name:
-        source = yolo(Path(name) / "yolo", *([] if named else [None]))
+        source = yolo_folder(Path(name) / "yolo", *([] if named else [None]))
         (source / "labels/train/a.txt").write_text("\n".join(map(" ".join, lines)), encoding="utf-8")
         converted("yolo", source, Path(name))
 
@@ -139,7 +139,7 @@ def test_labels_of_anything(lines: list[list[str]], named: bool) -> None:
 @given(st.sampled_from(["data.yaml", "labels/train/a.txt", "images/train/a.jpg", "classes.txt"]), damaged_bytes)
 def test_damaged_yolo(file: str, broken: list[tuple[Callable[[bytes, int], bytes], int]]) -> None:
     with TemporaryDirectory() as name:
-        source = yolo(Path(name) / "yolo", *([None] if file == "classes.txt" else []))
+        source = yolo_folder(Path(name) / "yolo", *([None] if file == "classes.txt" else []))
         (source / "classes.txt").write_text("cat\ndög\n", encoding="utf-8")
         broken_at(source / file, broken)
         converted("yolo", source, Path(name))
@@ -149,13 +149,13 @@ def test_damaged_yolo(file: str, broken: list[tuple[Callable[[bytes, int], bytes
 @given(st.sampled_from(["gtFine", "leftImg8bit"]), damaged_bytes)
 def test_damaged_cityscapes(part: str, broken: list[tuple[Callable[[bytes, int], bytes], int]]) -> None:
     with TemporaryDirectory() as name:
-        source = cityscapes(Path(name) / "city")
+        source = cityscapes_folder(Path(name) / "city")
         broken_at(next((source / part).glob("train/*/*.png")), broken)
         converted("cityscapes", source, Path(name))
 
 
-@pytest.mark.parametrize(("kind", "mode"), KINDS)
-def test_cityscapes_of_other_modes(kind: str, mode: str, tmp_path: Path) -> None:
-    source = cityscapes(tmp_path / "city")
-    next((source / "gtFine").glob("train/*/*.png")).write_bytes(encoded(kind, mode))
+@pytest.mark.parametrize(("file_format", "mode"), FORMATS)
+def test_cityscapes_of_other_modes(file_format: str, mode: str, tmp_path: Path) -> None:
+    source = cityscapes_folder(tmp_path / "city")
+    next((source / "gtFine").glob("train/*/*.png")).write_bytes(encoded(file_format, mode))
     converted("cityscapes", source, tmp_path)

@@ -1,4 +1,4 @@
-"""What is drawn is what is annotated."""
+"""Drawn shapes match their annotations."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from bucketrank.data import CocoDataset, DataError, Shapes, check, find_splits, 
 from bucketrank.data.shapes import CLASSES
 
 
-def test_the_same_seed_gives_the_same_picture_everywhere() -> None:
+def test_the_same_seed_gives_the_same_image_everywhere() -> None:
     drawing = Shapes(size=96, seed=5).draw(3)
     again = Shapes(size=96, seed=5).draw(3)
     np.testing.assert_array_equal(drawing.pixels, again.pixels)
     assert drawing.labels == again.labels
-    # Of the masks, which no rounding of a colour can change.
+    # A hash of the masks, which do not depend on the rounding of colours.
     assert hashlib.sha256(np.packbits(drawing.masks).tobytes()).hexdigest()[:16] == "cdee334477d5df95"
     for other in (Shapes(size=96, seed=6).draw(3), Shapes(size=96, seed=5, series=1).draw(3)):
         assert not np.array_equal(drawing.pixels, other.pixels)
 
 
-def test_objects_are_many_visible_and_apart() -> None:
+def test_objects_are_visible_and_do_not_share_pixels() -> None:
     counts, labels = [], set()
     for number in range(40):
         drawing = Shapes().draw(number)

@@ -1,4 +1,4 @@
-"""Objects follow their image."""
+"""Transforms change objects together with their image."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch.testing import assert_close
 from torchvision import tv_tensors
 
 from bucketrank.data import CocoDataset, eval_transform, train_transform
-from tests.data.folders import sound, write
+from tests.data.small_folders import sound_document, write_split
 
 
 def item(height: int = 700, width: int = 900, objects: int = 30) -> tuple[Any, dict[str, Any]]:
-    """Rectangles of distinct sizes, whose masks are their boxes and whose label tells which they are."""
+    """Return an image with rectangles, whose masks fill their boxes and whose labels number them."""
     generator = torch.Generator().manual_seed(3)
     corners = torch.rand(objects, 2, generator=generator) * torch.tensor([width - 130, height - 130])
     sides = 20 + torch.rand(objects, 2, generator=generator) * 100
@@ -35,15 +35,15 @@ def item(height: int = 700, width: int = 900, objects: int = 30) -> tuple[Any, d
 
 
 def boxes_of(masks: Tensor) -> Tensor:
-    found = []
+    boxes = []
     for mask in masks:
         y, x = mask.nonzero(as_tuple=True)
-        found.append([x.min(), y.min(), x.max() + 1, y.max() + 1])
-    return torch.tensor(found, dtype=torch.float32)
+        boxes.append([x.min(), y.min(), x.max() + 1, y.max() + 1])
+    return torch.tensor(boxes, dtype=torch.float32)
 
 
 def test_evaluation_only_scales_the_pixels(tmp_path: Path) -> None:
-    data = CocoDataset(write(tmp_path, sound()), transform=eval_transform())
+    data = CocoDataset(write_split(tmp_path, sound_document()), transform=eval_transform())
     image, target = data[0]
     assert type(image) is type(target["boxes"]) is Tensor
     assert image.dtype == torch.float32
@@ -52,7 +52,7 @@ def test_evaluation_only_scales_the_pixels(tmp_path: Path) -> None:
 
 
 def test_flip(tmp_path: Path) -> None:
-    data = CocoDataset(write(tmp_path, sound()), masks=True)
+    data = CocoDataset(write_split(tmp_path, sound_document()), masks=True)
     plain, _ = eval_transform()(*data[0])
     image, target = train_transform(flip=1.0)(*data[0])
     assert_close(image, plain.flip(-1))
@@ -73,14 +73,14 @@ def test_jitter_moves_nothing() -> None:
 
 
 def test_an_empty_image_stays_empty(tmp_path: Path) -> None:
-    data = CocoDataset(write(tmp_path, sound()), masks=True)
+    data = CocoDataset(write_split(tmp_path, sound_document()), masks=True)
     _, target = train_transform(crop=True, jitter=True)(*data[1])
     assert target["boxes"].shape == (0, 4)
     assert len(target["labels"]) == len(target["masks"]) == 0
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_crop_keeps_objects_labels_and_masks_in_step(seed: int) -> None:
+def test_a_crop_keeps_boxes_labels_and_masks_together(seed: int) -> None:
     torch.manual_seed(seed)
     image, target = train_transform(crop=True)(*item())
     height, width = image.shape[1:]
@@ -89,7 +89,7 @@ def test_a_crop_keeps_objects_labels_and_masks_in_step(seed: int) -> None:
     assert {name: len(target[name]) for name in ("labels", "masks", "area", "iscrowd")} == dict.fromkeys(
         ("labels", "masks", "area", "iscrowd"), count
     )
-    assert_close(target["area"], target["labels"].float() - 1, msg="each object keeps its own")
+    assert_close(target["area"], target["labels"].float() - 1, msg="each object keeps its own area")
     assert target["masks"].shape[1:] == (height, width)
     assert target["image_id"] == 7
     boxes = target["boxes"]
@@ -97,7 +97,7 @@ def test_a_crop_keeps_objects_labels_and_masks_in_step(seed: int) -> None:
     assert (boxes >= 0).all()
     assert (boxes[:, [0, 2]] <= width).all()
     assert (boxes[:, [1, 3]] <= height).all()
-    wide = ((boxes[:, 2:] - boxes[:, :2]) > 4).all(1)  # masks are scaled to whole pixels
+    wide = ((boxes[:, 2:] - boxes[:, :2]) > 4).all(1)  # masks have whole pixels
     assert_close(boxes_of(target["masks"][wide]), boxes[wide], atol=1.5, rtol=0.0)
 
 
@@ -108,8 +108,8 @@ def test_half_of_the_images_are_cropped() -> None:
     assert 10 <= cropped <= 30
 
 
-def test_a_small_image_is_cut_to_what_it_has() -> None:
+def test_a_window_is_limited_to_a_small_image() -> None:
     torch.manual_seed(0)
-    for _ in range(4):  # the short side becomes 400 at least, so a side of 384 is always there
+    for _ in range(4):  # the short side becomes at least 400, so a window of 384 always fits
         image, _ = train_transform(crop=True)(*item(200, 300, objects=1))
         assert image.shape[1:] == (200, 300) or min(image.shape[1:]) >= 384

@@ -1,8 +1,10 @@
-"""From pictures to detections, in Python and by the command."""
+"""Prediction in Python and from the command line."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,27 +18,27 @@ from bucketrank.cli import main
 from bucketrank.data.problems import DataError
 from bucketrank.data.shapes import Shapes
 from bucketrank.deploy import predict
-from bucketrank.deploy.files import find_pictures, predict_files
-from bucketrank.training.weights import load_model
+from bucketrank.deploy.prediction_files import find_images, predict_files
+from bucketrank.model_files.loading import load_model
 
-from .made_up import CATEGORIES, CLASSES, write_weights
+from .untrained_weights import CATEGORIES, CLASSES, write_weights
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A model and its weights, whose threshold leaves ten detections of the first picture."""
+    """Return a model and its weights file, whose threshold keeps ten detections of the first image."""
     path = tmp_path_factory.mktemp("weights") / "w.safetensors"
     model, _ = write_weights(path)
-    return write_weights(path, threshold=float(predict(model, [picture()])[0]["scores"][9]))
+    return write_weights(path, threshold=float(predict(model, [drawn_image()])[0]["scores"][9]))
 
 
-def picture(number=0, size=(100, 80)):
+def drawn_image(number=0, size=(100, 80)):
     return Image.fromarray(Shapes(size=100).draw(number).pixels).resize(size)
 
 
 def save(path: Path, number=0, **options) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    picture(number).save(path, **options)
+    drawn_image(number).save(path, **options)
     return path
 
 
@@ -44,34 +46,55 @@ def read(out: Path):
     return json.loads((out / "predictions.json").read_text())
 
 
-def test_every_kind_of_image_gives_the_same(trained, tmp_path):
+def test_all_input_types_give_the_same_detections(trained, tmp_path):
     model, _ = trained
-    seen = picture()
-    array = np.asarray(seen)
+    image = drawn_image()
+    array = np.asarray(image)
     tensor = torch.from_numpy(array.copy()).permute(2, 0, 1)
-    images = [save(tmp_path / "a.png"), str(tmp_path / "a.png"), seen, array, tensor, tensor / 255]
+    images = [save(tmp_path / "a.png"), str(tmp_path / "a.png"), image, array, tensor, tensor / 255]
     results = predict(model, images)
     for result in results[1:]:
         torch.testing.assert_close(result, results[0])
     assert not results[0]["boxes"].requires_grad
 
 
-def test_threshold_and_batch(trained):
+def test_threshold_and_batch_size(trained):
     model, _ = trained
-    images = [picture(number) for number in range(3)]
-    every = predict(model, images)
-    limit = float(every[0]["scores"][9])
-    some = predict(model, iter(images), threshold=limit, batch=2)
-    assert len(some[0]["scores"]) == 10, "the tenth score itself is not below"
-    for all_, few in zip(every, some, strict=True):
-        torch.testing.assert_close(few["scores"], all_["scores"][all_["scores"] >= limit])
+    images = [drawn_image(number) for number in range(3)]
+    unfiltered = predict(model, images)
+    tenth = float(unfiltered[0]["scores"][9])
+    filtered = predict(model, iter(images), threshold=tenth, batch_size=2)
+    assert len(filtered[0]["scores"]) == 10, "a score equal to the threshold is kept"
+    for before, after in zip(unfiltered, filtered, strict=True):
+        torch.testing.assert_close(after["scores"], before["scores"][before["scores"] >= tenth])
 
 
-def test_the_model_is_left_as_it_was(trained):
+def test_the_stored_threshold_is_the_default(trained):
+    built, weights = trained
+    loaded, meta = load_model(weights)
+    (detections,) = predict(loaded, [drawn_image()])
+    assert len(detections["scores"]) == 10
+    assert float(detections["scores"].min()) >= meta.threshold > 0
+    assert len(predict(loaded, [drawn_image()], threshold=0)[0]["scores"]) == 100, "an argument of 0 is not None"
+    assert len(predict(built, [drawn_image()])[0]["scores"]) == 100, "not loaded from a file"
+    assert len(predict(torch.nn.Sequential(loaded), [drawn_image()])[0]["scores"]) == 100, (
+        "no attribute stored_threshold"
+    )
+
+
+def test_wrong_arguments(trained):
+    model, _ = trained
+    with pytest.raises(ValueError, match="expected a batch_size of at least 1, got 0"):
+        predict(model, [drawn_image()], batch_size=0)
+    with pytest.raises(ValueError, match=r"device: expected auto, cpu, .* got 'abacus'"):
+        predict(model, [drawn_image()], device="abacus")
+
+
+def test_the_training_mode_is_restored(trained):
     model, _ = trained
     model.train()
     try:
-        predict(model, [picture()])
+        predict(model, [drawn_image()])
         assert model.training
         with pytest.raises(ValueError, match="expected an array"):
             predict(model, [np.zeros((4, 4), dtype=np.uint8)])
@@ -80,68 +103,68 @@ def test_the_model_is_left_as_it_was(trained):
         model.eval()
 
 
-def test_a_photograph_is_seen_upright(trained, tmp_path):
+def test_the_exif_orientation_is_applied(trained, tmp_path):
     model, _ = trained
-    turned = Image.Exif()
-    turned[0x0112] = 6  # to be turned by a quarter
-    save(tmp_path / "turned.png", exif=turned)
-    upright = picture().transpose(Image.Transpose.ROTATE_270)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # stored rotated by 90 degrees
+    save(tmp_path / "turned.png", exif=exif)
+    upright = drawn_image().transpose(Image.Transpose.ROTATE_270)
     torch.testing.assert_close(predict(model, [tmp_path / "turned.png"]), predict(model, [upright]))
 
 
-def test_from_the_command_to_the_files(trained, tmp_path, capsys):
+def test_the_command_writes_images_and_json(trained, tmp_path, capsys):
     model, weights = trained
     threshold = load_model(weights)[1].threshold
     save(tmp_path / "in" / "a.png", 0)
     save(tmp_path / "in" / "deep" / "er" / "b.JPG", 1)
-    (tmp_path / "in" / "notes.txt").write_text("no picture")
+    (tmp_path / "in" / "notes.txt").write_text("not an image")
     out = tmp_path / "out"
     assert main(["predict", str(weights), str(tmp_path / "in"), "--out", str(out)]) == 0
     document = read(out)
     assert [image["file_name"] for image in document["images"]] == ["a.png", "deep/er/b.JPG"]
     assert [image["drawn"] for image in document["images"]] == ["pictures/a.jpg", "pictures/deep/er/b.jpg"]
     assert document["categories"] == [{"id": i, "name": n} for i, n in zip(CATEGORIES, CLASSES, strict=True)]
-    assert document["info"]["threshold"] == threshold, "that of the weights"
+    assert document["info"]["threshold"] == threshold, "the one stored with the weights"
     for image in document["images"]:
         with Image.open(out / image["drawn"]) as drawn:
             assert drawn.size == (640, 512), "enlarged"
         assert (image["width"], image["height"]) == (100, 80)
 
     (expected,) = predict(model, [tmp_path / "in" / "a.png"], threshold=threshold)
-    found = [each for each in document["annotations"] if each["image_id"] == 1]
-    assert len(found) == len(expected["scores"]) == 10
+    annotations = [each for each in document["annotations"] if each["image_id"] == 1]
+    assert len(annotations) == len(expected["scores"]) == 10
     x1, y1, x2, y2 = expected["boxes"][0].tolist()
-    assert found[0]["bbox"] == pytest.approx([x1, y1, x2 - x1, y2 - y1], abs=1e-3)
-    assert found[0]["category_id"] == CATEGORIES[int(expected["labels"][0]) - 1]
-    assert found[0]["score"] == pytest.approx(float(expected["scores"][0]))
+    assert annotations[0]["bbox"] == pytest.approx([x1, y1, x2 - x1, y2 - y1], abs=1e-3)
+    assert annotations[0]["category_id"] == CATEGORIES[int(expected["labels"][0]) - 1]
+    assert annotations[0]["score"] == pytest.approx(float(expected["scores"][0]))
     assert (
         f"{len(document['annotations'])} detections with a score of at least {threshold:.3g} (chosen"
         in capsys.readouterr().out
     )
 
 
-def test_the_json_is_read_by_cocos_tools(trained, tmp_path):
+def test_cocos_tools_read_the_json(trained, tmp_path):
     _, weights = trained
     predict_files(weights, [save(tmp_path / "a.png")], tmp_path / "out", threshold=0)
     document = read(tmp_path / "out")
-    everything = COCO(document)
-    assert len(everything.anns) == len(document["annotations"]) == 100
-    assert len(everything.loadRes(document["annotations"]).anns) == 100
+    coco = COCO(document)
+    assert len(coco.anns) == len(document["annotations"]) == 100
+    assert len(coco.loadRes(document["annotations"]).anns) == 100
 
 
 def test_masks_are_written_as_rle(tmp_path):
     model, weights = write_weights(tmp_path / "w.safetensors", name="mask_rcnn")
     predict_files(weights, [save(tmp_path / "a.png")], tmp_path / "out", threshold=0)
     (expected,) = predict(model, [tmp_path / "a.png"])
-    found = read(tmp_path / "out")["annotations"][0]["segmentation"]
-    assert found["size"] == [80, 100]
-    np.testing.assert_array_equal(rle_codec.decode(found), expected["masks"][0, 0].numpy() > 0.5)
+    rle = read(tmp_path / "out")["annotations"][0]["segmentation"]
+    assert rle["size"] == [80, 100]
+    np.testing.assert_array_equal(rle_codec.decode(rle), expected["masks"][0, 0].numpy() > 0.5)
 
 
-def test_what_cannot_be_read_is_reported_and_left_out(trained, tmp_path, capsys):
+def test_unreadable_files_are_reported_and_skipped(trained, tmp_path, capsys):
     _, weights = trained
     save(tmp_path / "in" / "good.png")
-    (tmp_path / "in" / "broken.png").write_bytes(b"no picture")
+    (tmp_path / "in" / "broken.png").write_bytes(b"not an image")
     words = [
         "predict",
         str(weights),
@@ -158,7 +181,7 @@ def test_what_cannot_be_read_is_reported_and_left_out(trained, tmp_path, capsys)
     assert [image["file_name"] for image in read(tmp_path / "out")["images"]] == ["good.png"]
 
 
-def test_names_do_not_collide_and_inputs_stay(trained, tmp_path):
+def test_names_do_not_collide_and_inputs_are_unchanged(trained, tmp_path):
     _, weights = trained
     sources = [save(tmp_path / "x" / "a.png", 0), save(tmp_path / "y" / "a.png", 1), save(tmp_path / "y" / "a.jpg", 2)]
     before = [path.read_bytes() for path in sources]
@@ -166,17 +189,17 @@ def test_names_do_not_collide_and_inputs_stay(trained, tmp_path):
     drawn = [image["drawn"] for image in read(tmp_path / "x" / "out")["images"]]
     assert drawn == ["pictures/a.jpg", "pictures/a-2.jpg", "pictures/a-3.jpg"], "each file once"
     assert [path.read_bytes() for path in sources] == before
-    again = find_pictures([tmp_path / "x"], leave_out=tmp_path / "x" / "out")
-    assert [name for _, name in again] == ["a.png"], "what was drawn is not read again"
+    again = find_images([tmp_path / "x"], skip=tmp_path / "x" / "out")
+    assert [name for _, name in again] == ["a.png"], "drawn images are not read again"
 
 
-def test_a_folder_with_other_things_is_not_written_to(trained, tmp_path):
+def test_a_folder_with_other_files_is_not_written_to(trained, tmp_path):
     _, weights = trained
     source = save(tmp_path / "in" / "a.png")
     with pytest.raises(DataError, match="holds no predictions"):
         predict_files(weights, [source], tmp_path / "in")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="no pictures found"):
+    with pytest.raises(DataError, match="expected images, found no file that ends in"):
         predict_files(weights, [tmp_path / "empty"], tmp_path / "out")
     for _ in range(2):
         assert predict_files(weights, [source], tmp_path / "out") == 0, "earlier predictions may be replaced"
@@ -184,10 +207,27 @@ def test_a_folder_with_other_things_is_not_written_to(trained, tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(["--batch", "0"], "--batch: expected at least 1, got 0"), (["--device", "abacus"], "--device: ")],
+    [
+        (["--batch", "0"], "--batch: expected at least 1, got 0"),
+        (["--device", "abacus"], "predict: --device: expected auto, cpu, "),
+    ],
 )
 def test_wrong_values_name_the_flag(words, message, trained, tmp_path, capsys):
     _, weights = trained
     source = save(tmp_path / "a.png")
     assert main(["predict", str(weights), str(source), "--out", str(tmp_path / "out"), *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_prediction_does_not_import_lightning(tmp_path):
+    write_weights(tmp_path / "weights.safetensors")
+    Image.new("RGB", (64, 48), (90, 120, 30)).save(tmp_path / "photo.png")
+    code = f"""
+import sys
+from bucketrank.cli import main
+words = ["predict", {str(tmp_path / "weights.safetensors")!r}, {str(tmp_path / "photo.png")!r}]
+status = main([*words, "--out", {str(tmp_path / "out")!r}])
+print(status, [name for name in ("lightning", "torchmetrics") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "0 []"

@@ -1,15 +1,14 @@
-"""Every detector with every loss keeps one contract: that of torchvision's detectors."""
+"""Every detector with every loss has the interface of torchvision's detectors."""
 
 import pytest
 import torch
 
-from bucketrank.detectors import DETECTORS
-from bucketrank.detectors.criterion import LOSSES
+from bucketrank.catalogue import detectors, losses
 
-from .tiny import CLASSES, SIZES, scene, tiny
+from .small_detectors import CLASSES, SIZES, scene, small_detector
 
-TAKEN = [(name, loss) for name, kind in DETECTORS.items() for loss in kind.losses_taken or LOSSES]
-ALL = pytest.mark.parametrize(("name", "loss"), TAKEN)
+PAIRS = [(name, loss) for name, spec in detectors().items() for loss in spec.losses or losses()]
+every_pair = pytest.mark.parametrize(("name", "loss"), PAIRS)
 HEADS = {
     "faster_rcnn": ("rpn", "roi"),
     "mask_rcnn": ("rpn", "roi"),
@@ -33,7 +32,7 @@ def expected_terms(name, loss):
     return names | ({"mask"} if name == "mask_rcnn" else set())
 
 
-def trained(model, images, targets):
+def train_step(model, images, targets):
     losses = model(images, targets)
     sum(losses.values()).backward()
     return losses
@@ -47,26 +46,25 @@ def assert_all_have_gradients(model):
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
 
 
-@ALL
-def test_training_gives_finite_terms_and_a_gradient_for_every_parameter(name, loss):
-    model = tiny(name, loss=loss)
-    losses = trained(model, *scene())
+@every_pair
+def test_training_returns_finite_terms_and_a_gradient_for_every_parameter(name, loss):
+    model = small_detector(name, loss=loss)
+    losses = train_step(model, *scene())
     assert set(losses) == expected_terms(name, loss)
     assert all(term.isfinite() and term.dim() == 0 for term in losses.values())
     assert_all_have_gradients(model)
-    # Not only present: something of every head moves.
-    assert all(module_moves(child) for child in model.children() if list(child.parameters()))
+    assert all(has_nonzero_gradient(child) for child in model.children() if list(child.parameters()))
 
 
-def module_moves(module):
+def has_nonzero_gradient(module):
     return any(p.grad is not None and p.grad.abs().sum() > 0 for p in module.parameters())
 
 
-@ALL
+@every_pair
 @pytest.mark.parametrize("objects", [(3, 0), (0, 0)], ids=["one image without objects", "a batch without objects"])
 def test_images_without_objects(name, loss, objects):
-    model = tiny(name, loss=loss)
-    losses = trained(model, *scene(objects))
+    model = small_detector(name, loss=loss)
+    losses = train_step(model, *scene(objects))
     assert all(term.isfinite() for term in losses.values())
     assert_all_have_gradients(model)
     if objects == (0, 0):
@@ -75,9 +73,9 @@ def test_images_without_objects(name, loss, objects):
             assert sum(losses.values()) == 0
 
 
-@ALL
-def test_evaluation_gives_detections_in_the_pixels_of_the_images_given(name, loss):
-    model = tiny(name, loss=loss, min_size=64).eval()
+@every_pair
+def test_evaluation_returns_detections_in_pixels_of_the_input_images(name, loss):
+    model = small_detector(name, loss=loss, min_size=64).eval()
     images, _ = scene()
     with torch.no_grad():
         results = model(images)
@@ -101,12 +99,13 @@ def test_evaluation_gives_detections_in_the_pixels_of_the_images_given(name, los
             assert result["masks"].shape == (len(boxes), 1, height, width)
 
 
-@ALL
+@pytest.mark.slow
+@every_pair
 def test_the_state_dict_carries_everything(name, loss):
-    model = tiny(name, loss=loss, seed=0)
+    model = small_detector(name, loss=loss, seed=0)
     images, targets = scene()
-    trained(model, images, targets)  # batch norms have seen something, aLRP has counted a step
-    other = tiny(name, loss=loss, seed=1)
+    train_step(model, images, targets)  # changes the statistics of batch norms and the counter of aLRP
+    other = small_detector(name, loss=loss, seed=1)
     other.load_state_dict(model.state_dict())
     with torch.no_grad():
         first, second = model.eval()(images), other.eval()(images)
@@ -114,9 +113,10 @@ def test_the_state_dict_carries_everything(name, loss):
         torch.testing.assert_close(one, two, rtol=0, atol=0)
 
 
-@ALL
+@pytest.mark.slow
+@every_pair
 def test_bfloat16_autocast(name, loss):
-    model = tiny(name, loss=loss)
+    model = small_detector(name, loss=loss)
     images, targets = scene()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         losses = model(images, targets)
@@ -128,22 +128,22 @@ def test_bfloat16_autocast(name, loss):
     assert all(result["boxes"].isfinite().all() for result in results)
 
 
-@pytest.mark.parametrize("name", DETECTORS)
-@pytest.mark.parametrize("method", ["exact", "bucketed", "pairwise"])
-def test_methods_agree(name, method):
-    """Exact is pairwise; bucketed comes near (the paper's approximation, whose delta is not 0)."""
+@pytest.mark.parametrize("name", detectors())
+@pytest.mark.parametrize("method", ["exact", "bucketed"])
+def test_methods_agree_with_the_definition(name, method):
+    """Exact equals pairwise up to rounding; bucketed is the paper's approximation."""
     images, targets = scene()
     torch.manual_seed(3)  # for the draw of mask RoIs
-    losses = tiny(name, method=method)(images, targets)
+    losses = small_detector(name, method=method)(images, targets)
     torch.manual_seed(3)
-    reference = tiny(name, method="pairwise")(images, targets)
+    reference = small_detector(name, method="pairwise")(images, targets)
     tolerance = 1e-2 if method == "bucketed" else 1e-5
     torch.testing.assert_close(losses, reference, rtol=tolerance, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", DETECTORS)
-def test_images_of_one_batch_do_not_disturb_each_other(name):
-    model = tiny(name, batch_norm="frozen").eval()
+@pytest.mark.parametrize("name", detectors())
+def test_detections_do_not_depend_on_the_other_images_of_a_batch(name):
+    model = small_detector(name, batch_norm="frozen").eval()
     images, _ = scene()
     images = [image[:, :80, :120] for image in images]
     with torch.no_grad():
@@ -153,79 +153,87 @@ def test_images_of_one_batch_do_not_disturb_each_other(name):
         torch.testing.assert_close(one["scores"], two["scores"], rtol=1e-4, atol=1e-5)
 
 
-def _broken(key, value):
-    def breaker(targets):
+def _with_value(key, value):
+    def change(targets):
         targets[1][key] = value
         return targets
 
-    return breaker
+    return change
 
 
-BAD = {
+INVALID_TARGETS = {
     "no area": (
-        _broken("boxes", torch.tensor([[5.0, 5, 9, 9], [4, 4, 4, 9]])),
+        _with_value("boxes", torch.tensor([[5.0, 5, 9, 9], [4, 4, 4, 9]])),
         ValueError,
-        r"image 1: box 1 .*no area",
+        r"image 1: expected boxes .*x1 < x2 .*for box 1",
     ),
     "NaN": (
-        _broken("boxes", torch.tensor([[5.0, 5, 9, float("nan")], [4, 4, 9, 9]])),
+        _with_value("boxes", torch.tensor([[5.0, 5, 9, float("nan")], [4, 4, 9, 9]])),
         ValueError,
-        "image 1: box 0 .*finite",
+        "image 1: expected finite boxes, got .*nan.*for box 0",
     ),
     "outside": (
-        _broken("boxes", torch.tensor([[5.0, 5, 9, 9], [300, 4, 340, 9]])),
+        _with_value("boxes", torch.tensor([[5.0, 5, 9, 9], [300, 4, 340, 9]])),
         ValueError,
-        r"image 1: box 1 .*outside the image of 128 x 80",
+        r"image 1: expected boxes that overlap the image of 128 x 80 .*for box 1",
     ),
     "integer boxes": (
-        _broken("boxes", torch.tensor([[5, 5, 9, 9], [4, 4, 9, 9]])),
+        _with_value("boxes", torch.tensor([[5, 5, 9, 9], [4, 4, 9, 9]])),
         ValueError,
         "image 1: .*floats.*int64",
     ),
-    "box shape": (_broken("boxes", torch.rand(2, 5)), ValueError, r"image 1: .*\(objects, 4\).*\(2, 5\)"),
-    "label 0": (_broken("labels", torch.tensor([1, 0])), ValueError, "image 1: .*from 1 to 3, got 0 for box 1"),
-    "label 4": (_broken("labels", torch.tensor([4, 1])), ValueError, "image 1: .*from 1 to 3, got 4 for box 0"),
-    "float labels": (_broken("labels", torch.tensor([1.0, 2.0])), ValueError, "image 1: .*integers.*float32"),
-    "too few labels": (_broken("labels", torch.tensor([1])), ValueError, r"image 1: .*\(2,\).*\(1,\)"),
-    "no boxes": (_broken("boxes", None), TypeError, "image 1: .*'boxes'.*NoneType"),
-    "one target": (lambda targets: targets[:1], ValueError, "each of 2 images, got 1"),
-    "no targets": (lambda targets: None, ValueError, "needs targets"),
+    "box shape": (_with_value("boxes", torch.rand(2, 5)), ValueError, r"image 1: .*\(objects, 4\).*\(2, 5\)"),
+    "label 0": (_with_value("labels", torch.tensor([1, 0])), ValueError, "image 1: .*from 1 to 3, got 0 for box 1"),
+    "label 4": (_with_value("labels", torch.tensor([4, 1])), ValueError, "image 1: .*from 1 to 3, got 4 for box 0"),
+    "float labels": (_with_value("labels", torch.tensor([1.0, 2.0])), ValueError, "image 1: .*integers.*float32"),
+    "too few labels": (_with_value("labels", torch.tensor([1])), ValueError, r"image 1: .*\(2,\).*\(1,\)"),
+    "no boxes": (_with_value("boxes", None), TypeError, "image 1: .*'boxes'.*NoneType"),
+    "one target": (lambda targets: targets[:1], ValueError, "targets: expected one for each of 2 images, got 1"),
+    "no targets": (lambda targets: None, ValueError, "targets: expected a list in training mode, got None"),
 }
 
 
-@pytest.mark.parametrize("name", DETECTORS)
-@pytest.mark.parametrize("bad", BAD)
-def test_bad_targets_are_named(name, bad):
-    breaker, kind, message = BAD[bad]
+@pytest.mark.parametrize("case", INVALID_TARGETS)
+def test_invalid_targets_are_named(case):
+    change, error, message = INVALID_TARGETS[case]
     images, targets = scene()
-    with pytest.raises(kind, match=message):
-        tiny(name)(images, breaker(targets))
+    with pytest.raises(error, match=message):
+        small_detector("atss")(images, change(targets))
 
 
-def test_the_image_id_is_named_too():
+@pytest.mark.parametrize("name", detectors())
+def test_every_detector_checks_its_targets(name):
+    change, error, message = INVALID_TARGETS["label 4"]
+    images, targets = scene()
+    with pytest.raises(error, match=message):
+        small_detector(name)(images, change(targets))
+
+
+def test_invalid_targets_name_the_image_id():
     images, targets = scene()
     targets[1] |= {"image_id": torch.tensor(4711), "labels": torch.tensor([9, 9])}
     with pytest.raises(ValueError, match=r"image 1 \(image_id 4711\)"):
-        tiny("atss")(images, targets)
+        small_detector("atss")(images, targets)
 
 
 def test_masks_must_fit_the_image():
     images, targets = scene()
     targets[0]["masks"] = targets[0]["masks"][:, :-1]
     with pytest.raises(ValueError, match=r"image 0: expected masks of shape \(3, 96, 120\).*got \(3, 95, 120\)"):
-        tiny("mask_rcnn")(images, targets)
+        small_detector("mask_rcnn")(images, targets)
 
 
 def test_images_must_be_floats_of_three_channels():
     with pytest.raises(TypeError, match="image 0: expected floats"):
-        tiny("atss").eval()([torch.zeros(3, 64, 64, dtype=torch.uint8)])
+        small_detector("atss").eval()([torch.zeros(3, 64, 64, dtype=torch.uint8)])
     with pytest.raises(ValueError, match=r"image 1: .*\(3, height, width\), got \(1, 64, 64\)"):
-        tiny("atss").eval()([torch.zeros(3, 64, 64), torch.zeros(1, 64, 64)])
+        small_detector("atss").eval()([torch.zeros(3, 64, 64), torch.zeros(1, 64, 64)])
 
 
-@pytest.mark.parametrize("name", [name for name, kind in DETECTORS.items() if kind.losses_taken])
-def test_a_loss_that_a_detector_does_not_take_is_refused(name):
-    taken = DETECTORS[name].losses_taken or ()
-    for loss in set(LOSSES) - set(taken):
-        with pytest.raises(ValueError, match=f"{name}: expected loss to be one of {', '.join(taken)}, got '{loss}'"):
-            tiny(name, loss=loss)
+@pytest.mark.parametrize(("name", "spec"), [(name, spec) for name, spec in detectors().items() if spec.losses])
+def test_a_loss_that_a_detector_does_not_support_is_refused(name, spec):
+    for loss in set(losses()) - set(spec.losses):
+        with pytest.raises(
+            ValueError, match=f"loss.name for {name}: expected one of {', '.join(spec.losses)}, got '{loss}'"
+        ):
+            small_detector(name, loss=loss)

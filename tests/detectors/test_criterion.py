@@ -1,4 +1,4 @@
-"""The criterion: what each loss makes of the same logits, boxes and assignment."""
+"""The criteria: the terms of each loss for the same logits, boxes and assignment."""
 
 import math
 
@@ -9,11 +9,11 @@ from torchvision.models.detection._utils import BoxCoder
 from torchvision.ops import generalized_box_iou_loss, sigmoid_focal_loss
 
 from bucketrank import alrp_loss, ap_loss, dr_loss, rank_sort_loss
-from bucketrank.detectors.criterion import Assigned, HeadRecipe, assigned, build_criterion
-from bucketrank.detectors.settings import LossSettings
+from bucketrank.catalogue import loss_settings
+from bucketrank.detectors.criterion import Assigned, HeadRecipe, build_criterion
 from bucketrank.ops.assignment import IGNORED, NEGATIVE
 
-# Rows: a positive of class 1, a negative, an ignored one, a positive of class 0 whose box misses its object.
+# Rows: a positive of class 1, a negative, an ignored row, a positive of class 0 whose box misses its object.
 LABELS = torch.tensor([1, NEGATIVE, IGNORED, 0])
 LOGITS = torch.tensor([[0.2, 1.0], [0.5, -0.3], [9.0, 9.0], [-0.4, 0.1]])
 BOXES = torch.tensor([[0.0, 0, 4, 4], [0, 0, 2, 2]])
@@ -22,67 +22,67 @@ IOUS = torch.tensor([0.5, 1e-6])
 CONFIDENCES = torch.tensor([1.0, 0.1]).sigmoid()
 
 
-def found(**changes):
+def example(**changes):
     parts = {
         "logits": LOGITS.clone().requires_grad_(),
         "labels": LABELS,
-        "images": torch.tensor([0, 0, 1, 1]),
+        "image_index": torch.tensor([0, 0, 1, 1]),
         "boxes": BOXES.clone().requires_grad_(),
         "objects": OBJECTS,
-        "codes": torch.tensor([[0.1, 0, 0, 0], [0, 0.5, 0, -2.0]], requires_grad=True),
-        "object_codes": torch.zeros(2, 4),
+        "box_deltas": torch.tensor([[0.1, 0, 0, 0], [0, 0.5, 0, -2.0]], requires_grad=True),
+        "target_deltas": torch.zeros(2, 4),
     }
     return Assigned(**(parts | changes))
 
 
 def criterion(name, recipe=None, **settings):
-    return build_criterion(LossSettings(name=name, **settings), recipe or HeadRecipe())
+    return build_criterion(loss_settings(name, **settings), recipe or HeadRecipe())
 
 
 def targets(values):
     return torch.tensor([[0, values[0]], [0, 0], [-1, -1], [values[1], 0]])
 
 
-def test_targets_in_the_convention_of_the_losses():
-    torch.testing.assert_close(found().targets(IOUS), targets(IOUS))
-    torch.testing.assert_close(found().targets(1.0), targets([1.0, 1.0]))
+def test_targets_have_the_format_of_the_losses():
+    torch.testing.assert_close(example().targets(IOUS), targets(IOUS))
+    torch.testing.assert_close(example().targets(1.0), targets([1.0, 1.0]))
 
 
 def test_rs_ranks_by_iou_and_balances_the_boxes():
-    """A positive of IoU 0 stays a positive; GIoU is weighted by the highest score of any class of its row."""
-    terms = criterion("rs")(found())
+    """A positive of IoU 0 stays a positive; GIoU is weighted by the highest class score of its row."""
+    terms = criterion("rs")(example())
     ranking, sorting = rank_sort_loss(LOGITS, targets(IOUS))
     torch.testing.assert_close(terms["rank"], ranking)
     torch.testing.assert_close(terms["sort"], sorting)
     torch.testing.assert_close(terms["box"], ranking + sorting)
 
-    one = found()
-    criterion("rs")(one)["box"].backward()
-    wanted = BOXES.clone().requires_grad_()
-    box = (generalized_box_iou_loss(wanted, OBJECTS) * CONFIDENCES).sum() / CONFIDENCES.sum()
+    assigned = example()
+    criterion("rs")(assigned)["box"].backward()
+    expected_boxes = BOXES.clone().requires_grad_()
+    box = (generalized_box_iou_loss(expected_boxes, OBJECTS) * CONFIDENCES).sum() / CONFIDENCES.sum()
     (box * ((ranking + sorting) / box).detach()).backward()
-    torch.testing.assert_close(one.boxes.grad, wanted.grad)
-    assert one.logits.grad is None  # neither confidences nor IoU targets carry a gradient to the logits
+    torch.testing.assert_close(assigned.boxes.grad, expected_boxes.grad)
+    assert assigned.logits.grad is None  # neither confidences nor IoU targets carry a gradient to the logits
 
 
 def test_the_weight_of_a_head_scales_all_its_terms():
-    plain = criterion("rs")(found())
-    light = criterion("rs", HeadRecipe(ranking_weight=0.2))(found())
+    plain = criterion("rs")(example())
+    light = criterion("rs", HeadRecipe(ranking_weight=0.2))(example())
     torch.testing.assert_close(light, {name: 0.2 * term for name, term in plain.items()})
 
 
 @pytest.mark.parametrize("method", ["exact", "bucketed", "pairwise"])
 @pytest.mark.parametrize("interpolate", [False, True])
 def test_ap(method, interpolate):
-    terms = criterion("ap", HeadRecipe(ranking_box_weight=2.0), method=method, interpolate=interpolate)(found())
-    wanted = ap_loss(LOGITS, targets([1.0, 1.0]), method=method, interpolate=interpolate)
-    torch.testing.assert_close(terms["rank"], wanted)
+    terms = criterion("ap", HeadRecipe(ranking_box_weight=2.0), method=method, interpolate=interpolate)(example())
+    expected = ap_loss(LOGITS, targets([1.0, 1.0]), method=method, interpolate=interpolate)
+    torch.testing.assert_close(terms["rank"], expected)
     box = (generalized_box_iou_loss(BOXES, OBJECTS) * CONFIDENCES).sum() / CONFIDENCES.sum()
     torch.testing.assert_close(terms["box"], 2 * box)
 
 
 def test_dr():
-    terms = criterion("dr")(found())
+    terms = criterion("dr")(example())
     torch.testing.assert_close(terms["rank"], dr_loss(LOGITS, targets([1.0, 1.0])))
     assert criterion("dr", HeadRecipe(prior=0.01)).initial_score == 0.5
 
@@ -90,41 +90,41 @@ def test_dr():
 def test_alrp_measures_boxes_against_the_least_iou_of_a_positive():
     errors = generalized_box_iou_loss(BOXES, OBJECTS)
     for least, scale in ((0.5, 1.0), (0.7, 1 / 0.6)):
-        terms = criterion("alrp", HeadRecipe(least_iou=least))(found())
+        terms = criterion("alrp", HeadRecipe(least_iou=least))(example())
         # The errors belong to logits[targets > 0], here in the order of the rows.
-        wanted = alrp_loss(LOGITS, targets([1.0, 1.0]), errors * scale)
-        torch.testing.assert_close(terms["rank"], wanted.classification)
-        torch.testing.assert_close(terms["box"], 50 * wanted.localisation)
+        expected = alrp_loss(LOGITS, targets([1.0, 1.0]), errors * scale)
+        torch.testing.assert_close(terms["rank"], expected.classification)
+        torch.testing.assert_close(terms["box"], 50 * expected.localisation)
 
 
-def test_alrp_sets_the_weight_of_the_boxes_anew_after_each_period():
+def test_alrp_updates_the_box_weight_after_each_period():
     loss = criterion("alrp", balance_period=2)
-    first = loss(found())
+    first = loss(example())
     classification, localisation = first["rank"].detach(), first["box"].detach() / 50
-    second = loss(found(logits=LOGITS * 2))
+    second = loss(example(logits=LOGITS * 2))
     means = torch.stack([classification + second["rank"], localisation + second["box"] / 50])
-    third = loss(found())
+    third = loss(example())
     torch.testing.assert_close(third["box"], localisation * (means.sum() / means[1]).detach())
     assert loss.seen == 1
-    loss.eval()(found())
+    loss.eval()(example())
     assert loss.seen == 1  # evaluation does not count
 
 
 def test_focal_over_all_but_the_ignored():
-    terms = criterion("focal", HeadRecipe(box_loss="l1", scored_box_weight=3.0))(found())
+    terms = criterion("focal", HeadRecipe(box_loss="l1", scored_box_weight=3.0))(example())
     rows = [0, 1, 3]
     total = sigmoid_focal_loss(LOGITS[rows], targets([1.0, 1.0])[rows], 0.25, 2.0, reduction="sum")
     torch.testing.assert_close(terms["cls"], total / 2)
     torch.testing.assert_close(terms["box"], torch.tensor(3 * (0.1 + 0.5 + 2.0) / 2))
     # With gamma 0 and alpha 1/2 focal loss is half the cross-entropy.
-    plain = criterion("focal", focal_alpha=0.5, focal_gamma=0.0)(found())
-    torch.testing.assert_close(2 * plain["cls"], criterion("ce")(found())["cls"])
+    plain = criterion("focal", focal_alpha=0.5, focal_gamma=0.0)(example())
+    torch.testing.assert_close(2 * plain["cls"], criterion("ce")(example())["cls"])
 
 
 def test_quality_weighs_the_boxes_and_has_its_own_term():
     quality = torch.tensor([0.8, 0.2])
     logits = torch.tensor([0.3, -0.1])
-    terms = criterion("focal", HeadRecipe(quality_weight=0.5))(found(quality_logits=logits, quality=quality))
+    terms = criterion("focal", HeadRecipe(quality_weight=0.5))(example(quality_logits=logits, quality_targets=quality))
     errors = generalized_box_iou_loss(BOXES, OBJECTS)
     torch.testing.assert_close(terms["box"], (errors * quality).sum() / quality.sum())
     torch.testing.assert_close(terms["quality"], 0.5 * F.binary_cross_entropy_with_logits(logits, quality))
@@ -134,7 +134,7 @@ def test_cross_entropy_of_the_rcnns_is_the_mean_over_the_sample_with_background_
     logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
     recipe = HeadRecipe(box_loss="l1", samples=True, softmax=True)
     loss = criterion("ce", recipe)
-    terms = loss(found(logits=logits))
+    terms = loss(example(logits=logits))
     rows = [0, 1, 3]
     torch.testing.assert_close(terms["cls"], F.cross_entropy(logits[rows], torch.tensor([1, 2, 0])))
     torch.testing.assert_close(terms["box"], torch.tensor((0.1 + 0.5 + 2.0) / 3))
@@ -145,11 +145,11 @@ def test_cross_entropy_of_the_rcnns_is_the_mean_over_the_sample_with_background_
 
 
 def test_smooth_l1():
-    terms = criterion("focal", HeadRecipe(box_loss="smooth_l1"))(found())
+    terms = criterion("focal", HeadRecipe(box_loss="smooth_l1"))(example())
     torch.testing.assert_close(terms["box"], torch.tensor((0.5 * 0.1**2 + 0.5 * 0.5**2 + 2.0 - 0.5) / 2))
 
 
-def test_settings_go_before_the_recipe():
+def test_settings_have_precedence_over_the_recipe():
     assert criterion("focal", HeadRecipe(box_loss="l1"), box_loss="giou").box_loss == "giou"
     assert criterion("ap", HeadRecipe(ranking_box_weight=2.0), box_weight=0.5).box_weight == 0.5
     assert criterion("rs", delta=0.25).delta == 0.25
@@ -159,20 +159,20 @@ def test_settings_go_before_the_recipe():
 @pytest.mark.parametrize("name", ["rs", "ap", "alrp", "dr", "focal", "ce"])
 def test_without_positives_every_input_still_gets_a_gradient(name):
     empty = torch.zeros(0, 4)
-    codes = torch.zeros(4, 4, requires_grad=True)
-    one = found(
+    deltas = torch.zeros(4, 4, requires_grad=True)
+    assigned = example(
         labels=torch.tensor([NEGATIVE, NEGATIVE, IGNORED, NEGATIVE]),
-        boxes=codes[:0] * 2,
+        boxes=deltas[:0] * 2,
         objects=empty,
-        codes=codes[:0],
-        object_codes=empty,
+        box_deltas=deltas[:0],
+        target_deltas=empty,
     )
-    terms = criterion(name)(one)
+    terms = criterion(name)(assigned)
     sum(terms.values()).backward()
     assert all(term.isfinite() for term in terms.values())
-    torch.testing.assert_close(codes.grad, torch.zeros(4, 4))
-    assert one.logits.grad is not None
-    assert (one.logits.grad[2] == 0).all()
+    torch.testing.assert_close(deltas.grad, torch.zeros(4, 4))
+    assert assigned.logits.grad is not None
+    assert (assigned.logits.grad[2] == 0).all()
 
 
 def test_masks_by_dice_weighted_by_confidence_and_balanced():
@@ -187,42 +187,46 @@ def test_masks_by_dice_weighted_by_confidence_and_balanced():
     torch.testing.assert_close(ce, F.binary_cross_entropy_with_logits(logits / 20, masks))
 
 
-def test_a_batch_is_put_together_in_the_order_of_its_rows():
+def test_from_candidates_keeps_the_order_of_the_rows():
     coder = BoxCoder((10.0, 10.0, 5.0, 5.0))
     candidates = [torch.tensor([[0.0, 0, 4, 4], [2, 2, 6, 6]]), torch.tensor([[1.0, 1, 3, 3]])]
-    truths = [
+    ground_truths = [
         {"boxes": torch.tensor([[0.0, 0, 4, 2], [2, 2, 6, 5]]), "labels": torch.tensor([0, 1])},
         {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64)},
     ]
     matches = [torch.tensor([IGNORED, 1]), torch.tensor([NEGATIVE])]
     logits = torch.randn(3, 2)
-    for codes in (torch.full((3, 4), 0.5), torch.full((3, 1, 4), 0.5)):
-        one = assigned(logits, codes, candidates=candidates, matches=matches, truths=truths, coder=coder)
-        assert one.labels.tolist() == [IGNORED, 1, NEGATIVE]
-        assert one.images.tolist() == [0, 0, 1]
-        torch.testing.assert_close(one.objects, truths[0]["boxes"][1:])
-        torch.testing.assert_close(one.boxes, coder.decode_single(codes.reshape(3, 4)[1:2], candidates[0][1:]))
-        torch.testing.assert_close(coder.decode_single(one.object_codes, candidates[0][1:]), one.objects)
-    # With a box for every class the one of the object's class is taken.
+    for deltas in (torch.full((3, 4), 0.5), torch.full((3, 1, 4), 0.5)):
+        assigned = Assigned.from_candidates(
+            logits, deltas, candidates=candidates, matches=matches, ground_truths=ground_truths, coder=coder
+        )
+        assert assigned.labels.tolist() == [IGNORED, 1, NEGATIVE]
+        assert assigned.image_index.tolist() == [0, 0, 1]
+        torch.testing.assert_close(assigned.objects, ground_truths[0]["boxes"][1:])
+        torch.testing.assert_close(assigned.boxes, coder.decode_single(deltas.reshape(3, 4)[1:2], candidates[0][1:]))
+        torch.testing.assert_close(coder.decode_single(assigned.target_deltas, candidates[0][1:]), assigned.objects)
+    # With one box per class, the box of the object's class counts.
     by_class = torch.arange(24.0).reshape(3, 2, 4) / 10
-    one = assigned(logits, by_class, candidates=candidates, matches=matches, truths=truths, coder=coder)
-    torch.testing.assert_close(one.codes, by_class[1:2, 1])
+    assigned = Assigned.from_candidates(
+        logits, by_class, candidates=candidates, matches=matches, ground_truths=ground_truths, coder=coder
+    )
+    torch.testing.assert_close(assigned.box_deltas, by_class[1:2, 1])
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": "rss"}, "expected one of rs, ap, alrp, dr, focal, ce, got 'rss'; did you mean 'rs'"),
+        ({"name": "rss"}, "expected one of rs, ap, alrp, dr, focal, ce, got 'rss'; the nearest is \"rs\""),
         ({"name": "rs", "delta": -1.0}, "delta"),
         ({"name": "rs", "delta": math.nan}, "delta"),
-        ({"name": "rs", "method": "fast"}, "method to be one of"),
-        ({"name": "alrp", "method": "bucketed"}, "method to be one of exact, pairwise, got 'bucketed'"),
-        ({"name": "rs", "ranking_scope": "gpu"}, "ranking_scope to be one of batch, image, global, got 'gpu'"),
-        ({"name": "focal", "box_loss": "diou"}, "box_loss to be one of giou, l1, smooth_l1, got 'diou'"),
+        ({"name": "rs", "method": "fast"}, "loss.method: expected one of exact, bucketed, pairwise, got 'fast'"),
+        ({"name": "alrp", "method": "bucketed"}, "loss.method: expected one of exact, pairwise, got 'bucketed'"),
+        ({"name": "rs", "ranking_scope": "gpu"}, "loss.ranking_scope: expected one of batch, image, global, got 'gpu'"),
+        ({"name": "focal", "box_loss": "diou"}, "loss.box_loss: expected one of giou, l1, smooth_l1, got 'diou'"),
         ({"name": "focal", "box_weight": -1.0}, "box_weight"),
-        ({"name": "alrp", "balance_period": 0}, "balance_period to be at least 1, got 0"),
+        ({"name": "alrp", "balance_period": 0}, "loss.balance_period: expected at least 1 or null, got 0"),
     ],
 )
-def test_wrong_settings_are_named(settings, message):
+def test_invalid_settings_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
-        build_criterion(LossSettings(**settings), HeadRecipe())
+        build_criterion(loss_settings(**settings), HeadRecipe())

@@ -1,4 +1,4 @@
-"""With its default loss every detector learns four images by heart."""
+"""Every detector overfits four images with its default loss."""
 
 from typing import Any
 
@@ -6,16 +6,16 @@ import pytest
 import torch
 from faster_coco_eval import COCO, COCOeval_faster
 
-from bucketrank.detectors import DETECTORS
+from bucketrank.catalogue import detectors
 
-from .tiny import CLASSES, tiny
+from .small_detectors import CLASSES, small_detector
 
 COLOURS = torch.tensor([[0.9, 0.2, 0.1], [0.1, 0.3, 0.9], [0.2, 0.8, 0.2]])
 SIZE = (96, 128)
 
 
-def pictures(count=4, seed=0):
-    """Three rectangles side by side in each, their colours the classes."""
+def coloured_rectangles(count=4, seed=0):
+    """Return images of three rectangles side by side, whose colours are their classes, and targets."""
     generator = torch.Generator().manual_seed(seed)
 
     def number(low, high):
@@ -43,13 +43,13 @@ def pictures(count=4, seed=0):
 
 
 def ap50(results, targets):
-    """By faster-coco-eval."""
+    """Return the AP50 of boxes, as faster-coco-eval computes it."""
     boxes = [
         (image, box, label)
         for image, t in enumerate(targets)
         for box, label in zip(t["boxes"].tolist(), t["labels"].tolist(), strict=True)
     ]
-    truth = COCO(
+    ground_truth = COCO(
         {
             "images": [{"id": image, "height": SIZE[0], "width": SIZE[1]} for image in range(len(targets))],
             "categories": [{"id": label, "name": str(label)} for label in range(1, CLASSES + 1)],
@@ -66,14 +66,14 @@ def ap50(results, targets):
             ],
         }
     )
-    found = [
+    detections = [
         {"image_id": image, "category_id": label, "bbox": xywh(box), "score": score}
         for image, result in enumerate(results)
         for box, label, score in zip(
             result["boxes"].tolist(), result["labels"].tolist(), result["scores"].tolist(), strict=True
         )
     ]
-    evaluation = COCOeval_faster(truth, truth.loadRes(found), "bbox", print_function=lambda *_: None)
+    evaluation = COCOeval_faster(ground_truth, ground_truth.loadRes(detections), "bbox", print_function=lambda *_: None)
     evaluation.run()
     return evaluation.stats_as_dict["AP_50"]
 
@@ -87,14 +87,14 @@ def area(box):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", DETECTORS)
-def test_four_images_by_heart(name):
-    images, targets = pictures()
+@pytest.mark.parametrize("name", detectors())
+def test_every_detector_overfits_four_images(name):
+    images, targets = coloured_rectangles()
     settings: dict[str, Any] = {"hidden": 128, "proposals": 60} if name.endswith(("rcnn", "detr")) else {}
     if name == "mask_rcnn":
-        settings["mask_rois"] = 32  # most of its time
-    model = tiny(name, channels=64, min_size=SIZE[0], max_size=SIZE[1], **settings)
-    # Box heads see the pooled objects, and learn sooner.
+        settings["mask_rois"] = 32  # masks take most of the time
+    model = small_detector(name, channels=64, min_size=SIZE[0], max_size=SIZE[1], **settings)
+    # The box heads of R-CNNs train on pooled objects and need fewer steps.
     steps, rate = 50 if name.endswith("rcnn") else 90, 3e-3
     optimiser = torch.optim.AdamW(model.parameters(), lr=rate)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=steps)

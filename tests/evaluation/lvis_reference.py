@@ -1,11 +1,11 @@
-"""The LVIS protocol, read slowly: loops over classes, images, detections and objects, in plain Python and numpy.
+"""Reference of the LVIS protocol: loops over classes, images, detections and objects, in plain Python and numpy.
 
-Of each image the 300 detections of highest score count, over all classes; of equal ones the earlier. Those without area
-do not count at all. A class is judged in an image if it has objects there (positive) or is known to have none
-(negative); detections of other classes there are left out. Detections that match nothing are excused if not all
-objects of the class were marked in the image. There are no crowds.
+Per image, the 300 detections of highest score count, over all classes; of equal ones the earlier. Detections without
+area do not count. A class counts in an image if it has objects there (positive) or is known to have none (negative);
+detections of other classes are left out. A detection that matches nothing is not wrong if the class was not annotated
+exhaustively in the image. There are no crowds.
 
-It shares no code with src: boxes are compared here, masks are decoded by pycocotools.
+This file shares no code with src: it compares boxes itself, and pycocotools decodes the masks.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Shape = NDArray[np.float64] | NDArray[np.bool_]
 
 
 def lvis(document: Entry, detections: list[Entry], kind: str) -> dict[str, float]:
-    """The thirteen numbers and, by name, the AP of each class; NaN where there is nothing to find."""
+    """Return the thirteen metrics and the AP of each class by name; NaN where there are no objects."""
     images = sorted(document["images"], key=lambda image: int(image["id"]))
     categories = sorted(document["categories"], key=lambda category: int(category["id"]))
     sizes = {image["id"]: (image["height"], image["width"]) for image in images}
     objects = [prepared(entry, sizes, kind) | {"area": entry["area"]} for entry in document["annotations"]]
-    found = [prepared(entry, sizes, kind) for entry in best(detections)]
+    candidates = [prepared(entry, sizes, kind) for entry in best(detections)]
     objects = [entry for entry in objects if entry["area"] > 0]
-    found = [entry for entry in found if entry["area"] > 0]
+    candidates = [entry for entry in candidates if entry["area"] > 0]
 
     precisions: dict[tuple[str, int, int], list[float]] = {}  # by area, class and threshold, at every recall
     recalls: dict[tuple[str, int, int], float] = {}
@@ -42,7 +42,7 @@ def lvis(document: Entry, detections: list[Entry], kind: str) -> dict[str, float
         judged = []
         for image in images:
             here = [e for e in objects if (e["image_id"], e["category_id"]) == (image["id"], number)]
-            tried = [e for e in found if (e["image_id"], e["category_id"]) == (image["id"], number)]
+            tried = [e for e in candidates if (e["image_id"], e["category_id"]) == (image["id"], number)]
             tried.sort(key=lambda entry: -entry["score"])
             if here or number in image["neg_category_ids"]:
                 fits = [[overlap(entry["shape"], each["shape"]) for each in here] for entry in tried]
@@ -74,7 +74,7 @@ def lvis(document: Entry, detections: list[Entry], kind: str) -> dict[str, float
 
 
 def best(detections: list[Entry]) -> list[Entry]:
-    """The 300 of each image."""
+    """Return the 300 detections of highest score per image."""
     kept = []
     for image in sorted({entry["image_id"] for entry in detections}):
         own = [entry for entry in detections if entry["image_id"] == image]
@@ -83,7 +83,7 @@ def best(detections: list[Entry]) -> list[Entry]:
 
 
 def prepared(entry: Entry, sizes: dict[int, tuple[int, int]], kind: str) -> Entry:
-    """With its ``shape``, and the shape's area."""
+    """Return the entry with its ``shape`` (box or mask) and the area of the shape."""
     if kind == "boxes":
         x, y, width, height = entry["bbox"]
         return entry | {"shape": np.array([x, y, x + width, y + height]), "area": width * height}
@@ -97,7 +97,7 @@ def prepared(entry: Entry, sizes: dict[int, tuple[int, int]], kind: str) -> Entr
 
 
 def overlap(one: Shape, other: Shape) -> float:
-    """Intersection over union."""
+    """Return the intersection over union."""
     if one.dtype == bool:
         both, either = np.logical_and(one, other).sum(), np.logical_or(one, other).sum()
         return float(both / either) if either else 0.0
@@ -112,21 +112,21 @@ def inside(entry: Entry, limits: tuple[float, float]) -> bool:
 
 def matched(
     objects: list[Entry],
-    found: list[Entry],
+    detections: list[Entry],
     overlaps: list[list[float]],
     excused: bool,
     *,
     threshold: float,
     limits: tuple[float, float],
 ) -> list[tuple[float, bool]]:
-    """Score and rightness of the detections of one class in one image, without those that are excused.
+    """Return score and whether it is right for each detection of one class in one image that counts.
 
-    The best detection first, each takes the free object that it fits best; one of another range of area only where none
-    of this range fits, and then it is neither right nor wrong. Of objects that fit equally, the last.
+    In descending order of score, each detection takes the free object of highest IoU; of equal ones the last. It takes
+    an object outside the range of area only if no object inside the range fits, and then it does not count.
     """
     rows = []
     free = set(range(len(objects)))
-    for entry, fits in zip(found, overlaps, strict=True):
+    for entry, fits in zip(detections, overlaps, strict=True):
         fitting = [k for k in free if fits[k] >= min(threshold, 1 - 1e-10)]
         counted = [k for k in fitting if inside(objects[k], limits)]
         if chosen := counted or fitting:
@@ -139,7 +139,7 @@ def matched(
 
 
 def curve(rows: list[tuple[float, bool]], total: int) -> tuple[list[float], float]:
-    """The best precision at each of 101 recalls or beyond, 0 where it is never reached; and the last recall."""
+    """Return the best precision at or beyond each of 101 recalls, 0 where it is not reached, and the last recall."""
     points: list[tuple[float, float]] = []
     right = 0
     for place, (_, hit) in enumerate(sorted(rows, key=lambda row: -row[0]), start=1):

@@ -1,4 +1,4 @@
-"""From which score on."""
+"""The precision-recall curve and the threshold of the best F1."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torchvision.ops import box_iou
 
 from bucketrank.evaluation import Curve, Evaluator, best_threshold
-from tests.evaluation.made_up import detections, document
+from tests.evaluation.random_detections import random_detections, random_document
 
 
 def test_by_hand() -> None:
@@ -57,13 +57,20 @@ def test_no_other_threshold_is_better(rows: list[tuple[float, bool]], more: int)
         assert math.isnan(threshold)
 
 
-def matched(truth: dict[str, Any], found: dict[int, dict[str, torch.Tensor]]) -> list[tuple[float, bool]]:
-    """By the rule as it is told: the best first, each takes the free object it fits best; crowds excuse."""
+def matched(ground_truth: dict[str, Any], detections: dict[int, dict[str, torch.Tensor]]) -> list[tuple[float, bool]]:
+    """Match by COCO's rule: by descending score, each detection takes the free object of highest IoU.
+
+    A detection on a crowd does not count.
+    """
     rows = []
-    numbers = sorted(category["id"] for category in truth["categories"])
-    for image, each in found.items():
+    numbers = sorted(category["id"] for category in ground_truth["categories"])
+    for image, each in detections.items():
         for label in range(1, len(numbers) + 1):
-            own = [e for e in truth["annotations"] if (e["image_id"], e["category_id"]) == (image, numbers[label - 1])]
+            own = [
+                e
+                for e in ground_truth["annotations"]
+                if (e["image_id"], e["category_id"]) == (image, numbers[label - 1])
+            ]
             corners = torch.tensor([e["bbox"] for e in own], dtype=torch.float64).reshape(-1, 4)
             corners[:, 2:] += corners[:, :2]
             chosen = torch.where(each["labels"] == label)[0]
@@ -89,13 +96,13 @@ def matched(truth: dict[str, Any], found: dict[int, dict[str, torch.Tensor]]) ->
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_curve_counts_as_coco_matches(seed: int) -> None:
-    truth = document(seed, images=20)
-    found = detections(truth, seed + 50, masks=False)
-    evaluator = Evaluator(truth)
-    evaluator.add(list(found), list(found.values()))
+    ground_truth = random_document(seed, images=20)
+    detections = random_detections(ground_truth, seed + 50, masks=False)
+    evaluator = Evaluator(ground_truth)
+    evaluator.add(list(detections), list(detections.values()))
     curve = evaluator.precision_recall()
-    rows = matched(truth, found)
-    objects = sum(not entry["iscrowd"] for entry in truth["annotations"])
+    rows = matched(ground_truth, detections)
+    objects = sum(not entry["iscrowd"] for entry in ground_truth["annotations"])
     expected = Curve.of(
         scores=np.array([score for score, _ in rows]), right=np.array([right for _, right in rows]), objects=objects
     )
@@ -106,9 +113,14 @@ def test_the_curve_counts_as_coco_matches(seed: int) -> None:
 
 
 def test_masks_have_a_curve_of_their_own() -> None:
-    truth = document(1)
-    found = detections(truth, 3, masks=True, noise=0.05)
-    evaluator = Evaluator(truth, masks=True)
-    evaluator.add(list(found), list(found.values()))
+    ground_truth = random_document(1)
+    detections = random_detections(ground_truth, 3, masks=True, noise=0.05)
+    evaluator = Evaluator(ground_truth, masks=True)
+    evaluator.add(list(detections), list(detections.values()))
     assert evaluator.precision_recall("masks").recall.max() > 0.1
     assert evaluator.precision_recall(iou=0.9).recall.max() < evaluator.precision_recall().recall.max()
+
+    empty = [each | {"masks": torch.zeros_like(each["masks"])} for each in detections.values()]
+    evaluator.add(list(detections), empty)
+    assert evaluator.precision_recall("masks").recall.max() == 0
+    assert evaluator.precision_recall("boxes").recall.max() > 0.1

@@ -1,12 +1,12 @@
-"""The ranking losses in detection transformers of every family, with random weights."""
+"""The transformers adapter, on a small model of every family with random weights."""
 
 import copy
-import importlib.util
 import os
 import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -15,41 +15,39 @@ pytest.importorskip("transformers")
 import torch
 import transformers as hf
 from accelerate import Accelerator
-from torch import nn
 
-import bucketrank.integrations.ranking as shared
-import bucketrank.integrations.transformers as adapter
 from bucketrank import rank_sort_loss
-from bucketrank.integrations.transformers import library, undo, use_ranking_loss
-from bucketrank.integrations.transformers.criterion import overlaps
-from tests.integrations.detr_models import CLASSES, MODELS, QUERIES, batch, deformable_detr, make, rt_detr
-from tests.integrations.detr_models import without_objects as empty_batch
+from bucketrank.integrations.ranking_loss import LossName
+from bucketrank.integrations.transformers import undo, use_ranking_loss
+from bucketrank.integrations.transformers.criterion import centre_size_iou
+from tests.integrations.transformers_models import (
+    CLASSES,
+    MODELS,
+    QUERIES,
+    batch,
+    deformable_detr,
+    empty_batch,
+    make,
+)
 
 every_model = pytest.mark.parametrize("name", MODELS)
-# One of each way in which models hand over their layers.
+SLOW_LEARNERS = ("conditional_detr", "dab_detr")  # they need hundreds of steps
+# One model per layout of layer outputs.
 each_layout = pytest.mark.parametrize("name", ["two_stage_deformable_detr", "d_fine", "lw_detr"])
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The calls of Rank & Sort loss: the shape of the logits, and how many of them are positives."""
-    made = []
+    """Record the calls of Rank & Sort loss: the shape of the logits and the number of positives."""
+    recorded = []
 
     def counted(logits, targets, **settings):
-        made.append((tuple(logits.shape), int((targets > 0).sum())))
+        recorded.append((tuple(logits.shape), int((targets > 0).sum())))
         return original(logits, targets, **settings)
 
     original = rank_sort_loss
-    monkeypatch.setattr(shared, "rank_sort_loss", counted)
-    return made
+    monkeypatch.setattr("bucketrank.integrations.ranking_loss.rank_sort_loss", counted)
+    return recorded
 
 
 def step(model, data=None):
@@ -72,7 +70,7 @@ class TestEveryModel:
         assert len(calls) == MODELS[name][1]
         assert len(layers(ranked.loss_dict, "loss_rank")) == MODELS[name][1]
         assert not any(word in key for key in ranked.loss_dict for word in ("_ce", "_vfl", "_mal"))
-        # What is not classification keeps its names, and there are no names but those and the new ones.
+        # All other terms keep their names, and the only new names are rank and sort.
         classification = {key for key in own.loss_dict if any(word in key for word in ("_ce", "_vfl", "_mal"))}
         assert set(own.loss_dict) - classification <= set(ranked.loss_dict) | {
             key for key in own.loss_dict if "_fgl" in key or "_ddf" in key
@@ -81,7 +79,7 @@ class TestEveryModel:
             key.split("_")[1] for key in ranked.loss_dict
         }
 
-    def test_boxes_are_balanced_layer_by_layer(self, name):
+    def test_boxes_are_balanced_per_layer(self, name):
         output = step(use_ranking_loss(make(name).train()))
         terms = output.loss_dict
         for layer in layers(terms, "loss_rank"):
@@ -91,17 +89,22 @@ class TestEveryModel:
         trained = [value for key, value in terms.items() if key.startswith("loss_")]
         torch.testing.assert_close(output.loss, torch.stack(trained).sum())
 
-    def test_overfits_one_batch(self, name):
-        if name in ("conditional_detr", "dab_detr"):
-            pytest.skip("these take hundreds of steps: see TestLongTraining")
-        for ranking in (False, True):  # the model's own loss first, beside it
-            model = trainable(name)
-            if ranking:
-                use_ranking_loss(model)
-            first, last = train(model, steps=70 if name in ("lw_detr", "rf_detr") else 30)
-            assert last.loss.item() < (0.6 if ranking else 0.8) * first.loss.item()
-            if ranking:
-                assert last.loss_dict["loss_rank"].item() < 0.6 * first.loss_dict["loss_rank"].item()
+    @pytest.mark.parametrize("loss", get_args(LossName))
+    def test_a_box_weight_multiplies_the_weights_of_the_model(self, name, loss):
+        """At 1, L1 and GIoU loss of the last layer are the model's own; at 3, all layers have 3 times the weight."""
+        model = make(name).train()
+        own, fixed = step(model), step(use_ranking_loss(model, loss=loss, box_weight=1))
+        triple = step(use_ranking_loss(model, loss=loss, box_weight=3))
+        weighs_terms = "weight_loss_bbox" in vars(model.config)  # RT-DETR, D-FINE, DEIMv2: the terms carry the weights
+        for term in ("loss_bbox", "loss_giou"):
+            torch.testing.assert_close(fixed.loss_dict[term], own.loss_dict[term])
+        boxes = torch.tensor(0.0)
+        for layer in layers(fixed.loss_dict, "loss_bbox"):
+            for term, default in (("loss_bbox", 5), ("loss_giou", 2)):
+                value = fixed.loss_dict[term + layer]
+                boxes = boxes + (1 if weighs_terms else default) * value
+                torch.testing.assert_close(triple.loss_dict[term + layer], (3 if weighs_terms else 1) * value)
+        torch.testing.assert_close(triple.loss - fixed.loss, 2 * boxes)
 
     def test_without_objects(self, name):
         model = use_ranking_loss(make(name).train())
@@ -130,17 +133,19 @@ class TestEveryModel:
         model = make(name).train()
         state, before = snapshot(model), step(model)
         use_ranking_loss(model)
-        use_ranking_loss(model, loss="ap", class_cost=4)  # a second call changes the settings, not what undo restores
+        use_ranking_loss(model, loss="ap", class_cost=4)  # a second call must not change what undo restores
         step(model).loss.backward()
         model.zero_grad(set_to_none=True)
         assert undo(model) is model
-        assert snapshot(model) == state
+        structure, parameters = snapshot(model)
+        assert structure == state[0]
+        torch.testing.assert_close(parameters, state[1], rtol=0, atol=0)
         after = step(model)
         assert list(after.loss_dict) == list(before.loss_dict)
         for key, value in before.loss_dict.items():
             torch.testing.assert_close(after.loss_dict[key], value, rtol=0, atol=0, msg=key)
 
-    def test_inference_stays(self, name):
+    def test_inference_does_not_change(self, name):
         model = make(name).eval()
         images, _ = batch()
         with torch.no_grad():
@@ -159,41 +164,55 @@ class TestEveryModel:
         assert calls[0] == ((2, QUERIES, CLASSES), 3)  # no groups, no denoising queries; three objects
 
 
+class TestShortTraining:
+    @pytest.mark.slow
+    @pytest.mark.parametrize("name", [name for name in MODELS if name not in SLOW_LEARNERS])
+    def test_overfits_one_batch(self, name):
+        for ranking in (False, True):  # the model's own loss first, for comparison
+            model = trainable(name)
+            if ranking:
+                use_ranking_loss(model)
+            first, last = train(model, steps=70 if name in ("lw_detr", "rf_detr") else 30)
+            assert last.loss.item() < (0.6 if ranking else 0.8) * first.loss.item()
+            if ranking:
+                assert last.loss_dict["loss_rank"].item() < 0.6 * first.loss_dict["loss_rank"].item()
+
+
 @every_model
 @pytest.mark.slow
 class TestLongTraining:
     def test_ranking_and_boxes_are_learned(self, name):
         model = use_ranking_loss(trainable(name))
-        slow = name in ("conditional_detr", "dab_detr")
-        _, last = train(model, steps=500 if slow else 300, settle=True)
+        _, last = train(model, steps=500 if name in SLOW_LEARNERS else 300, settle=True)
         assert last.loss_dict["loss_rank"].item() < 0.3
         images, labels = batch()
         with torch.no_grad():
             output = model.eval()(pixel_values=images)
-        found = [
-            overlaps(output.pred_boxes[image, output.logits[image, :, kind].argmax()][None], box[None]).item()
+        ious = [
+            centre_size_iou(output.pred_boxes[image, output.logits[image, :, label].argmax()][None], box[None]).item()
             for image, target in enumerate(labels)
-            for kind, box in zip(target["class_labels"], target["boxes"], strict=True)
+            for label, box in zip(target["class_labels"], target["boxes"], strict=True)
         ]
-        assert sorted(found)[1] > 0.6, found  # of three objects
+        assert sorted(ious)[1] > 0.6, ious  # two of the three objects
 
 
 def snapshot(model):
-    """All that the adapter might change: attributes, modules, hooks and weights."""
+    """Return everything that the adapter might change: attributes, hooks and parameters."""
     attributes = {key: value for key, value in model.__dict__.items() if not isinstance(value, dict)}
     hooks = {name: (len(m._forward_hooks), len(m._forward_pre_hooks)) for name, m in model.named_modules()}
-    return attributes, hooks, list(model.state_dict())
+    parameters = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    return (attributes, hooks, list(model.state_dict())), parameters
 
 
 def trainable(name):
     model = make(name).train()
-    for parameter in model.parameters():  # some of these freeze a backbone of random weights
+    for parameter in model.parameters():  # some models freeze their backbone, which has random weights here
         parameter.requires_grad_(requires_grad=True)
     return model
 
 
 def train(model, steps, *, settle=False):
-    """A constant rate is quickest; to ``settle``, steps are bounded and the rate goes to zero in the last third."""
+    """Train at a constant rate; with ``settle``, clip gradients and lower the rate to 0 over the last third."""
     optimiser = torch.optim.AdamW(model.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: min(1.0, 3 * (1 - step / steps)))
     images, labels = batch()
@@ -213,14 +232,14 @@ def train(model, steps, *, settle=False):
 
 
 class TestHandWorked:
-    """One image, three queries of two classes, called as the model calls its loss."""
+    """One image and three queries of two classes, with the loss called as the model calls it."""
 
     CONFIG = hf.DeformableDetrConfig(num_labels=2, class_cost=2, bbox_cost=5, giou_cost=2)
     BOXES = ((0.25, 0.25, 0.5, 0.5), (0.25, 0.5, 0.5, 1.0), (0.9, 0.9, 0.1, 0.1))
 
-    def loss(self, logits, objects, kinds, **settings):
+    def loss(self, logits, objects, classes, **settings):
         model = use_ranking_loss(deformable_detr(), delta=0, **settings)
-        labels = [{"class_labels": torch.tensor(kinds), "boxes": torch.tensor(objects)}]
+        labels = [{"class_labels": torch.tensor(classes), "boxes": torch.tensor(objects)}]
         boxes = torch.tensor([self.BOXES], requires_grad=True)
         logits = torch.tensor([logits], requires_grad=True)
         value, terms, _ = model.loss_function(logits, labels, logits.device, boxes, self.CONFIG)
@@ -229,10 +248,10 @@ class TestHandWorked:
         assert boxes.grad is not None
         return terms, logits.grad[0], boxes.grad[0]
 
-    def test_terms_are_those_of_the_list_of_all_pairs(self):
+    def test_all_pairs_of_query_and_class_form_one_ranking(self):
         # Matched: query 0 to object 0 (IoU 1) and query 1 to object 1 (IoU 1/2). Of the four negatives, one is above
-        # the first positive, which is below the second: rank (1 / (2 + 1) + 0 / 1) / 2. The first positive sees the
-        # second, of IoU 1/2, above itself: its sorting error is (1/2 + 0) / 2 - 0; the second's is 0.
+        # the first positive, which is below the second: rank (1 / (2 + 1) + 0 / 1) / 2. The second positive has IoU 1/2
+        # and is above the first, so the sorting error of the first is (1/2 + 0) / 2 - 0; that of the second is 0.
         objects = [self.BOXES[0], (0.25, 0.75, 0.5, 0.5)]
         terms, gradient, _ = self.loss([[1.0, 2.0], [0.0, 3.0], [-1.0, -2.0]], objects, [0, 1])
         assert terms["loss_rank"].item() == pytest.approx(1 / 6)
@@ -244,7 +263,7 @@ class TestHandWorked:
     def test_a_match_without_overlap_stays_a_positive(self):
         terms, gradient, _ = self.loss([[0.0, 2.0], [0.0, 1.0], [0.0, 1.0]], [(0.6, 0.9, 0.1, 0.1)], [1])
         assert terms["loss_rank"] > 0
-        assert gradient[2, 1] < 0  # matched by its distance: the IoU is 0
+        assert gradient[2, 1] < 0  # matched by its L1 distance, as the IoU is 0
         assert gradient[0, 1] > 0
 
     def test_boxes_are_trained_by_l1_and_giou_alone(self):
@@ -256,7 +275,7 @@ class TestHandWorked:
         assert boxes[:2].abs().sum() == 0
 
     def test_class_cost(self):
-        # By its box the object belongs to query 0, by its class to query 1.
+        # The box cost matches the object to query 0, the class cost to query 1.
         logits, objects = [[0.0, -4.0], [0.0, 4.0], [0.0, -9.0]], [(0.25, 0.3, 0.5, 0.6)]
         _, gradient, _ = self.loss(logits, objects, [1], class_cost=0)
         assert gradient[0, 1] < 0
@@ -267,16 +286,30 @@ class TestHandWorked:
         terms, _, _ = self.loss([[1.0, 2.0], [0.0, 3.0], [-1.0, -2.0]], [self.BOXES[0]], [0], loss="ap")
         assert "loss_sort" not in terms
         assert terms["loss_rank"].item() == pytest.approx(2 / 3)  # two negatives above the one positive
-        assert terms["loss_giou"] == 0  # its box is perfect: nothing to balance
+        assert terms["loss_giou"] == 0  # its box is exact, so there is nothing to balance
+
+
+class TestClassWeight:
+    """The model's weight for its classification loss multiplies the ranking terms and the balanced box terms."""
+
+    @pytest.mark.parametrize(
+        ("name", "setting"), [("rt_detr", "weight_loss_vfl"), ("lw_detr", "class_loss_coefficient")]
+    )
+    @pytest.mark.parametrize("loss", get_args(LossName))
+    def test_the_loss_is_proportional_to_it(self, name, setting, loss):
+        model = use_ranking_loss(make(name).train(), loss=loss)
+        before = step(model).loss
+        setattr(model.config, setting, 3 * getattr(model.config, setting))
+        torch.testing.assert_close(step(model).loss, 3 * before)
 
 
 class TestQueries:
-    """Which queries are ranked together; the batch has two images, of two objects and of one."""
+    """Queries that are ranked together, in a batch of two images with two objects and one object."""
 
-    def test_denoising_queries_are_ranked_apart(self, calls):
+    def test_denoising_queries_have_their_own_ranking(self, calls):
         step(use_ranking_loss(make("rt_detr").train()))
         queries = ((2, QUERIES, CLASSES), 3)
-        # 8 denoising queries asked for, 2 objects at most: 4 groups, each of 2 positives and 2 negatives.
+        # num_denoising is 8 and an image has at most 2 objects: 4 groups, each of 2 positives and 2 negatives.
         denoised = ((2, 4 * (2 + 2), CLASSES), 4 * 3)
         assert calls == [queries] * 3 + [denoised] * 2
 
@@ -287,7 +320,7 @@ class TestQueries:
 
 class TestEncoder:
     def test_two_stage_proposals_get_a_gradient(self):
-        """The library leaves the encoder's heads without one."""
+        """With the library's own loss the heads of the encoder get no gradient."""
         heads = ("model.enc_output.weight", "class_embed.2.weight", "bbox_embed.2.layers.0.weight")
         for ranking in (False, True):
             model = make("two_stage_deformable_detr").train()
@@ -298,10 +331,10 @@ class TestEncoder:
                 gradient = model.get_parameter(head).grad
                 assert (gradient is not None) == ranking
             assert not ranking or model.get_parameter("class_embed.2.weight").grad[0].abs().sum() > 0
-        assert model.loss_function.proposals is None  # nothing kept between steps
+        assert model.loss_function.proposals is None  # released after each step
 
     def test_distributions_are_those_of_their_layer(self):
-        """D-FINE's prediction ahead of the first layer has no distributions of edges; every layer after it has."""
+        """D-FINE's prediction before the first layer has no distributions of box edges; every layer after it has."""
         terms = step(use_ranking_loss(make("d_fine").train())).loss_dict
         assert layers(terms, "loss_fgl") == {"_aux_1", "_dn_1", "_dn_2"}
         assert layers(terms, "loss_ddf") == layers(terms, "loss_fgl")
@@ -318,7 +351,7 @@ class TestCopies:
         assert "loss_rank" not in step(twin).loss_dict
         assert "loss_rank_enc" in step(model).loss_dict
 
-    def test_a_loss_of_the_users_comes_back(self):
+    def test_undo_restores_a_loss_set_by_the_user(self):
         model = make("rt_detr").train()
         model.loss_function = own = lambda *inputs, **more: (inputs[0].sum(), {"loss_own": inputs[0].sum()}, None)
         use_ranking_loss(model)
@@ -327,7 +360,7 @@ class TestCopies:
         assert model.loss_function is own
         assert list(step(model).loss_dict) == ["loss_own"]
 
-    def test_nothing_is_saved(self, tmp_path):
+    def test_the_loss_is_not_saved(self, tmp_path):
         model = use_ranking_loss(make("rt_detr"))
         model.save_pretrained(tmp_path)
         loaded = hf.RTDetrForObjectDetection.from_pretrained(tmp_path).train()
@@ -350,6 +383,7 @@ def collate(items):
 
 
 class TestTraining:
+    @pytest.mark.slow
     @each_layout
     def test_trainer(self, name, tmp_path, calls):
         model = use_ranking_loss(make(name))
@@ -388,12 +422,12 @@ class TestTraining:
 
     @pytest.mark.slow
     def test_two_processes_one_without_objects(self):
-        # RT-DETR does not use its embedding of denoised classes without objects, RF-DETR never its mask token: with
-        # their own losses too, DistributedDataParallel has to look for unused parameters (the Trainer has it do so).
+        # With any loss, RT-DETR does not use its embedding of denoised classes in a batch without objects, and RF-DETR
+        # never uses its mask token. DistributedDataParallel needs find_unused_parameters=True for both.
         models = ["two_stage_deformable_detr", "lw_detr", "rt_detr:unused", "rf_detr:unused"]
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
         done = subprocess.run(
-            [*command, "-m", "tests.integrations.detr_distributed", *models],
+            [*command, "-m", "tests.integrations.transformers_distributed", *models],
             cwd=Path(__file__).parents[2],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             capture_output=True,
@@ -409,84 +443,3 @@ class TestTraining:
             assert [field["same"] for field in fields] == ["True", "True"]
             assert float(fields[0]["loss"]) > 0 == float(fields[1]["loss"])
             assert float(fields[0]["gradient"]) == float(fields[1]["gradient"]) > 0
-
-
-def unbuilt(name):
-    kind = getattr(hf, name)
-    model = kind.__new__(kind)  # what it is suffices: it is refused before anything else is looked at
-    nn.Module.__init__(model)
-    return model
-
-
-class TestErrors:
-    @pytest.mark.parametrize("name", [n for n in adapter.adapter.REFUSED if hasattr(hf, n)])
-    def test_refused_with_the_reason(self, name):
-        reason = "softmax|words of a prompt|masks"
-        with pytest.raises(TypeError, match=f"expected a detector with sigmoid scores, got {name}: .*({reason})"):
-            use_ranking_loss(unbuilt(name))
-
-    def test_softmax_and_text_are_told_apart(self):
-        with pytest.raises(TypeError, match="softmax with a no-object class"):
-            use_ranking_loss(unbuilt("DetrForObjectDetection"))
-        with pytest.raises(TypeError, match="words of a prompt"):
-            use_ranking_loss(unbuilt("GroundingDinoForObjectDetection"))
-
-    def test_rt_detr_with_softmax(self):
-        with pytest.raises(TypeError, match=r"expected config.use_focal_loss to be True, got False: .*softmax"):
-            use_ranking_loss(rt_detr(use_focal_loss=False))
-
-    @pytest.mark.parametrize("wrap", [lambda model: model.model, nn.DataParallel, nn.Sequential])
-    def test_not_the_detector_itself(self, wrap):
-        with pytest.raises(TypeError, match=r"expected one of DeformableDetr.*, got .*; call it on the transformers"):
-            use_ranking_loss(wrap(deformable_detr()))
-
-    @pytest.mark.parametrize("settings", [{"loss": "focal"}, {"method": "fast"}, {"delta": -1}, {"class_cost": -1}])
-    def test_settings(self, settings):
-        model = deformable_detr()
-        with pytest.raises(ValueError, match=f"use_ranking_loss: expected {next(iter(settings))}"):
-            use_ranking_loss(model, **settings)
-        assert "_loss_function" not in model.__dict__
-
-    def test_undo_of_nothing(self):
-        with pytest.raises(TypeError, match="undo: expected a model with the loss of use_ranking_loss, got Deformable"):
-            undo(deformable_detr())
-
-
-class TestLibrary:
-    def test_this_one_fits(self):
-        library.check_library()
-
-    @pytest.mark.parametrize(
-        ("where", "what"),
-        [
-            ("loss_rt_detr.RTDetrForObjectDetectionLoss", lambda logits, labels, config: None),
-            ("loss_deformable_detr.DeformableDetrImageLoss.get_loss", lambda self, loss, indices: None),
-            ("loss_lw_detr.LwDetrImageLoss", None),
-        ],
-    )
-    def test_a_changed_signature_is_refused_at_import(self, monkeypatch, where, what):
-        monkeypatch.setattr(f"transformers.loss.{where}", what)
-        with pytest.raises(
-            ImportError, match=rf"expected {where}\(.*got .*in transformers 5.*supported: transformers 5"
-        ):
-            importlib.reload(adapter)
-
-    def test_an_old_version_is_refused(self, monkeypatch):
-        monkeypatch.setattr("transformers.__version__", "4.57.1")  # by name: transformers replaces its own module
-        with pytest.raises(ImportError, match=r"got version 4.57.1 .*supported: transformers 5"):
-            importlib.reload(adapter)
-
-    def test_a_loss_that_cannot_be_set_is_refused(self, monkeypatch):
-        monkeypatch.setattr(hf.PreTrainedModel, "loss_function", property(lambda self: None))
-        with pytest.raises(ImportError, match="a property that can be set"):
-            importlib.reload(adapter)
-
-    def test_without_transformers(self, monkeypatch):
-        monkeypatch.setattr(library, "find_spec", lambda name: None)
-        with pytest.raises(ImportError, match=r"got none; install it with: pip install 'bucketrank\[transformers\]'"):
-            library.check_library()
-
-    def test_later_models_may_be_missing(self, monkeypatch):
-        found = importlib.util.find_spec
-        monkeypatch.setattr(library, "find_spec", lambda name: None if "deimv2" in name else found(name))
-        library.check_library()

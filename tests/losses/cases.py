@@ -1,27 +1,40 @@
-"""What the tests of the losses share: a table of losses with their oracles, ways to compute them, hard inputs."""
+"""Shared by the tests of the losses: a table of all losses, their oracles and ways to compute them; hard inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from bucketrank import ap_loss, rank_sort_loss, use_backend
+from bucketrank import alrp_loss, ap_loss, dr_loss, rank_sort_loss, use_backend
 
 from . import oracle
 
 DELTAS = (0.0, 0.1, 0.5, 1.0, 5.0)
 
-# (method, backend): all that must give the definition's numbers.
-FAITHFUL = (("pairwise", "torch"), ("exact", "torch"), ("exact", "fused"))
-EVERY = (*FAITHFUL, ("bucketed", "torch"))
+# A way to compute a loss: (method, backend).
+Way = tuple[Any, Any]
+# All that must give the definition's numbers.
+FAITHFUL: tuple[Way, ...] = (("pairwise", "torch"), ("exact", "torch"), ("exact", "fused"))
+EVERY: tuple[Way, ...] = (*FAITHFUL, ("bucketed", "torch"))
 
 
 class Loss(NamedTuple):
     compute: Callable[..., tuple[Tensor, ...]]
     oracle: Callable[[Tensor, Tensor, float], oracle.Answer]
+    ways: tuple[Way, ...] = EVERY
+    deltas: tuple[float, ...] = DELTAS
+
+
+def localisation_errors(targets: Tensor) -> Tensor:
+    """One error per positive, from its label, so that both have the same order.
+
+    An error is at most 1/2. Tied positives count 1 in the localisation term and 1/2 in the rank, so the term, at most
+    twice the largest error, is at most 1.
+    """
+    return 0.5 - 0.4 * targets[targets > 0].double()
 
 
 LOSSES = {
@@ -30,11 +43,40 @@ LOSSES = {
         lambda *args, **kwargs: (ap_loss(*args, interpolate=True, **kwargs),), oracle.interpolated_ap
     ),
     "rank_sort": Loss(rank_sort_loss, oracle.rank_sort),
+    "alrp": Loss(
+        lambda logits, targets, **kwargs: alrp_loss(logits, targets, localisation_errors(targets), **kwargs),
+        lambda logits, targets, delta: oracle.alrp(logits, targets, localisation_errors(targets), delta)[0],
+        ways=FAITHFUL,
+    ),
+    # Neither delta nor method: ordinary autograd.
+    "dr": Loss(
+        lambda logits, targets, **_: (dr_loss(logits, targets),),
+        lambda logits, targets, _: oracle.dr(logits, targets),
+        ways=(("autograd", "auto"),),
+        deltas=(0.0,),
+    ),
 }
+# Those whose gradient is defined by identity update.
+RANKING = tuple(name for name in LOSSES if name != "dr")
+
+
+def pairs(losses: Iterable[str] = LOSSES, *, skip: Collection[str] = ()) -> list[tuple[str, Way]]:
+    """Every loss with every way to compute it, except by the methods in ``skip``."""
+    return [(name, way) for name in losses for way in LOSSES[name].ways if way[0] not in skip]
+
+
+def triples(losses: Iterable[str] = LOSSES, *, skip: Collection[str] = ()) -> list[tuple[str, float, Way]]:
+    """Every loss with every delta and every way to compute it, except by the methods in ``skip``."""
+    return [(name, delta, way) for name, way in pairs(losses, skip=skip) for delta in LOSSES[name].deltas]
+
+
+def identify(value: Any) -> str:
+    """The part of a test's name for a loss, a delta or a way."""
+    return "-".join(value) if isinstance(value, tuple) else str(value)
 
 
 def answer(
-    loss: Callable[..., tuple[Tensor, ...]], logits: Tensor, targets: Tensor, *, delta: float, way: tuple[str, str]
+    loss: Callable[..., tuple[Tensor, ...]], logits: Tensor, targets: Tensor, *, delta: float, way: Way
 ) -> oracle.Answer:
     """The terms of ``loss`` and the gradient of each."""
     method, backend = way

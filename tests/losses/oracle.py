@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -97,6 +98,30 @@ def alrp(logits: Tensor, targets: Tensor, localisation: Tensor, delta: float) ->
         boxes = boxes + errors[counted].sum() / rank / len(pos)
         loc_gradient[counted] += 1 / rank / len(pos)
     return Answer([classification, boxes], [gradient, torch.zeros_like(s)]), loc_gradient
+
+
+def dr(logits: Tensor, targets: Tensor) -> Answer:
+    """With the defaults of the loss; the derivative is written out."""
+    margin, positive_temperature, smoothing, weight = 0.5, 1.0, 6.0, 4.0
+    negative_temperature = 0.1 / math.log(3.5)
+    s, _, pos, neg = _split(logits, targets)
+    gradient = torch.zeros_like(s)
+    if len(neg) == 0:
+        return Answer([s.new_zeros(())], [gradient])
+    p = 1 / (1 + torch.exp(-s))
+    weights = torch.exp(p[neg] / negative_temperature)
+    weights = weights / weights.sum()
+    highest = (weights * p[neg]).sum()
+    gradient[neg] = weights * (1 + (p[neg] - highest) / negative_temperature)
+    lowest = s.new_ones(())
+    if len(pos) > 0:
+        weights = torch.exp(-p[pos] / positive_temperature)
+        weights = weights / weights.sum()
+        lowest = (weights * p[pos]).sum()
+        gradient[pos] = -weights * (1 - (p[pos] - lowest) / positive_temperature)
+    difference = smoothing * (highest - lowest + margin)
+    gradient *= p * (1 - p) * weight / (1 + torch.exp(-difference))
+    return Answer([weight * torch.log(1 + torch.exp(difference)) / smoothing], [gradient])
 
 
 def bucketed_rank_sort(logits: Tensor, targets: Tensor, delta: float) -> Answer:

@@ -11,17 +11,20 @@ from bucketrank import alrp_loss, ap_loss, rank_sort_loss, use_backend
 from bucketrank.losses import autograd
 from bucketrank.losses.backend import comparison_of
 from bucketrank.losses.comparison import Comparison
+from bucketrank.losses.terms import RANKING_LOSSES, Gradients
 
-from .cases import EVERY, FAITHFUL, synthetic, total
+from ..threads import torch_threads
+from .cases import EVERY, FAITHFUL, Way, synthetic, total
 
 every_way = pytest.mark.parametrize("way", EVERY, ids="-".join)
 
 
 # Torch warns of itself while it copies the inputs.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @every_way
-@pytest.mark.parametrize("loss", ["ap", "interpolated_ap", "rs", "alrp"])
-def test_opcheck(loss: str, way: tuple[str, str]) -> None:
+@pytest.mark.parametrize("loss", RANKING_LOSSES)
+def test_opcheck(loss: str, way: Way) -> None:
     method, backend = way
     if loss == "alrp" and method == "bucketed":
         pytest.skip("aLRP is not bucketed")
@@ -33,13 +36,23 @@ def test_opcheck(loss: str, way: tuple[str, str]) -> None:
     with torch.no_grad():
         first, _, index, rows = autograd._rank_op(logits, targets, localisation, loss, method, backend, 0.5)
     one = torch.ones(())
-    saved = (one, one, logits.detach(), targets, first, index, rows, method, backend, 0.5)
+    saved = (one, one, logits.detach(), targets, first, index, rows, loss, method, backend, 0.5)
     torch.library.opcheck(autograd._gradient_op, saved)
+
+
+@pytest.mark.parametrize("loss", RANKING_LOSSES)
+def test_a_loss_fills_the_gradients_that_it_declares(loss: str) -> None:
+    logits, targets = synthetic(50, 7)
+    comparison = comparison_of("exact", "torch", logits)(logits, targets, 0.5)
+    arguments = [torch.rand(7, dtype=torch.float64)] if loss == "alrp" else []
+    gradients = RANKING_LOSSES[loss].terms(comparison, *arguments).gradients
+    filled = tuple(field for field in Gradients._fields if getattr(gradients, field) is not None)
+    assert RANKING_LOSSES[loss].gradients == filled
 
 
 @every_way
 @pytest.mark.parametrize("positives", [0, 7])
-def test_compiles_as_one_graph(positives: int, way: tuple[str, str]) -> None:
+def test_compiles_as_one_graph(positives: int, way: Way) -> None:
     method, backend = way
 
     def train(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -84,7 +97,7 @@ def test_alrp_compiles_as_one_graph() -> None:
 
 
 @every_way
-def test_the_backward_pass_uses_the_backend_of_the_forward_pass(way: tuple[str, str], monkeypatch) -> None:
+def test_the_backward_pass_uses_the_backend_of_the_forward_pass(way: Way, monkeypatch) -> None:
     method, backend = way
     logits, targets = synthetic(50, 7)
     logits.requires_grad_()
@@ -115,7 +128,7 @@ def test_a_second_derivative_is_an_error() -> None:
 
 
 @every_way
-def test_autocast(way: tuple[str, str]) -> None:
+def test_autocast(way: Way) -> None:
     layer, data = torch.nn.Linear(8, 4), torch.randn(30, 8)
     _, targets = synthetic(120, 20)
     with use_backend(way[1]), torch.autocast("cpu", torch.bfloat16):
@@ -139,30 +152,27 @@ def test_small_gradients_survive_half_precision_with_a_scaled_loss() -> None:
     torch.testing.assert_close(half.grad.float() / 65536, full.grad, rtol=2e-3, atol=1e-9)
 
 
+@pytest.mark.slow
 @every_way
 @pytest.mark.parametrize("threads", [1, 2])
-def test_two_runs_give_the_same_bits(threads: int, way: tuple[str, str]) -> None:
+def test_two_runs_give_the_same_bits(threads: int, way: Way) -> None:
     method, backend = way
     size, positives = (300_000, 20_000) if method == "exact" else (20_000, 500)
     logits, targets = synthetic(size, positives)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        answers: list[tuple[Any, ...]] = []
+    answers: list[tuple[Any, ...]] = []
+    with torch_threads(threads):
         for _ in range(3):
             leaf = logits.clone().requires_grad_()
             with use_backend(backend):
                 terms = rank_sort_loss(leaf, targets, method=method)
                 total(terms).backward()
             answers.append((*(term.detach() for term in terms), leaf.grad))
-    finally:
-        torch.set_num_threads(before)
     for run in answers[1:]:
         assert all(torch.equal(ours, first) for ours, first in zip(run, answers[0], strict=True))
 
 
 @pytest.mark.parametrize("way", FAITHFUL, ids="-".join)
-def test_without_gradients(way: tuple[str, str]) -> None:
+def test_without_gradients(way: Way) -> None:
     logits, targets = synthetic(50, 7)
     with use_backend(way[1]), torch.no_grad():
         assert not ap_loss(logits.requires_grad_(), targets, method=way[0]).requires_grad

@@ -6,7 +6,7 @@ import multiprocessing
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, get_args
 from unittest import mock
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from bucketrank import ap_loss, rank_sort_loss, use_backend
+from bucketrank.choices import Method
 from bucketrank.losses import backend, kernels, threads
 from bucketrank.losses.exact import Exact
 from bucketrank.losses.fused import Fused
@@ -23,7 +24,7 @@ from .cases import answer, synthetic, total
 
 
 def _train(seed: int) -> tuple[float, float]:
-    """Large enough for several threads: the loss, and a fingerprint of its gradient."""
+    """Return the loss and a fingerprint of its gradient, for an input large enough for several threads."""
     logits, targets = synthetic(300_000, 20_000, seed=seed)
     logits.requires_grad_()
     loss = total(rank_sort_loss(logits, targets))
@@ -33,7 +34,7 @@ def _train(seed: int) -> tuple[float, float]:
 
 
 def _compare(seed: int) -> tuple[float, float]:
-    """The same kernels without the autograd engine, which torch forbids in a forked child of one that has used it."""
+    """Run the same kernels without autograd, which torch forbids in a fork of a process that has used it."""
     logits, targets = synthetic(300_000, 20_000, seed=seed)
     with torch.no_grad():
         loss = total(rank_sort_loss(logits, targets))
@@ -51,14 +52,7 @@ class _Losses(Dataset[tuple[float, float]]):
             return _compare(seed)
 
 
-@pytest.fixture
-def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 # Torch and pytest hold threads of their own, of which Python 3.12 warns at a fork; DataLoader forks all the same.
@@ -78,6 +72,7 @@ def test_many_python_threads_at_once() -> None:
             assert list(pool.map(_train, range(8))) == expected
 
 
+@pytest.mark.slow
 def test_leaves_torch_threads_and_numba_threading_alone() -> None:
     code = """
 import torch, numba
@@ -95,6 +90,7 @@ assert layer is None, layer
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_works_where_nothing_can_be_cached() -> None:
     code = """
 import numba, torch
@@ -179,6 +175,7 @@ def test_buckets_found_again_are_the_buckets_kept(dtype: torch.dtype) -> None:
 
 def test_the_choice_of_backend(monkeypatch) -> None:
     logits = torch.zeros(1)
+    assert tuple(backend.METHODS) == get_args(Method)
     assert backend.comparison_of("exact", "auto", logits) is Fused
     assert backend.comparison_of("exact", "fused", logits) is Fused
     assert backend.comparison_of("exact", "torch", logits) is Exact
@@ -187,7 +184,7 @@ def test_the_choice_of_backend(monkeypatch) -> None:
         backend.comparison_of("exact", "fused", logits.to("meta"))
     with (
         pytest.raises(ValueError, match="use_backend: expected one of auto, fused, torch, got 'cuda'"),
-        use_backend("cuda"),
+        use_backend("cuda"),  # type: ignore[arg-type]
     ):
         pass
     with pytest.raises(KeyError), use_backend("torch"):

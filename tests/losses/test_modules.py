@@ -47,9 +47,9 @@ def test_modules_refuse_wrong_settings_when_made() -> None:
     with pytest.raises(ValueError, match="APLoss: expected delta to be a finite number of at least 0, got -1"):
         APLoss(delta=-1)
     with pytest.raises(ValueError, match="RankSortLoss: expected method to be one of"):
-        RankSortLoss(method="quick")
+        RankSortLoss(method="quick")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="ALRPLoss: expected method to be one of exact, pairwise, got 'bucketed'"):
-        ALRPLoss(method="bucketed")
+        ALRPLoss(method="bucketed")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="DRLoss: expected weight to be a finite number above 0, got -4"):
         DRLoss(weight=-4)
 

@@ -9,7 +9,7 @@ import torch
 
 from bucketrank import alrp_loss, ap_loss, dr_loss, rank_sort_loss, use_backend
 
-from .cases import EVERY, FAITHFUL
+from .cases import EVERY, FAITHFUL, Way
 
 # Ranked: 3 (positive, IoU 0.5), 2 (negative), 1 (positive, IoU 0.9), 0 (negative).
 LOGITS = torch.tensor([3.0, 2.0, 1.0, 0.0])
@@ -22,7 +22,7 @@ def _gradient(term: torch.Tensor, leaf: torch.Tensor) -> list[float]:
 
 
 @pytest.mark.parametrize("way", EVERY, ids="-".join)
-def test_rank_sort_with_a_hard_step(way: tuple[str, str]) -> None:
+def test_rank_sort_with_a_hard_step(way: Way) -> None:
     leaf = LOGITS.clone().requires_grad_()
     with use_backend(way[1]):
         ranking, sorting = rank_sort_loss(leaf, TARGETS, delta=0, method=way[0])
@@ -35,7 +35,7 @@ def test_rank_sort_with_a_hard_step(way: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("way", FAITHFUL, ids="-".join)
-def test_rank_sort_with_a_smoothed_step(way: tuple[str, str]) -> None:
+def test_rank_sort_with_a_smoothed_step(way: Way) -> None:
     # delta 2: H(x) = x / 4 + 1/2 within 2. Of 3: itself 1/2, negatives at -1 and -3: 1/4 and 0, the positive at -2: 0.
     # Of 1: itself 1/2, the negatives at +1 and -1: 3/4 and 1/4, the positive at +2: 1.
     leaf = LOGITS.clone().requires_grad_()
@@ -52,7 +52,7 @@ def test_rank_sort_with_a_smoothed_step(way: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("way", FAITHFUL, ids="-".join)
-def test_interpolated_ap(way: tuple[str, str]) -> None:
+def test_interpolated_ap(way: Way) -> None:
     # Ranked: - + + -, hard step: precisions from below 2/3 and 1/2; the upper takes 2/3 too.
     logits, targets = torch.tensor([3.0, 2.0, 1.0, 0.0], requires_grad=True), torch.tensor([0.0, 1.0, 1.0, 0.0])
     with use_backend(way[1]):
@@ -66,7 +66,7 @@ def test_interpolated_ap(way: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("way", FAITHFUL, ids="-".join)
-def test_alrp(way: tuple[str, str]) -> None:
+def test_alrp(way: Way) -> None:
     logits = LOGITS.clone().requires_grad_()
     boxes = torch.tensor([0.2, 0.6], requires_grad=True)
     with use_backend(way[1]):

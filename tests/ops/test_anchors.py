@@ -1,4 +1,4 @@
-"""Anchors worked out by hand, and which of them take part."""
+"""Anchors computed by hand, the cache, and which anchors are valid."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 import torch
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 
-from bucketrank.ops.anchors import KEPT, Anchors, octave
+from bucketrank.ops.anchors import CACHED, Anchors, octave
 from bucketrank.ops.boxes import centres
 
 
 def maps(strides, height, width, *, batch=1, dtype=torch.float32):
-    """A pyramid's maps of a padded image, rounded up as convolutions do."""
+    """Return the feature maps of a padded image, with sizes rounded up as convolutions do."""
     return [torch.zeros(batch, 1, math.ceil(height / s), math.ceil(width / s), dtype=dtype) for s in strides]
 
 
@@ -39,14 +39,14 @@ class TestAnchors:
         torch.testing.assert_close(first[:3, 2], torch.tensor([16, 16 * 2 ** (1 / 3), 16 * 4 ** (1 / 3)]))
         torch.testing.assert_close(second, 2 * first[:3])
 
-    def test_strides_are_true_where_a_map_is_rounded_up(self):
+    def test_strides_are_exact_where_a_map_is_rounded_up(self):
         anchors = Anchors([128], scales=[1])
         feature_maps = maps([128], 256, 320)
         assert feature_maps[0].shape[-2:] == (2, 3)  # 320 / 128 = 2.5; 320 // 3 would be 106
         (level,) = anchors(feature_maps)
         assert centres(level).tolist() == [[0, 0], [128, 0], [256, 0], [0, 128], [128, 128], [256, 128]]
 
-    def test_as_torchvision_where_nothing_is_rounded(self):
+    def test_equal_to_torchvision_where_nothing_is_rounded(self):
         from torchvision.models.detection.image_list import ImageList
 
         ours = Anchors([8, 16], scales=[4], ratios=[1, 4])
@@ -95,7 +95,7 @@ class TestAnchors:
             octave(4, 0)
 
 
-class TestMemory:
+class TestCache:
     def test_the_same_shapes_are_computed_once(self):
         anchors = Anchors([8], scales=[1])
         (first,) = anchors(maps([8], 64, 64))
@@ -104,24 +104,24 @@ class TestMemory:
         assert again is first
         assert len(other) != len(first)
 
-    def test_the_latest_are_kept(self):
+    def test_the_most_recently_used_are_kept(self):
         anchors = Anchors([8], scales=[1])
-        firsts = [anchors(maps([8], 64, 8 * width))[0] for width in range(1, KEPT + 1)]
+        firsts = [anchors(maps([8], 64, 8 * width))[0] for width in range(1, CACHED + 1)]
         assert anchors(maps([8], 64, 8))[0] is firsts[0]  # the oldest, asked for again
         anchors(maps([8], 64, 1000))
         assert anchors(maps([8], 64, 8))[0] is firsts[0]
         assert anchors(maps([8], 64, 16))[0] is not firsts[1]
 
-    def test_what_inference_made_can_train(self):
+    def test_anchors_made_in_inference_mode_can_be_trained_on(self):
         anchors = Anchors([8], scales=[1])
         with torch.inference_mode():
             anchors(maps([8], 64, 64))
         (level,) = anchors(maps([8], 64, 64))
-        codes = torch.ones_like(level, requires_grad=True)
-        (codes * level).sum().backward()
-        torch.testing.assert_close(codes.grad, level)
+        deltas = torch.ones_like(level, requires_grad=True)
+        (deltas * level).sum().backward()
+        torch.testing.assert_close(deltas.grad, level)
 
-    def test_the_list_is_the_callers(self):
+    def test_clearing_the_returned_list_leaves_the_cache(self):
         anchors = Anchors([8], scales=[1])
         anchors(maps([8], 64, 64)).clear()
         assert len(anchors(maps([8], 64, 64))) == 1

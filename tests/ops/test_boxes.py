@@ -1,4 +1,4 @@
-"""Overlap, middle and centerness of boxes, and the coder the detectors use."""
+"""IoU, centre and centerness of boxes, and the box coder that the detectors use."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ import torch
 from torchvision.models.detection._utils import BoxCoder
 from torchvision.ops import box_iou
 
-from bucketrank.ops.boxes import (
-    centerness,
-    centres,
-    paired_iou,
-)
+from bucketrank.ops.boxes import centerness, centres, paired_iou
 
 
 def boxes(count, *, seed):
@@ -61,7 +57,7 @@ class TestCenterness:
             ((2, 9), math.sqrt(2 / 8 * 1 / 9)),
             ((0, 5), 0),  # on the border
             ((-1, 5), 0),
-            ((-1, -1), 0),  # outside twice: two negative shares are no positive one
+            ((-1, -1), 0),  # outside in x and y: the product of two negative ratios must not count
         ],
     )
     def test_by_hand(self, point, expected):
@@ -74,15 +70,15 @@ class TestCenterness:
 
 
 class TestCoder:
-    """torchvision's, with the weights of the detectors: what these rely on."""
+    """The properties of torchvision's coder, with the detectors' weights, on which the detectors rely."""
 
     coder = BoxCoder((10.0, 10.0, 5.0, 5.0))
 
     def test_by_hand(self):
         anchor, target = torch.tensor([[0.0, 0, 10, 20]]), torch.tensor([[6.0, 10, 16, 50]])
         # The centre moves by (6, 20) = (0.6, 1) of the anchor; as wide as before, twice as high.
-        code = self.coder.encode_single(target, anchor)
-        torch.testing.assert_close(code, torch.tensor([[6.0, 10.0, 0.0, 5 * math.log(2)]]))
+        deltas = self.coder.encode_single(target, anchor)
+        torch.testing.assert_close(deltas, torch.tensor([[6.0, 10.0, 0.0, 5 * math.log(2)]]))
 
     def test_round_trip(self):
         anchors, targets = boxes(200, seed=2), boxes(200, seed=3)
@@ -92,8 +88,8 @@ class TestCoder:
     def test_a_box_grows_to_62_5_times_its_anchor_and_no_more(self):
         anchor = torch.tensor([[0.0, 0, 16, 16]])
         limit = 5 * math.log(1000 / 16)
-        for code in (limit, limit + 1, 1e4):
-            decoded = self.coder.decode_single(torch.tensor([[0.0, 0, code, code]]), anchor)
+        for delta in (limit, limit + 1, 1e4):
+            decoded = self.coder.decode_single(torch.tensor([[0.0, 0, delta, delta]]), anchor)
             torch.testing.assert_close(decoded, torch.tensor([[-492.0, -492, 508, 508]]))
         below = self.coder.decode_single(torch.tensor([[0.0, 0, limit - 1, 0]]), anchor)
         torch.testing.assert_close((below[0, 2] - below[0, 0]).item(), 1000 * math.exp(-1 / 5), rtol=1e-5, atol=0)

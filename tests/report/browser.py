@@ -1,4 +1,4 @@
-"""A headless Chromium, spoken to through its DevTools pipe: needs nothing but Chromium itself."""
+"""A headless Chromium, controlled through its DevTools pipe without further dependencies."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run")
-PATIENCE = 60.0  # seconds for one answer
+TIMEOUT = 60.0  # seconds for one answer
 
 
 def chromium() -> str:
-    """Where it is; the test is skipped where it is not."""
-    found = next((path for name in NAMES if (path := shutil.which(name))), None)
-    if found is None or shutil.which("bash") is None:
+    """Return the path of Chromium; skip the test if it is not installed."""
+    path = next((path for name in NAMES if (path := shutil.which(name))), None)
+    if path is None or shutil.which("bash") is None:
         pytest.skip(f"needs a browser ({' or '.join(NAMES)}) and bash")
-    return found
+    return path
 
 
 class Browser:
-    """One process, several pages one after the other."""
+    """A browser process that opens pages one after the other."""
 
     def __init__(self, commands: int, answers: int) -> None:
         self._commands, self._answers = commands, answers
-        self._rest = b""
+        self._buffer = b""
         self._number = 0
         self.events: list[dict[str, Any]] = []
 
     def call(self, method: str, *, session: str | None = None, **parameters: Any) -> dict[str, Any]:
-        """Ask for something and wait for the answer; events on the way are kept."""
+        """Send a command and return its answer; events that arrive before it are kept."""
         self._number += 1
         message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
         if session is not None:
@@ -54,21 +54,21 @@ class Browser:
             self.events.append(answer)
 
     def _next(self) -> dict[str, Any]:
-        end = time.monotonic() + PATIENCE
-        while b"\0" not in self._rest:
+        end = time.monotonic() + TIMEOUT
+        while b"\0" not in self._buffer:
             ready, _, _ = select.select([self._answers], [], [], max(0.0, end - time.monotonic()))
-            assert ready, f"Chromium said nothing for {PATIENCE:g} seconds"
+            assert ready, f"no answer from Chromium for {TIMEOUT:g} seconds"
             part = os.read(self._answers, 1 << 20)
-            assert part, "Chromium has ended"
-            self._rest += part
-        text, _, self._rest = self._rest.partition(b"\0")
+            assert part, "Chromium has exited"
+            self._buffer += part
+        text, _, self._buffer = self._buffer.partition(b"\0")
         message: dict[str, Any] = json.loads(text)
         return message
 
     def open(
         self, path: Path, *, width: int = 1280, height: int = 900, dark: bool = False, scripts: bool = True
     ) -> Page:
-        """A page of a file, loaded."""
+        """Open a file as a page and wait until it is loaded."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         page = Page(self, session)
@@ -86,7 +86,7 @@ class Browser:
 
 
 class Page:
-    """One tab."""
+    """A tab of the browser."""
 
     def __init__(self, browser: Browser, session: str) -> None:
         self.browser, self.session = browser, session
@@ -95,75 +95,75 @@ class Page:
         return self.browser.call(method, session=self.session, **parameters)
 
     def wait(self, event: str) -> None:
-        """Until the browser has told of an event."""
+        """Wait for an event."""
         while not any(each.get("method") == event for each in self.browser.events):
             self.browser.events.append(self.browser._next())
 
     def run(self, code: str) -> Any:
-        """The value of an expression in the page."""
+        """Return the value of a JavaScript expression in the page."""
         answer = self.call("Runtime.evaluate", expression=code, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
     def point(self, selector: str, *, x: float = 0.5, y: float = 0.5) -> None:
-        """Move the mouse over an element, to these shares of its width and height."""
-        found = f"document.querySelector({json.dumps(selector)})"
-        self.run(f"{found}.scrollIntoView({{block: 'center'}})")
+        """Move the mouse over an element, to these fractions of its width and height."""
+        element = f"document.querySelector({json.dumps(selector)})"
+        self.run(f"{element}.scrollIntoView({{block: 'center'}})")
         left, top, width, height = self.run(
-            f"(b => [b.left, b.top, b.width, b.height])({found}.getBoundingClientRect())"
+            f"(b => [b.left, b.top, b.width, b.height])({element}.getBoundingClientRect())"
         )
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=left + x * width, y=top + y * height)
 
     def press(self, key: str) -> None:
-        for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key)
+        for event in ("keyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=event, key=key, code=key)
 
-    def picture(
+    def screenshot(
         self, path: Path, *, selector: str | None = None, whole: bool = False, quality: int | None = None
     ) -> None:
-        """A screenshot: of what is seen, of the whole page, or of an element."""
+        """Write a screenshot of the window, of the whole page or of an element."""
         options: dict[str, Any] = {"format": "png"} if quality is None else {"format": "webp", "quality": quality}
         if selector is not None or whole:
-            found = f"document.querySelector({json.dumps(selector or 'html')})"
-            box = f"(b => [b.left + scrollX, b.top + scrollY, b.width, b.height])({found}.getBoundingClientRect())"
+            element = f"document.querySelector({json.dumps(selector or 'html')})"
+            box = f"(b => [b.left + scrollX, b.top + scrollY, b.width, b.height])({element}.getBoundingClientRect())"
             x, y, width, height = self.run(box)
             clip = {"x": x, "y": y, "width": width, "height": height, "scale": 1}
-            # Beyond the window only where needed: it makes the pointer leave what it is at.
+            # Capture beyond the window only if needed: it moves the pointer off the element below it.
             beyond = y + height > self.run("scrollY + innerHeight") or y < self.run("scrollY")
             options |= {"clip": clip, "captureBeyondViewport": beyond}
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", **options)["data"]))
 
     @property
     def errors(self) -> list[str]:
-        """What the page complained about: exceptions, messages of the browser, console.error."""
-        self.run("0")  # what was said before the answer has arrived
-        found = []
+        """Exceptions, warnings of the browser and console errors of the page."""
+        self.run("0")  # earlier messages arrive before this answer
+        errors = []
         for event in self.browser.events:
-            kind, told = event.get("method"), event.get("params", {})
+            method, parameters = event.get("method"), event.get("params", {})
             if (
-                kind == "Runtime.exceptionThrown"
-                or (kind == "Log.entryAdded" and told["entry"]["level"] in ("error", "warning"))
-                or (kind == "Runtime.consoleAPICalled" and told["type"] in ("error", "warning", "assert"))
+                method == "Runtime.exceptionThrown"
+                or (method == "Log.entryAdded" and parameters["entry"]["level"] in ("error", "warning"))
+                or (method == "Runtime.consoleAPICalled" and parameters["type"] in ("error", "warning", "assert"))
             ):
-                found.append(json.dumps(told))
-        return found
+                errors.append(json.dumps(parameters))
+        return errors
 
     @property
     def requests(self) -> list[str]:
-        """The addresses that were asked for."""
+        """The addresses that the page requested."""
         sent = [event for event in self.browser.events if event.get("method") == "Network.requestWillBeSent"]
         return [event["params"]["request"]["url"] for event in sent]
 
 
 @contextmanager
 def started(profile: Path) -> Iterator[Browser]:
-    """A browser with a profile of its own, ended afterwards."""
+    """Start a browser with its own profile, and end it afterwards."""
     command = [chromium(), *FLAGS, "--remote-debugging-pipe", f"--user-data-dir={profile}"]
-    import fcntl  # where there is bash there is this
+    import fcntl  # exists wherever bash does
 
     ours_in, theirs_out = os.pipe()
     theirs_in, ours_out = os.pipe()
-    # Its ends of the pipes become 3 and 4; above 9 they cannot be in each other's way.
+    # Chromium expects its ends of the pipes as descriptors 3 and 4; numbers above 9 cannot collide with these.
     high = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (theirs_in, theirs_out)]
     process = subprocess.Popen(
         ["bash", "-c", f'exec "$@" 3<&{high[0]} 4>&{high[1]}', "bash", *command],
@@ -177,7 +177,7 @@ def started(profile: Path) -> Iterator[Browser]:
     try:
         yield browser
         browser.call("Browser.close")
-        process.wait(timeout=PATIENCE)
+        process.wait(timeout=TIMEOUT)
     finally:
         process.kill()
         process.wait()

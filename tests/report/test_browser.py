@@ -1,4 +1,4 @@
-"""The page in a browser: its looks in both colour schemes and widths, and what it does when it is used."""
+"""The page in a browser: layout in both colour schemes and widths, and interaction."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from .browser import Browser, Page
-from .made_up import NASTY
+from .synthetic_reports import HOSTILE_NAME
 
 SIZES = [(1280, False), (1280, True), (360, False), (360, True)]
 
-# The contrast of a text with the ground under it, by WCAG: the luminances' ratio.
+# The contrast of a text with its background: the ratio of their luminances, as WCAG defines it.
 CONTRAST = """
 (selector => {
   const element = document.querySelector(selector);
@@ -30,12 +30,12 @@ CONTRAST = """
 
 
 def overflow(page: Page) -> int:
-    """How many pixels the page is wider than its window."""
+    """Return the number of pixels by which the page is wider than its window."""
     return int(page.run("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
 
 
 def shown(page: Page, selector: str) -> int:
-    """How many of these elements are drawn."""
+    """Return the number of elements that are visible."""
     return int(page.run(f"[...document.querySelectorAll({selector!r})].filter(e => e.getClientRects().length).length"))
 
 
@@ -44,34 +44,34 @@ def tip(page: Page) -> str:
 
 
 @pytest.fixture
-def page(browser: Browser, made_up_page: Path) -> Page:
-    return browser.open(made_up_page)
+def page(browser: Browser, synthetic_page: Path) -> Page:
+    return browser.open(synthetic_page)
 
 
 @pytest.mark.parametrize(("width", "dark"), SIZES)
-def test_no_complaint_no_overflow_no_network(browser, made_up_page, width, dark):
-    page = browser.open(made_up_page, width=width, dark=dark)
+def test_no_errors_no_overflow_no_network(browser, synthetic_page, width, dark):
+    page = browser.open(synthetic_page, width=width, dark=dark)
     for tab in (0, 1):
         page.run(f"document.querySelectorAll('.tabs button')[{tab}].click()")
         page.run("document.querySelectorAll('details').forEach(each => (each.open = true))")
         assert overflow(page) == 0
     assert page.errors == []
-    assert [address for address in page.requests if not address.startswith(("data:", made_up_page.as_uri()))] == []
+    assert [address for address in page.requests if not address.startswith(("data:", synthetic_page.as_uri()))] == []
 
 
-def test_that_test_bites(browser, made_up_page):
-    page = browser.open(made_up_page, width=360)
+def test_the_test_above_can_fail(browser, synthetic_page):
+    page = browser.open(synthetic_page, width=360)
     page.run("document.querySelector('h1').style.width = '500px'")
     assert overflow(page) > 100
     page.run("console.error('planted')")
     assert any("planted" in error for error in page.errors)
     page.run("fetch('https://example.org').catch(() => 0)")
-    assert page.errors[1:], "the page's own policy refuses it"
+    assert page.errors[1:], "the content security policy of the page refuses it"
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_the_colours_follow_the_reader(browser, made_up_page, dark):
-    page = browser.open(made_up_page, dark=dark)
+def test_colour_scheme_and_contrast(browser, synthetic_page, dark):
+    page = browser.open(synthetic_page, dark=dark)
     red, green, blue = page.run("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
     assert (red + green + blue < 150) == dark
     for selector in (
@@ -87,7 +87,7 @@ def test_the_colours_follow_the_reader(browser, made_up_page, dark):
         assert page.run(CONTRAST % selector) >= 4.5, selector
 
 
-def test_it_says_what_it_is(page):
+def test_language_title_and_labels(page):
     assert page.run("document.documentElement.lang") == "en"
     assert page.run("document.title") == "ranked, scored <i>&: report"
     unnamed = "[...document.querySelectorAll('svg[role=img]')].filter(e => !e.getAttribute('aria-label')).length"
@@ -96,17 +96,17 @@ def test_it_says_what_it_is(page):
     assert page.run(controls) == 0
 
 
-def test_a_name_is_only_a_name(page):
+def test_names_are_escaped(page):
     assert page.run("window.hacked") is None
-    assert page.run(f"[...document.querySelectorAll('th')].some(e => e.textContent === {NASTY!r})") is True
+    assert page.run(f"[...document.querySelectorAll('th')].some(e => e.textContent === {HOSTILE_NAME!r})") is True
     assert page.run("document.querySelectorAll('img').length") == 0
     assert page.run("document.querySelector('.legend').textContent") == "rankedscored <i>&"
 
 
 def test_the_slider_hides_boxes(page):
-    first = "#run-0 .found"
+    first = "#run-0 .detection"
     boxes, before = int(page.run(f"document.querySelectorAll('{first}').length")), shown(page, first)
-    assert 0 < before < boxes, "at first those from the stored threshold on"
+    assert 0 < before < boxes, "at first, those with at least the stored threshold"
 
     def slide(value: int) -> None:
         page.run(
@@ -116,48 +116,55 @@ def test_the_slider_hides_boxes(page):
     slide(0)
     assert shown(page, first) == boxes
     slide(1000)
-    assert shown(page, first) == 1, "the best alone"
-    told = page.run("[...document.querySelectorAll('#run-0 .counts')].map(e => parseInt(e.textContent)).join()")
-    assert sum(map(int, told.split(","))) <= 1, "the counts follow"
-    assert shown(page, "#run-0 .true.met") <= 1 < shown(page, "#run-0 .true.missed")
+    assert shown(page, first) == 1, "only the best"
+    counts = page.run("[...document.querySelectorAll('#run-0 .counts')].map(e => parseInt(e.textContent)).join()")
+    assert sum(map(int, counts.split(","))) <= 1, "the counts follow"
+    assert shown(page, "#run-0 .object.detected") <= 1 < shown(page, "#run-0 .object.missed")
     page.run("document.querySelector('#run-0 .reset').click()")
     assert shown(page, first) == before
     assert page.run("document.querySelector('#run-0 output').textContent") == "0.5"
 
 
-def test_the_class_filter_and_the_true_objects(page):
-    before = shown(page, "#run-0 .found"), shown(page, "#run-0 .true")
-    kind = page.run("document.querySelector('#run-0 .true').dataset.class")
-    page.run(f"(s => {{ s.value = '{kind}'; s.dispatchEvent(new Event('change')) }})(document.querySelector('.class'))")
-    others = f"#run-0 :is(.found, .true):not([data-class='{kind}'])"
+def test_the_class_filter_and_the_ground_truth(page):
+    before = shown(page, "#run-0 .detection"), shown(page, "#run-0 .object")
+    category = page.run("document.querySelector('#run-0 .object').dataset.class")
+    page.run(
+        f"(s => {{ s.value = '{category}'; s.dispatchEvent(new Event('change')) }})(document.querySelector('.class'))"
+    )
+    others = f"#run-0 :is(.detection, .object):not([data-class='{category}'])"
     assert shown(page, others) == 0
-    assert 0 < shown(page, f"#run-0 .true[data-class='{kind}']") < before[1]
-    page.run("document.querySelector('#run-0 .truth').click()")
-    assert shown(page, "#run-0 .true") == 0
+    assert 0 < shown(page, f"#run-0 .object[data-class='{category}']") < before[1]
+    page.run("document.querySelector('#run-0 .ground-truth').click()")
+    assert shown(page, "#run-0 .object") == 0
 
 
-def test_pointing_at_a_box_tells_of_it(page):
-    page.point("#run-0 .found.right:not([hidden]) .box", x=0.5, y=0.0)
+def test_pointing_at_a_box_shows_its_tip(page):
+    page.point("#run-0 .detection.correct:not([hidden]) .box", x=0.5, y=0.0)
     text = tip(page)
     assert "score 0." in text
-    assert "IoU 0." in text or "true:" in text, "or the object under the same edge"
+    assert "IoU 0." in text or "ground truth:" in text, "or the object at the same edge"
     page.call("Input.dispatchMouseEvent", type="mouseMoved", x=1, y=1)
     assert tip(page) == ""
 
 
-def test_arrow_keys_go_from_box_to_box(page):
-    page.run("document.querySelector('#run-0 .picture svg').focus()")
+def test_arrow_keys_move_from_box_to_box(page):
+    def highlighted() -> int:
+        boxes = "[...document.querySelectorAll('#run-0 .image :is(.detection, .object)')]"
+        return int(page.run(f"{boxes}.findIndex(e => e.matches('.here'))"))
+
+    page.run("document.querySelector('#run-0 .image svg').focus()")
     page.press("ArrowRight")
-    first = tip(page)
-    page.press("ArrowRight")
-    assert first
+    first = highlighted()
     assert tip(page)
-    assert page.run("document.querySelectorAll('.picture .here').length") == 1
+    page.press("ArrowRight")
+    assert tip(page)
+    assert 0 <= first < highlighted()
+    assert page.run("document.querySelectorAll('.image .here').length") == 1
     page.press("Escape")
     assert tip(page) == ""
 
 
-def test_charts_answer_the_pointer_and_the_legend(page):
+def test_charts_react_to_the_pointer_and_the_legend(page):
     page.point(".chart svg", x=0.99)
     assert tip(page).splitlines() == ["step 100", "ranked: 30", "scored <i>&: 32"]
     page.run("document.querySelectorAll('.legend button')[1].click()")
@@ -169,7 +176,7 @@ def test_charts_answer_the_pointer_and_the_legend(page):
     assert shown(page, ".chart [data-run='1']") > 0
 
 
-def test_precision_and_recall_tell_the_score(page):
+def test_precision_and_recall_show_the_score(page):
     page.point("#run-0 .chart svg", x=0.4)
     lines = tip(page).splitlines()
     assert lines[0].startswith("recall 0.")
@@ -178,20 +185,21 @@ def test_precision_and_recall_tell_the_score(page):
     assert shown(page, "#run-0 .mark") == 4, "the threshold on both curves, of boxes and masks"
 
 
-def test_the_ranked_list_is_chosen(page):
+def test_ranked_lists_can_be_chosen(page):
     assert shown(page, ".list") == 1
     page.point(".list:not([hidden]) .item.positive")
     assert "positive" in tip(page)
     assert "gradient" in tip(page)
     before = page.run("document.querySelector('.list:not([hidden]) figcaption').textContent")
-    page.run("(s => { s.value = 'detections'; s.dispatchEvent(new Event('change')) })(document.querySelector('.what'))")
+    change = "s => { s.value = 'detections'; s.dispatchEvent(new Event('change')) }"
+    page.run(f"({change})(document.querySelector('.list-source'))")
     after = page.run("document.querySelector('.list:not([hidden]) figcaption').textContent")
     assert "buckets" in before
     assert "detections" in after
     assert shown(page, ".list") == 1
 
 
-def test_one_run_at_a_time(page):
+def test_tabs_show_one_run_at_a_time(page):
     assert shown(page, ".panel") == 1
     page.run("document.querySelector('.tabs button').focus()")
     page.press("ArrowRight")
@@ -199,11 +207,11 @@ def test_one_run_at_a_time(page):
     assert page.run("document.activeElement.textContent") == "scored <i>&"
 
 
-def test_without_scripts_the_page_is_still_read(browser, made_up_page):
-    page = browser.open(made_up_page, scripts=False)
-    assert shown(page, ".panel") == 2, "all runs, one below the other"
-    assert shown(page, ".controls") == shown(page, ".legend") == 0, "nothing that would do nothing"
+def test_the_page_works_without_scripts(browser, synthetic_page):
+    page = browser.open(synthetic_page, scripts=False)
+    assert shown(page, ".panel") == 2, "all runs, one below another"
+    assert shown(page, ".controls") == shown(page, ".legend") == 0, "no controls without effect"
     assert shown(page, ".chart path.line") > 4
-    assert shown(page, "#run-0 .found") > 0
+    assert shown(page, "#run-0 .detection") > 0
     assert shown(page, ".list") == 2
     assert overflow(page) == 0

@@ -1,4 +1,4 @@
-"""The page as a file: whole, by itself, and with every name escaped."""
+"""The page as a file: complete, self-contained and with all names escaped."""
 
 from __future__ import annotations
 
@@ -16,32 +16,31 @@ import torch
 from faster_coco_eval.core import mask as rle_codec
 
 from bucketrank.report import chart
-from bucketrank.report.folder import Columns
 from bucketrank.report.markup import Html, data, join, tag
 from bucketrank.report.outline import outline
-from bucketrank.report.page import SCRIPTS, page
+from bucketrank.report.page import SCRIPTS, render_page
+from bucketrank.report.run_folder import Columns
 
-from . import made_up
-from .made_up import NASTY
+from .synthetic_reports import HOSTILE_NAME, synthetic_run, write_data
 
 VOID = {"meta", "input", "br", "link", "img"}
 
 
-class Outline(HTMLParser):
-    """What a browser would see: elements that are open, texts, and what is loaded from elsewhere."""
+class PageContents(HTMLParser):
+    """The elements, texts, ids, scripts and external addresses of a page."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
         self.open: list[str] = []
         self.texts: list[str] = []
-        self.seen: list[str] = []
+        self.elements: list[str] = []
         self.ids: list[str] = []
         self.loaded: list[str] = []
         self.scripts: list[tuple[str | None, str]] = []
-        self._kind: str | None = None
+        self._script_type: str | None = None
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append(tag)
+        self.elements.append(tag)
         if tag not in VOID:
             self.open.append(tag)
         for key, value in attrs:
@@ -50,7 +49,7 @@ class Outline(HTMLParser):
             if key in ("src", "href", "xlink:href") and not str(value).startswith(("#", "data:")):
                 self.loaded.append(str(value))
             if tag == "script" and key == "type":
-                self._kind = value
+                self._script_type = value
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.handle_starttag(tag, attrs)
@@ -62,41 +61,41 @@ class Outline(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if self.open and self.open[-1] == "script":
-            self.scripts.append((self._kind, data))
+            self.scripts.append((self._script_type, data))
         else:
             self.texts.append(data)
 
 
 @pytest.fixture(scope="module")
-def parsed(made_up_page) -> Outline:
-    outline = Outline()
-    outline.feed(made_up_page.read_text(encoding="utf-8"))
-    return outline
+def parsed(synthetic_page) -> PageContents:
+    contents = PageContents()
+    contents.feed(synthetic_page.read_text(encoding="utf-8"))
+    return contents
 
 
 def test_every_element_is_closed_and_nothing_is_loaded(parsed):
     assert parsed.open == []
     assert parsed.loaded == []
     assert len(set(parsed.ids)) == len(parsed.ids)
-    assert "img" not in parsed.seen
+    assert "img" not in parsed.elements
 
 
-def test_a_class_may_be_called_anything(parsed):
-    assert NASTY in parsed.texts
+def test_names_are_escaped(parsed):
+    assert HOSTILE_NAME in parsed.texts
     assert all("hacked" not in text for _, text in parsed.scripts), "no name is in a script"
-    with_names = [text for kind, text in parsed.scripts if kind == "application/json"]
+    with_names = [text for script_type, text in parsed.scripts if script_type == "application/json"]
     assert any("scored <i>&" in json.loads(text)["lines"][-1]["name"] for text in with_names)
     assert all("<" not in text for text in with_names)
 
 
-def test_only_our_own_script_may_run(made_up_page, parsed):
-    (script,) = [text for kind, text in parsed.scripts if kind == "module"]
+def test_only_our_own_script_may_run(synthetic_page, parsed):
+    (script,) = [text for script_type, text in parsed.scripts if script_type == "module"]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert f"script-src 'sha256-{digest}'" in made_up_page.read_text(encoding="utf-8")
+    assert f"script-src 'sha256-{digest}'" in synthetic_page.read_text(encoding="utf-8")
 
 
-def test_a_picture_is_stored_once(made_up_page):
-    text = made_up_page.read_text(encoding="utf-8")
+def test_an_image_is_stored_once(synthetic_page):
+    text = synthetic_page.read_text(encoding="utf-8")
     stored = re.findall(r'<image id="([^"]+)"', text)
     used = re.findall(r'<use href="#([^"]+)"', text)
     assert sorted(set(used)) == sorted(stored)
@@ -104,19 +103,19 @@ def test_a_picture_is_stored_once(made_up_page):
     assert len(text) < 1_000_000
 
 
-def test_the_best_of_a_column_is_bold_only_where_runs_can_be_compared(made_up_data, tmp_path):
-    other = made_up.data(tmp_path / "other", images=4)
-    one, two = made_up.subject(made_up_data, "one"), made_up.subject(made_up_data, "two", seed=1)
-    assert "<b>" in page([one, two]).partition('id="numbers"')[2].partition("</section>")[0]
-    begun = replace(two, measured=None, run=replace(two.run, validation=Columns()))
-    assert "<b>" in page([one, two, begun]).partition('id="numbers"')[2].partition("</section>")[0]
-    three = made_up.subject(other, "three", seed=2)
-    assert "<b>" not in page([one, three]).partition('id="numbers"')[2].partition("</section>")[0]
+def test_the_best_value_is_bold_only_if_runs_are_comparable(synthetic_data, tmp_path):
+    other = write_data(tmp_path / "other", images=4)
+    one, two = synthetic_run(synthetic_data, "one"), synthetic_run(synthetic_data, "two", seed=1)
+    assert "<b>" in render_page([one, two]).partition('id="numbers"')[2].partition("</section>")[0]
+    unevaluated = replace(two, measurement=None, folder=replace(two.folder, validation=Columns()))
+    assert "<b>" in render_page([one, two, unevaluated]).partition('id="numbers"')[2].partition("</section>")[0]
+    three = synthetic_run(other, "three", seed=2)
+    assert "<b>" not in render_page([one, three]).partition('id="numbers"')[2].partition("</section>")[0]
 
 
-def test_many_runs_have_a_short_heading_and_lines_told_apart(made_up_data):
-    subjects = [made_up.subject(made_up_data, f"run-{number}", seed=number) for number in range(9)]
-    text = page(subjects)
+def test_many_runs_have_a_short_heading_and_distinct_lines(synthetic_data):
+    runs = [synthetic_run(synthetic_data, f"run-{number}", seed=number) for number in range(9)]
+    text = render_page(runs)
     assert "<h1>9 runs</h1>" in text
     first, last = (re.findall(f'<g class="series c0" data-run="{run}"><path [^>]+>', text)[0] for run in (0, 8))
     assert "dashed" in last
@@ -127,10 +126,10 @@ def test_the_assets_are_in_the_package():
     folder = resources.files("bucketrank.report").joinpath("assets")
     for name in ("page.html", "page.css", *SCRIPTS):
         text = folder.joinpath(name).read_text(encoding="utf-8")
-        assert "</" not in text or name == "page.html", "it would end the element that holds it"
+        assert "</" not in text or name == "page.html", "it would close the element around it"
 
 
-def test_markup_escapes_what_is_not_markup():
+def test_markup_escapes_plain_text():
     assert tag("p", "<b>", Html("<i>x</i>"), title='"&') == '<p title="&quot;&amp;">&lt;b&gt;<i>x</i></p>'
     assert tag("rect", x=1.0, hidden=True, y=None, class_="a") == '<rect x="1" hidden class="a"/>'
     assert join("a<", Html("<br/>")) == "a&lt;<br/>"
@@ -140,15 +139,15 @@ def test_markup_escapes_what_is_not_markup():
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 0.0123), (-5.3, 7.1), (99, 100), (0, 12345), (1e-9, 2e-9)])
-def test_ticks_are_few_and_inside(low, high):
-    found = chart.ticks(low, high, most=5)
-    assert 1 < len(found) <= 5
-    assert low - 1e-9 * abs(low) <= found[0] < found[-1] <= high * (1 + 1e-9)
+def test_ticks_are_few_and_in_range(low, high):
+    values = chart.ticks(low, high, most=5)
+    assert 1 < len(values) <= 5
+    assert low - 1e-9 * abs(low) <= values[0] < values[-1] <= high * (1 + 1e-9)
 
 
-def test_a_chart_without_points_is_still_one():
-    assert "There are no numbers" in chart.draw(chart.Chart("loss", "step", "", [chart.Line("run", [])]))
-    flat = chart.draw(chart.Chart("loss", "step", "", [chart.Line("run", [(1.0, 0.0), (2.0, 0.0)])]))
+def test_charts_without_points_or_with_equal_values():
+    assert "No data." in chart.draw_chart(chart.Chart("loss", "step", "", [chart.ChartLine("run", [])]))
+    flat = chart.draw_chart(chart.Chart("loss", "step", "", [chart.ChartLine("run", [(1.0, 0.0), (2.0, 0.0)])]))
     assert "nan" not in flat
 
 
@@ -161,12 +160,12 @@ def test_an_outline_follows_its_mask():
     mask[20:60, 40:120] = 1
     rle = rle_codec.encode(np.asfortranarray(mask))
     stored = {"size": list(rle["size"]), "counts": rle["counts"].decode()}
-    found = corners(outline(stored, (100, 200), (50, 100)))
-    assert found.min(0).values.tolist() == pytest.approx([20, 10], abs=0.6)
-    assert found.max(0).values.tolist() == pytest.approx([60, 30], abs=0.6)
+    points = corners(outline(stored, (100, 200), (50, 100)))
+    assert points.min(0).values.tolist() == pytest.approx([20, 10], abs=0.6)
+    assert points.max(0).values.tolist() == pytest.approx([60, 30], abs=0.6)
 
 
-def test_an_outline_at_the_edge_is_closed_and_of_nothing_is_empty():
+def test_outlines_at_the_edge_and_without_a_mask():
     whole = outline([[0, 0, 100, 0, 100, 50, 0, 50]], (50, 100), (50, 100))
     assert corners(whole).max(0).values.tolist() == [100, 50]
     assert whole.endswith("Z")

@@ -1,102 +1,97 @@
-"""The command: from folders to a page, with what is missing told."""
+"""The report command: pages of complete, incomplete and damaged run folders."""
 
 from __future__ import annotations
 
 import math
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 
 from bucketrank.cli import main
 from bucketrank.data import write_shapes
-from bucketrank.training.evaluate import evaluate
-from bucketrank.training.weights import read_weights, save_weights
-
-
-@pytest.fixture
-def copy(run: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(run, tmp_path / "copy", ignore=shutil.ignore_patterns("checkpoints", "pictures")))
+from bucketrank.deploy.evaluate import evaluate
+from bucketrank.model_files.weights import read_weights, save_weights
 
 
 def text_of(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def test_from_a_run_to_the_page(run, shapes, tmp_path, capsys):
+def test_the_page_of_a_run(run, shapes, tmp_path, capsys):
     out = tmp_path / "new" / "page.html"
     assert main(["report", str(run), "--out", str(out), "--images", "1", "--device", "cpu"]) == 0
     assert f"wrote {out} (" in capsys.readouterr().out.replace("\n", "")
     text = text_of(out)
     measured = evaluate(run / "weights.safetensors", shapes)
-    for kind in (measured.boxes, measured.masks):
-        assert kind is not None
-        assert f"<td>{100 * kind.metrics['AR100']:.1f}</td>" in text
-    assert "Mask" in text or "masks" in text
-    assert len(re.findall('<figure class="picture">', text)) == 2, "the best and the worst"
+    for result in (measured.boxes, measured.masks):
+        assert result is not None
+        assert f"<td>{100 * result.metrics['AR100']:.1f}</td>" in text
+    assert "<h3>Masks</h3>" in text
+    assert "<h3>Masks per class</h3>" in text
+    assert len(re.findall('<figure class="image">', text)) == 2, "the best and the worst"
     assert "triangle" in text
     assert "weights.safetensors on 3 of 3 images" in text
-    assert main(["report", str(run), str(run), "--out", str(out), "--most", "1"]) == 0, "a report may be written anew"
-    assert "All settings of the runs are the same." in text_of(out)
+    assert main(["report", str(run), str(run), "--out", str(out), "--most", "1"]) == 0, "a report may be replaced"
+    assert "All runs have the same settings." in text_of(out)
     assert "weights.safetensors on 1 of 3 images" in text_of(out)
 
 
-def test_where_the_data_is_gone_the_rest_is_shown(copy, tmp_path, capsys):
-    environment = copy / "environment.json"
+def test_without_data_the_rest_is_shown(run_copy, tmp_path, capsys):
+    environment = run_copy / "environment.json"
     environment.write_text(re.sub(r'"data": "[^"]+"', '"data": "/no/such/place"', environment.read_text()))
     out = tmp_path / "page.html"
-    assert main(["report", str(copy), "--out", str(out)]) == 0
+    assert main(["report", str(run_copy), "--out", str(out)]) == 0
     text = text_of(out)
-    assert "The data is not at /no/such/place any more: give its folder by --data" in text
-    assert "step 2 in validation.csv, not measured anew" in text
+    assert "The data is no longer at /no/such/place: give its folder with --data" in text
+    assert "step 2 in validation.csv, as logged during training" in text
     assert '<figure class="chart">' in text
-    assert '<figure class="picture">' not in text
+    assert '<figure class="image">' not in text
     assert "--data" in capsys.readouterr().out
 
 
-def test_data_given_by_hand_goes_before_the_runs_own(copy, shapes, tmp_path):
-    environment = copy / "environment.json"
+def test_the_data_flag_overrides_the_data_of_the_run(run_copy, shapes, tmp_path):
+    environment = run_copy / "environment.json"
     environment.write_text(re.sub(r'"data": "[^"]+"', '"data": "/no/such/place"', environment.read_text()))
-    assert main(["report", str(copy), "--out", str(tmp_path / "page.html"), "--data", str(shapes)]) == 0
-    assert '<figure class="picture">' in text_of(tmp_path / "page.html")
+    assert main(["report", str(run_copy), "--out", str(tmp_path / "page.html"), "--data", str(shapes)]) == 0
+    assert '<figure class="image">' in text_of(tmp_path / "page.html")
 
 
-@pytest.mark.parametrize("spoil", ["weights", "diverged", "classes", "picture", "annotations"])
-def test_what_cannot_be_measured_is_told(copy, tmp_path, spoil):
+@pytest.mark.parametrize("damaged", ["weights", "diverged", "classes", "image", "annotations"])
+def test_the_page_says_why_a_run_cannot_be_measured(run_copy, tmp_path, damaged):
     data = write_shapes(tmp_path / "data", train=2, val=2, size=64, seed=1)
-    if spoil == "weights":
-        (copy / "weights.safetensors").write_bytes(b"no weights")
-        told = "not a safetensors file"
-    elif spoil == "diverged":
-        state, meta = read_weights(copy / "weights.safetensors")
-        save_weights(copy / "weights.safetensors", {name: value * math.nan for name, value in state.items()}, meta)
-        told = "The weights could not be measured"
-    elif spoil == "classes":
+    if damaged == "weights":
+        (run_copy / "weights.safetensors").write_bytes(b"not weights")
+        message = "not a safetensors file"
+    elif damaged == "diverged":
+        state, meta = read_weights(run_copy / "weights.safetensors")
+        save_weights(run_copy / "weights.safetensors", {name: value * math.nan for name, value in state.items()}, meta)
+        message = "The weights could not be measured"
+    elif damaged == "classes":
         (data / "val.json").write_text((data / "val.json").read_text().replace('"circle"', '"ring"'))
-        told = "expected the classes of"
-    elif spoil == "picture":
+        message = "expected the classes of"
+    elif damaged == "image":
         next(
             path for path in sorted((data / "images").rglob("*.*")) if path.name in (data / "val.json").read_text()
         ).unlink()
-        told = "The weights could not be measured"
+        message = "The weights could not be measured"
     else:
         (data / "val.json").write_text("{")
-        told = "not JSON"
+        message = "not JSON"
     out = tmp_path / "page.html"
-    assert main(["report", str(copy), "--out", str(out), "--data", str(data)]) == 0
-    assert told in text_of(out)
+    assert main(["report", str(run_copy), "--out", str(out), "--data", str(data)]) == 0
+    assert message in text_of(out)
     assert '<figure class="chart">' in text_of(out)
 
 
-def test_a_run_that_has_only_begun(copy, tmp_path):
+def test_a_run_without_results(run_copy, tmp_path):
     for name in ("weights.safetensors", "best.safetensors", "train.csv", "validation.csv"):
-        (copy / name).unlink()
-    assert main(["report", str(copy), "--out", str(tmp_path / "page.html")]) == 0
+        (run_copy / name).unlink()
+    assert main(["report", str(run_copy), "--out", str(tmp_path / "page.html")]) == 0
     text = text_of(tmp_path / "page.html")
-    assert "There are no weights yet" in text
-    assert "There are no curves" in text
-    assert "There are no numbers yet" in text
+    assert "The run has no weights yet" in text
+    assert "No curves" in text
+    assert "No numbers yet" in text
 
 
 @pytest.mark.parametrize(
@@ -107,31 +102,31 @@ def test_a_run_that_has_only_begun(copy, tmp_path):
         (["--out", "."], "expected a file to write, got a folder"),
     ],
 )
-def test_what_cannot_be_asked(run, words, message, capsys):
+def test_wrong_values_are_refused(run, words, message, capsys):
     assert main(["report", str(run), *words]) == 1
     assert message in capsys.readouterr().err
 
 
-def test_a_device_that_is_not_there(run, capsys):
+def test_an_unknown_device_is_refused(run, capsys):
     assert main(["report", str(run), "--device", "abacus"]) == 2
-    assert "report: --device:" in capsys.readouterr().err
+    assert "report: --device: expected auto, cpu, " in capsys.readouterr().err
 
 
-def test_a_place_that_cannot_be_written(run, tmp_path, capsys):
+def test_an_output_that_cannot_be_written(run, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert main(["report", str(run), "--out", str(tmp_path / "file" / "page.html"), "--most", "1"]) == 1
     assert "cannot be written" in capsys.readouterr().err
 
 
-def test_another_file_is_not_written_over(run, tmp_path, capsys):
-    precious = tmp_path / "thesis.html"
-    precious.write_text("<p>years of work")
-    assert main(["report", str(run), "--out", str(precious)]) == 1
-    assert "is there already and is no report" in capsys.readouterr().err
-    assert precious.read_text() == "<p>years of work"
+def test_other_files_are_not_overwritten(run, tmp_path, capsys):
+    thesis = tmp_path / "thesis.html"
+    thesis.write_text("<p>years of work")
+    assert main(["report", str(run), "--out", str(thesis)]) == 1
+    assert "already exists and is not a bucketrank report" in capsys.readouterr().err
+    assert thesis.read_text() == "<p>years of work"
 
 
-def test_a_folder_that_is_no_run(tmp_path, capsys):
+def test_other_folders_are_refused(tmp_path, capsys):
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "page.html")]) == 1
-    assert "expected the folder of a run" in capsys.readouterr().err
+    assert "expected a run folder" in capsys.readouterr().err
     assert not (tmp_path / "page.html").exists()

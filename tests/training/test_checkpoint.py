@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 from bucketrank.cli import main
-from bucketrank.training.checkpoint import CheckpointError, Checkpoints, read_state, write_state
-from bucketrank.training.weights import Meta, WeightsError, build_detector, load_model, read_weights, save_weights
+from bucketrank.model_files.loading import build_detector, load_model
+from bucketrank.model_files.weights import Meta, WeightsError, read_weights, save_weights
+from bucketrank.training.checkpoints import CheckpointError, Checkpoints, read_state, write_state
 
 from . import tiny
 

@@ -20,15 +20,15 @@ import os, sys
 import torch
 torch.set_num_threads(1)
 from safetensors.torch import save_file
-from bucketrank.training import keeper
+from bucketrank.training import run_keeper
 from bucketrank.cli import main
 folder = os.environ["TEST_FOLDER"]
-usual = keeper.Keeper.close_epoch
+usual = run_keeper.RunKeeper.close_epoch
 def noted(self, trainer, module, *, evaluated):
     usual(self, trainer, module, evaluated=evaluated)
     state = {name: value.clone() for name, value in module.detector.named_parameters()}
     save_file(state, f"{folder}/rank{trainer.global_rank}-epoch{module.position.epoch}.safetensors")
-keeper.Keeper.close_epoch = noted
+run_keeper.RunKeeper.close_epoch = noted
 sys.exit(main())
 """
 

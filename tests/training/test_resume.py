@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bucketrank.training.checkpoint import Checkpoints
-from bucketrank.training.keeper import Interrupted, Keeper
+from bucketrank.training.checkpoints import Checkpoints
+from bucketrank.training.run_keeper import Interrupted, RunKeeper
 
 from . import tiny
 
@@ -53,6 +53,7 @@ def ctrl_c():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("step", [0, 1, 2, 4, 8], ids=lambda step: f"in step {step + 1}")
 def test_after_ctrl_c(step, whole, shapes, tmp_path, monkeypatch):
@@ -77,7 +78,7 @@ def test_from_the_checkpoint_before_a_damaged_one(whole, shapes, tmp_path, monke
     content[len(content) // 2] ^= 1
     last.write_bytes(content)
     tiny.run(tmp_path / "run", shapes, FLAGS, resume=True)
-    assert "going on from" in caplog.text
+    assert "resuming from" in caplog.text
     assert_same_run(tmp_path / "run", whole)
 
 
@@ -123,13 +124,13 @@ def start(context, folder: Path, data: Path):
 
 def test_the_keeper_saves_only_after_whole_steps(shapes, tmp_path, monkeypatch):
     saved = []
-    usual = Keeper.save
+    usual = RunKeeper.save
 
     def noted(keeper, trainer, module):
         saved.append((module.position.epoch, module.position.batch, module.position.step))
         usual(keeper, trainer, module)
 
-    monkeypatch.setattr(Keeper, "save", noted)
+    monkeypatch.setattr(RunKeeper, "save", noted)
     # 6 batches of 2 an epoch, in steps of 4: the last one of each epoch has only 2.
     tiny.run(tmp_path / "run", shapes, "--schedule.accumulate 4 --data.batch_size 8 --trainer.checkpoint_steps 1")
     assert saved == [(0, 4, 1), (0, 6, 2), (1, 0, 2), (1, 4, 3), (1, 6, 4), (2, 0, 4)]

@@ -12,11 +12,11 @@ from PIL import Image
 
 from bucketrank.cli import main
 from bucketrank.data import DataError
-from bucketrank.detectors import Detector, backbone
-from bucketrank.training.module import DetectorModule, NonFiniteLossError
-from bucketrank.training.recipe import RecipeError, load
-from bucketrank.training.run import take_weights
-from bucketrank.training.weights import WeightsError, build_detector, load_model
+from bucketrank.detectors import Detector, hub_download
+from bucketrank.model_files.loading import build_detector, load_matching_weights, load_model
+from bucketrank.model_files.weights import WeightsError
+from bucketrank.recipes import RecipeError, load_recipe
+from bucketrank.training.detector_module import DetectorModule, NonFiniteLossError
 
 from . import tiny
 
@@ -42,7 +42,7 @@ def test_the_folder_holds_the_run(run):
         "validation.csv",
         "weights.safetensors",
     ]
-    assert load(run / "recipe.yaml").detector["proposals"] == 50
+    assert load_recipe(run / "recipe.yaml").flat()["detector.proposals"] == 50
     environment = json.loads((run / "environment.json").read_text())
     assert environment["versions"]["torch"] == torch.__version__.partition("+")[0]
     with Image.open(run / "curves.png") as curves:
@@ -88,16 +88,20 @@ def test_the_weights_are_all_that_is_needed(run, shapes, capsys):
     }
 
 
-def test_eval_wants_the_same_classes(run, shapes, tmp_path):
+def test_eval_wants_the_same_classes(run, shapes, tmp_path, capsys):
     folder = shutil.copytree(shapes, tmp_path / "other")
     document = json.loads((folder / "val.json").read_text())
     document["categories"][0]["name"] = "disc"
     (folder / "val.json").write_text(json.dumps(document))
     assert main(["eval", str(run / "weights.safetensors"), str(folder)]) == 1
+    error = capsys.readouterr().err
+    assert f"val.json: expected the classes of {run / 'weights.safetensors'}, circle, square, triangle, star" in error
+    assert "got disc, square, triangle, star" in error
+    assert main(["eval", str(run / "weights.safetensors"), str(shapes), "--most", "1"]) == 0
 
 
 def test_a_run_is_not_overwritten(run, shapes):
-    with pytest.raises(RecipeError, match="holds a run already; go on with it by --resume"):
+    with pytest.raises(RecipeError, match="already holds a run; continue it with --resume"):
         tiny.run(run, shapes)
     with pytest.raises(RecipeError, match=r"the run began with detector\.name 'mask_rcnn', got 'atss'"):
         tiny.run(run, shapes, resume=True)
@@ -105,7 +109,7 @@ def test_a_run_is_not_overwritten(run, shapes):
 
 def test_resume_without_a_run(tmp_path, capsys):
     assert main(["train", "--resume", "--out", str(tmp_path)]) == 2
-    assert "there is no run to go on with" in capsys.readouterr().err
+    assert "there is no run to resume" in capsys.readouterr().err
 
 
 def test_ctrl_c_and_on_with_it_from_the_command_line(shapes, tmp_path, monkeypatch, capsys):
@@ -113,13 +117,13 @@ def test_ctrl_c_and_on_with_it_from_the_command_line(shapes, tmp_path, monkeypat
     with monkeypatch.context() as patch:
         tiny.stop_in(patch, step=4)
         assert main(["train", "atss-laptop", "--data", str(shapes), "--out", str(folder), *tiny.USUAL.split()]) == 130
-    assert f"go on with: bucketrank train --resume --out {folder}" in capsys.readouterr().err
+    assert f"resume with: bucketrank train --resume --out {folder}" in capsys.readouterr().err
     assert main(["train", "--resume", "--out", str(folder), "--schedule.lr", "7"]) == 2
     assert "the run began with schedule.lr 0.01, got 7.0; a resumed run keeps its settings" in capsys.readouterr().err
     assert main(["train", "--resume", "--out", str(folder), "--trainer.log_every", "3"]) == 0
-    assert load(folder / "recipe.yaml").trainer.log_every == 3
+    assert load_recipe(folder / "recipe.yaml").trainer.log_every == 3
     printed = capsys.readouterr().out
-    assert "going on after step 5 (epoch 2)" in printed
+    assert "resuming after step 5 (epoch 2)" in printed
     assert "epoch 2/2  AP " in printed
     assert printed.splitlines()[-1] == f"Done: {folder}/weights.safetensors"
 
@@ -130,7 +134,7 @@ def test_ctrl_c_and_on_with_it_from_the_command_line(shapes, tmp_path, monkeypat
         (torch.OutOfMemoryError("Tried to allocate 2.00 GiB.\nmore"), "a smaller --data.batch_size"),
         (
             RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "),
-            "fewer --data.workers need less; go on",
+            "Lower --data.workers; resume with",
         ),
     ],
 )
@@ -161,7 +165,7 @@ def test_a_mistake_is_told_before_anything_is_loaded(shapes, tmp_path, capsys):
 
 
 def test_without_a_network_it_says_what_to_do(shapes, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(backbone, "_reachable", lambda address: False)
+    monkeypatch.setattr(hub_download, "is_reachable", lambda address: False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     words = ["train", "atss-laptop", "--data", str(shapes), "--out", str(tmp_path / "run"), *tiny.USUAL.split()]
     assert main([*words, "--backbone", "resnet18", "--backbone.weights", "pretrained"]) == 1
@@ -176,10 +180,10 @@ def test_without_a_network_it_says_what_to_do(shapes, tmp_path, monkeypatch, cap
 @pytest.mark.parametrize(
     ("flags", "status", "message"),
     [
-        ("--backbone.weights no.safetensors", 1, "expected weights to be None, 'pretrained' or a path"),
-        ("--backbone.weights pickle.pth", 2, "expected weights in a .safetensors file"),
-        ("--detector.channels 33", 2, "expected channels to be a multiple of 32"),
-        ("--backbone resnet81", 2, "expected name to be a model of timm"),
+        ("--backbone.weights no.safetensors", 1, "backbone.weights: expected null, pretrained or an existing file"),
+        ("--backbone.weights pickle.pth", 2, "backbone.weights: expected a .safetensors file"),
+        ("--detector.channels 33", 2, "detector.channels: expected a multiple of 32"),
+        ("--backbone resnet81", 2, "backbone.name: expected a timm model"),
     ],
 )
 def test_what_cannot_be_built_is_told(flags, status, message, shapes, tmp_path, monkeypatch, capsys):
@@ -198,7 +202,7 @@ def test_broken_data_is_refused_with_the_messages_of_check_data(shapes, tmp_path
     document = json.loads((folder / "train.json").read_text())
     document["annotations"][0]["category_id"] = 77
     (folder / "train.json").write_text(json.dumps(document))
-    with pytest.raises(DataError, match="annotation 1: is of category 77, which is not listed"):
+    with pytest.raises(DataError, match="annotation 1: has category 77, which is not listed"):
         tiny.run(tmp_path / "run", folder)
     assert not (tmp_path / "run").exists()
 
@@ -235,20 +239,20 @@ def test_a_batch_that_does_not_divide_names_the_nearest(shapes, tmp_path):
 
 def test_other_strategies_are_refused(shapes, tmp_path):
     with pytest.raises(
-        RecipeError, match=r"trainer\.strategy: expected auto or one of Lightning's ddp kinds, got 'fsdp'"
+        RecipeError, match=r"trainer\.strategy: expected auto or one of Lightning's ddp strategies, got 'fsdp'"
     ):
         tiny.run(tmp_path / "run", shapes, "--trainer.strategy fsdp")
 
 
 def test_training_can_start_from_other_weights(run):
-    recipe = load(run / "recipe.yaml")
+    recipe = load_recipe(run / "recipe.yaml")
     model = build_detector(recipe, num_classes=7)
-    left = take_weights(model, str(run / "weights.safetensors"))
+    left = load_matching_weights(model, str(run / "weights.safetensors"))
     assert left
     assert all("box_head" in name or "mask_head" in name for name in left), "only what knows the classes is left"
     other: Detector = build_detector(tiny.recipe("--backbone resnet18"), num_classes=7)
     with pytest.raises(WeightsError, match="init needs a run with the same backbone"):
-        take_weights(other, str(run / "weights.safetensors"))
+        load_matching_weights(other, str(run / "weights.safetensors"))
 
 
 def test_evaluation_every_other_epoch_and_at_the_end(shapes, tmp_path):

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from bucketrank.recipes.training_settings import ScheduleSettings
 from bucketrank.training.schedule import Schedule, build_optimiser, set_rate
-from bucketrank.training.settings import ScheduleSettings
 
 
 def rates(settings: ScheduleSettings, batch_size: int = 16, steps_per_epoch: int = 100) -> list[float]:

@@ -22,9 +22,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bucketrank.cli import main
-from bucketrank.training.weights import WeightsError, read_weights
-from tests.data.folders import picture
-from tests.deploy.made_up import CATEGORIES, CLASSES, write_weights
+from bucketrank.model_files.weights import WeightsError, read_weights
+from tests.data.small_folders import write_image
+from tests.deploy.untrained_weights import CATEGORIES, CLASSES, write_weights
 
 COMMANDS = ["predict", "eval", "export"]
 few = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
@@ -39,7 +39,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    picture(folder / "images/a.png", width=96, height=96)
+    write_image(folder / "images/a.png", width=96, height=96)
     document = {
         "images": [{"id": 1, "file_name": "a.png", "width": 96, "height": 96}],
         "categories": [{"id": number, "name": name} for number, name in zip(CATEGORIES, CLASSES, strict=True)],
@@ -152,6 +152,7 @@ VALUES += [json.dumps(["a" * 10**5, "b\n[/red]\0", "c"]), json.dumps([2**70, 1, 
 KEYS = ["bucketrank", "classes", "category_ids", "threshold", "recipe", "metrics", "versions"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", KEYS)
 def test_hostile_descriptions(key: str, weights: Path, data: Path, tmp_path: Path) -> None:
     state, metadata = contents(weights)

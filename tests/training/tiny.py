@@ -11,9 +11,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from bucketrank.training.module import DetectorModule
-from bucketrank.training.recipe import Recipe, load
-from bucketrank.training.run import Result, train
+from bucketrank.recipes import Recipe, load_recipe
+from bucketrank.training.detector_module import DetectorModule
+from bucketrank.training.run import RunResult, train
 
 USUAL = """
   --backbone test_resnet --backbone.weights null --detector.channels 32 --inputs.min_size 64 --inputs.max_size 64
@@ -25,10 +25,10 @@ USUAL = """
 
 def recipe(flags: str = "", *, name: str = "atss-laptop") -> Recipe:
     """A recipe of the package made tiny."""
-    return load(name, [*USUAL.split(), *flags.split()])
+    return load_recipe(name, [*USUAL.split(), *flags.split()])
 
 
-def run(folder: Path, data: Path, flags: str = "", *, resume: bool = False, **settings: Any) -> Result:
+def run(folder: Path, data: Path, flags: str = "", *, resume: bool = False, **settings: Any) -> RunResult:
     """Train without a word, with one thread."""
     torch.set_num_threads(1)
     with Path(os.devnull).open("w") as nowhere:

@@ -1,1 +1,4 @@
-"""Measuring the losses: ``bucketrank bench losses``, which needs ``pip install "bucketrank[bench]"``."""
+"""Benchmarks of the losses (``bucketrank bench losses``) and of the detectors (``bucketrank bench detectors``).
+
+The two packages inside hold one benchmark each; the modules beside them are shared by both.
+"""

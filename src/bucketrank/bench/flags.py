@@ -1,4 +1,4 @@
-"""What the settings of the benches share: checks that name the flag, and the command that repeats a run."""
+"""Parts of the benchmarks' settings: checks whose messages name the flag, and the command that repeats a benchmark."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-# A quartile of fewer samples says nothing.
+# Fewer samples have no meaningful quartiles.
 FEWEST_ROUNDS = 3
 
 
 def check_device(device: str) -> None:
-    """Raise unless torch can use it here."""
+    """Raise ValueError unless torch can use the device on this machine."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -21,30 +21,31 @@ def check_device(device: str) -> None:
 
 def command_line(
     name: str,
-    given: Mapping[str, Any],
-    usual: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    defaults: Mapping[str, Any],
     quick: Mapping[str, Any],
     spell: Mapping[str, Callable[[Any], str]],
 ) -> str:
-    """The command ``name`` with the flags in which ``given`` differs from ``usual``, or from ``quick`` if it is that.
+    """Return the command ``name`` with the flags whose values in ``settings`` differ from ``defaults``.
 
-    ``spell`` says how the values of some flags are written; of a tuple, how each of its parts is.
+    If all values of ``quick`` are set, the command has ``--quick`` instead of those flags. ``spell`` holds functions
+    that write the value of a flag; for a tuple, each of its values.
 
     >>> command_line("bench", {"sizes": (1, 2), "rounds": 5}, {"sizes": (1,), "rounds": 9}, {"rounds": 5}, {})
     'bucketrank bench --quick --sizes 1,2'
     """
-    is_quick = all(given[flag] == value for flag, value in quick.items())
-    usual = {**usual, **(quick if is_quick else {})}
+    is_quick = all(settings[flag] == value for flag, value in quick.items())
+    defaults = {**defaults, **(quick if is_quick else {})}
     words = ["bucketrank", name, *(["--quick"] if is_quick else [])]
-    for setting, value in given.items():
+    for setting, value in settings.items():
         flag = setting.replace("_", "-")
-        in_words = spell.get(setting, str)
-        if value == usual[setting]:
+        write = spell.get(setting, str)
+        if value == defaults[setting]:
             continue
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
         elif isinstance(value, tuple):
-            words += [f"--{flag}", ",".join(map(in_words, value))]
+            words += [f"--{flag}", ",".join(map(write, value))]
         else:
-            words += [f"--{flag}", in_words(value)]
+            words += [f"--{flag}", write(value)]
     return " ".join(words)

@@ -1,4 +1,4 @@
-"""A bench from its settings to its files, with a bar meanwhile."""
+"""A whole benchmark: measure with a progress bar, print the tables, write the files."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import TypeVar
 
 from rich.console import Console
 
-from bucketrank.bench.progress import Bar
-from bucketrank.bench.study import Progress
+from bucketrank.bench.measurement import Progress
+from bucketrank.bench.progress_bar import ProgressBar
 
-Settings = TypeVar("Settings")
-Study = TypeVar("Study")
+SettingsT = TypeVar("SettingsT")
+BenchT = TypeVar("BenchT")
+WIDTH = 160  # columns when the output is no terminal, enough for every table
 
 
 def present(
-    settings: Settings,
+    settings: SettingsT,
     out: Path,
     *,
-    run: Callable[[Settings, Progress], Study],
-    show: Callable[[Study, Console], None],
-    write: Callable[[Study, Path], list[Path]],
+    measure: Callable[[SettingsT, Progress], BenchT],
+    show: Callable[[BenchT, Console], None],
+    write: Callable[[BenchT, Path], list[Path]],
 ) -> None:
-    """Runs, prints the tables, writes the files."""
+    """Measure, print the tables with ``show``, and ``write`` the files to the folder ``out``."""
     console = Console()
     if not console.is_terminal:
-        # Into a file or a log: as wide as the tables are.
-        console = Console(width=160)
-    with Bar(console) as progress:
-        study = run(settings, progress)
-    show(study, console)
-    for path in write(study, out):
+        console = Console(width=WIDTH)
+    with ProgressBar(console) as progress:
+        bench = measure(settings, progress)
+    show(bench, console)
+    for path in write(bench, out):
         console.print(f"wrote {path}", highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Timing of alternatives, interleaved: what disturbs one of them disturbs the others, and ratios stay meaningful."""
+"""Interleaved timing of alternatives: a disturbance then slows all of them, so their ratios stay meaningful."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _nothing(*_: object) -> None:
 
 @dataclass(frozen=True)
 class Spread:
-    """Median, first and third quartile."""
+    """The median, the first quartile ``low`` and the third quartile ``high``."""
 
     median: float
     low: float
@@ -23,7 +23,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Of at least two values.
+        """Return the spread of at least two values.
 
         >>> Spread.of([1.0, 2.0, 3.0, 4.0, 100.0])
         Spread(median=3.0, low=2.0, high=4.0)
@@ -35,12 +35,12 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Contender:
-    """One alternative: what to call, in every how many-th round, and how many calls before do not count.
+class TimedCall:
+    """One alternative: the function to ``call``, timed in every ``every``-th round.
 
-    With powers of two in ``every`` a slow contender only meets rounds that a faster one takes part in too. ``warmup``
-    calls come before all rounds, ``untimed`` calls right before each timed one: a short step should find the caches
-    as it left them itself, not as another contender did.
+    If each ``every`` is a power of two, the faster alternatives take part in every round of a slower one. ``warmup``
+    calls run before the first round. ``untimed`` calls run right before each timed one, so that the caches hold the
+    data of this alternative and not of the previous one.
     """
 
     call: Callable[[], object]
@@ -49,12 +49,12 @@ class Contender:
     untimed: int = 0
 
 
-# Seconds by round; a round without the contender is missing.
+# Seconds by round, without the rounds in which the alternative did not run.
 Samples = dict[int, float]
 
 
 def interleave(
-    contenders: Mapping[str, Contender],
+    timed: Mapping[str, TimedCall],
     *,
     rounds: int,
     rotate: bool = False,
@@ -62,37 +62,37 @@ def interleave(
     synchronize: Callable[[], None] = _nothing,
     advance: Callable[[str, int], None] = _nothing,
 ) -> dict[str, Samples]:
-    """Calls the contenders in turn, round after round, and returns the seconds of each call.
+    """Call the alternatives in turn, round after round, and return the seconds of each timed call.
 
-    Every second round runs backwards, so no contender always follows the same one; with ``rotate`` the contenders
-    also move up, so that over twice as many rounds as there are contenders each is first twice. ``advance`` is told who
-    was called, and how often.
+    Every second round runs in reverse, so that no alternative always follows the same one. With ``rotate`` each round
+    also starts one alternative later: over twice as many rounds as alternatives, each is first twice.
+    ``advance`` receives the name of the alternative that was called, and the number of calls.
     """
-    for name, contender in contenders.items():
-        for _ in range(contender.warmup):
-            contender.call()
+    for name, alternative in timed.items():
+        for _ in range(alternative.warmup):
+            alternative.call()
             advance(name, 1)
     synchronize()
-    samples: dict[str, Samples] = {name: {} for name in contenders}
+    samples: dict[str, Samples] = {name: {} for name in timed}
     collecting = gc.isenabled()
     gc.collect()
-    # A collection would be charged to whoever happens to run.
+    # A garbage collection would count as time of the call during which it happens.
     gc.disable()
     try:
         for turn in range(rounds):
-            order = [name for name, contender in contenders.items() if turn % contender.every == 0]
+            order = [name for name, alternative in timed.items() if turn % alternative.every == 0]
             if rotate and order:
                 first = turn % len(order)
                 order = order[first:] + order[:first]
             for name in reversed(order) if turn % 2 else order:
-                for _ in range(contenders[name].untimed):
-                    contenders[name].call()
+                for _ in range(timed[name].untimed):
+                    timed[name].call()
                 synchronize()
                 start = clock()
-                contenders[name].call()
+                timed[name].call()
                 synchronize()
                 samples[name][turn] = clock() - start
-                advance(name, contenders[name].untimed + 1)
+                advance(name, timed[name].untimed + 1)
     finally:
         if collecting:
             gc.enable()
@@ -100,13 +100,13 @@ def interleave(
 
 
 def ratio(numerator: Samples, denominator: Samples) -> Spread:
-    """The spread of the ratios of two calls in the same round, over the rounds both took part in."""
+    """Return the spread of the ratios within a round, over the rounds in which both alternatives ran."""
     both = numerator.keys() & denominator.keys()
     return Spread.of([numerator[turn] / denominator[turn] for turn in sorted(both)])
 
 
 def seconds_of(call: Callable[[], object], synchronize: Callable[[], None] = _nothing) -> float:
-    """Seconds of a single call."""
+    """Return the seconds of a single call."""
     synchronize()
     start = time.perf_counter()
     call()

@@ -1,59 +1,36 @@
-"""Data sets in COCO's format: found, checked, converted, drawn, read, augmented and sampled.
+"""Data sets in COCO's format: find, check, convert, draw, read, augment and sample them."""
 
-Names are imported when they are asked for: checking or converting a folder does not wait for torch.
-"""
+from typing import TYPE_CHECKING
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from bucketrank.lazy import import_on_use
 
 if TYPE_CHECKING:
-    from bucketrank.data.annotations import Split
-    from bucketrank.data.checking import check, require_sound
-    from bucketrank.data.coco import CocoDataset
-    from bucketrank.data.folder import Splits, find_splits
-    from bucketrank.data.problems import DataError, Problem
-    from bucketrank.data.sampling import GroupedBatchSampler, collate, repeat_factors
-    from bucketrank.data.shapes import Shapes, write_shapes
-    from bucketrank.data.transforms import eval_transform, train_transform
+    from bucketrank.data.annotations import Split as Split
+    from bucketrank.data.batch_sampling import GroupedBatchSampler as GroupedBatchSampler
+    from bucketrank.data.batch_sampling import collate as collate
+    from bucketrank.data.batch_sampling import repeat_factors as repeat_factors
+    from bucketrank.data.checking import check as check
+    from bucketrank.data.checking import require_sound as require_sound
+    from bucketrank.data.coco import CocoDataset as CocoDataset
+    from bucketrank.data.problems import DataError as DataError
+    from bucketrank.data.problems import Problem as Problem
+    from bucketrank.data.shapes import Shapes as Shapes
+    from bucketrank.data.shapes import write_shapes as write_shapes
+    from bucketrank.data.splits import Splits as Splits
+    from bucketrank.data.splits import find_splits as find_splits
+    from bucketrank.data.transforms import eval_transform as eval_transform
+    from bucketrank.data.transforms import train_transform as train_transform
 
-_HOME = {
-    "CocoDataset": "coco",
-    "DataError": "problems",
-    "GroupedBatchSampler": "sampling",
-    "Problem": "problems",
-    "Shapes": "shapes",
-    "Split": "annotations",
-    "Splits": "folder",
-    "check": "checking",
-    "collate": "sampling",
-    "eval_transform": "transforms",
-    "find_splits": "folder",
-    "repeat_factors": "sampling",
-    "require_sound": "checking",
-    "train_transform": "transforms",
-    "write_shapes": "shapes",
-}
-
-__all__ = [
-    "CocoDataset",
-    "DataError",
-    "GroupedBatchSampler",
-    "Problem",
-    "Shapes",
-    "Split",
-    "Splits",
-    "check",
-    "collate",
-    "eval_transform",
-    "find_splits",
-    "repeat_factors",
-    "require_sound",
-    "train_transform",
-    "write_shapes",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"bucketrank.data.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'bucketrank.data' has no attribute {name!r}")
+__all__, __getattr__ = import_on_use(
+    __name__,
+    {
+        "bucketrank.data.annotations": ("Split",),
+        "bucketrank.data.batch_sampling": ("GroupedBatchSampler", "collate", "repeat_factors"),
+        "bucketrank.data.checking": ("check", "require_sound"),
+        "bucketrank.data.coco": ("CocoDataset",),
+        "bucketrank.data.problems": ("DataError", "Problem"),
+        "bucketrank.data.shapes": ("Shapes", "write_shapes"),
+        "bucketrank.data.splits": ("Splits", "find_splits"),
+        "bucketrank.data.transforms": ("eval_transform", "train_transform"),
+    },
+)

@@ -1,4 +1,4 @@
-"""A split in COCO's format as a data set of torch."""
+"""A split in COCO's format as a torch Dataset."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
 from bucketrank.data.annotations import Split, classes, clipped, size_of, usable_polygons
-from bucketrank.data.pictures import read_picture
+from bucketrank.data.image_files import read_image
 from bucketrank.data.problems import DataError
 
 Target = dict[str, Any]
@@ -25,24 +25,24 @@ Item = tuple[Tensor, Target]
 
 
 class CocoDataset(Dataset[Item]):
-    """Images with the objects to learn.
+    """Images and their objects.
 
     An item is an image (3, H, W) of 8 bits and a target:
 
-    ==========  ==================================================================================
-    boxes       (n, 4) corners in pixels, clipped to the image; those without area left out
-    labels      (n,) from 1, in ascending order of the categories' ids
-    masks       (n, H, W) of 0 and 1, if asked for
-    area        (n,) of the annotation, or else of the box
-    iscrowd     (n,) zeros: crowds are no objects to learn; evaluation reads them from the file
-    image_id    () the image's id in the file
-    ==========  ==================================================================================
+    ==========  ===========================================================================================
+    boxes       (n, 4) corners in pixels, clipped to the image; boxes without area are left out
+    labels      (n,) from 1, in ascending order of the category ids
+    masks       (n, H, W) of 0 and 1, if ``masks`` is true
+    area        (n,) from the annotation, or else of the box
+    iscrowd     (n,) zeros: crowds are left out of the target; evaluation reads them from the file
+    image_id    () the id of the image in the file
+    ==========  ===========================================================================================
 
-    ``keep_empty=False`` leaves out the images without objects, as the published recipes of the CNNs do. ``transform``
-    takes and returns image and target. Annotations are held in a few arrays, so that a worker process gets them
+    ``keep_empty=False`` leaves out images without objects, as the published code does for CNN detectors. ``transform``
+    takes and returns image and target. Annotations are stored in a few arrays, so that they reach a data-loading worker
     quickly, whether it is forked or spawned.
 
-    Reading expects sound data: see require_sound. Decoding costs the image and, with masks, n masks.
+    The data must have passed ``require_sound``. Reading an item decodes its image and, with ``masks``, its n masks.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class CocoDataset(Dataset[Item]):
         self.split = split
         self.masks = masks
         self.transform = transform
-        self.category_ids = [number for number, _ in classes(document)]  # of label k: category_ids[k - 1]
+        self.category_ids = [number for number, _ in classes(document)]  # label k has category_ids[k - 1]
         self.class_names = [name for _, name in classes(document)]
         label_of = {number: label for label, number in enumerate(self.category_ids, start=1)}
 
@@ -97,15 +97,15 @@ class CocoDataset(Dataset[Item]):
 
     @property
     def num_classes(self) -> int:
-        """Without background."""
+        """The number of classes, without background."""
         return len(self.class_names)
 
     def labels_of(self, index: int) -> list[int]:
-        """The labels in an image, without reading it."""
+        """Return the labels of an image without reading its file."""
         return [int(label) for label in self._rows[self._starts[index] : self._starts[index + 1], 4]]
 
     def __getitem__(self, index: int) -> Item:
-        image = torch.from_numpy(read_picture_as(self._files[index], self.sizes[index])).permute(2, 0, 1)
+        image = torch.from_numpy(read_image_of_size(self._files[index], self.sizes[index])).permute(2, 0, 1)
         rows = torch.from_numpy(self._rows[self._starts[index] : self._starts[index + 1]])
         target: Target = {
             "boxes": tv_tensors.BoundingBoxes(rows[:, :4].float(), format="XYXY", canvas_size=self.sizes[index]),
@@ -116,14 +116,14 @@ class CocoDataset(Dataset[Item]):
         }
         if self.masks:
             stored = self._segments[self._segment_starts[index] : self._segment_starts[index + 1]]
-            # Written by this object and nobody else.
+            # Safe to unpickle: __init__ pickled it.
             target["masks"] = tv_tensors.Mask(decode_masks(pickle.loads(stored.tobytes()), self.sizes[index]))  # noqa: S301
         item = tv_tensors.Image(image.contiguous()), target
         return item if self.transform is None else self.transform(*item)
 
 
 def decode_masks(segmentations: Sequence[Any], size: tuple[int, int]) -> Tensor:
-    """Polygons and RLE as masks (n, height, width) of 0 and 1; an object without any gets an empty mask."""
+    """Return polygons and RLE as masks (n, height, width) of 0 and 1; an object without segmentation gets zeros."""
     masks = np.zeros((len(segmentations), *size), dtype=np.uint8)
     for mask, segmentation in zip(masks, segmentations, strict=True):
         if isinstance(segmentation, dict):
@@ -135,9 +135,9 @@ def decode_masks(segmentations: Sequence[Any], size: tuple[int, int]) -> Tensor:
     return torch.from_numpy(masks)
 
 
-def read_picture_as(path: str, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """The pixels, if they have the height and width that the annotations give."""
-    pixels = read_picture(Path(path))
+def read_image_of_size(path: str, size: tuple[int, int]) -> NDArray[np.uint8]:
+    """Return the pixels of a file; raise DataError unless they have the height and width of the annotations."""
+    pixels = read_image(Path(path))
     if pixels.shape[:2] != size:
         raise DataError(
             f"{path}: the file is {pixels.shape[1]} x {pixels.shape[0]}, its entry says {size[1]} x {size[0]}; "

@@ -1,4 +1,4 @@
-"""What can be wrong with a data set."""
+"""Problems of a data set: the record of one, and the exception that lists them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-SHOWN = 20  # messages in an error
+SHOWN = 20  # problems listed in a DataError
 
 
 class DataError(ValueError):
-    """The data cannot be used as it is; the message says where, what and what to do."""
+    """The data cannot be used; the message names the place, the problem and a remedy."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong in one file: an error stops training, a warning does not.
+    """A problem in one file. An error stops training, a warning does not.
 
-    ``id`` is that of the image, annotation or category in the file, if it has one.
+    ``kind`` is a short name for this sort of problem. ``id`` names the image, annotation or category in the file, if
+    the problem concerns one.
 
     >>> str(Problem("train.json", "unknown-category", "annotation 7", "category 9 is not listed; add it"))
     'train.json: annotation 7: category 9 is not listed; add it'
@@ -35,7 +36,7 @@ class Problem:
 
 
 def raise_errors(problems: Sequence[Problem]) -> None:
-    """Raise one DataError with the first errors and the number of each kind, if there is an error."""
+    """Raise one DataError that counts the errors of each kind and lists the first 20; do nothing without errors."""
     errors = [problem for problem in problems if problem.severity == "error"]
     if not errors:
         return
@@ -47,7 +48,7 @@ def raise_errors(problems: Sequence[Problem]) -> None:
 
 
 def counted(number: int, noun: str, *, plural: str | None = None) -> str:
-    """The number with its noun.
+    """Return the number with its noun in the singular or plural.
 
     >>> counted(1, "error"), counted(2000, "error")
     ('1 error', '2,000 errors')

@@ -1,9 +1,9 @@
-"""Drawn pictures of circles, squares, triangles and stars: a data set that needs no download.
+"""Drawn images of circles, squares, triangles and stars: a data set that needs no download.
 
-A picture follows from its seed alone, on every machine: only numpy's raw uniform numbers are used, and the corners of
-a shape are rounded before anything is decided by them. Colours say nothing about the class. Shapes overlap, each stays
-visible by two fifths at least, and faint outlines of the same kinds lie behind them that are no objects: what counts is
-which detection is trusted more.
+An image depends only on its seed, series and number, and is the same on every machine: only numpy's raw uniform numbers
+are used, and the corners of a shape are rounded before any decision depends on them. The colour is independent of the
+class. Shapes overlap, and at least two fifths of each shape stay visible. Faint outlines of the same shapes in the
+background are not objects, so that a detector has to rank its detections well.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from PIL import Image
 from bucketrank.data.problems import DataError
 
 CLASSES = ("circle", "square", "triangle", "star")
-COLOURS = (  # fills that stand out on every ground
+COLOURS = (  # fills that stand out on every background
     (230, 85, 70),
     (245, 160, 50),
     (240, 205, 75),
@@ -32,9 +32,9 @@ COLOURS = (  # fills that stand out on every ground
     (130, 100, 190),
     (220, 110, 160),
 )
-GROUNDS = ((214, 222, 230), (228, 220, 206), (60, 68, 84), (88, 82, 78), (206, 218, 204), (74, 62, 82))
-VISIBLE = 0.4  # of each shape, at least
-TRIES = 40
+BACKGROUNDS = ((214, 222, 230), (228, 220, 206), (60, 68, 84), (88, 82, 78), (206, 218, 204), (74, 62, 82))
+VISIBLE = 0.4  # least visible share of each shape
+TRIES = 40  # random positions tried for a shape before it is left out
 
 Plane = NDArray[np.float64]
 Window = tuple[slice, slice]
@@ -42,7 +42,7 @@ Window = tuple[slice, slice]
 
 @dataclass(frozen=True)
 class Drawing:
-    """A picture and its objects: ``pixels`` (H, W, 3), ``masks`` (n, H, W) of what is visible, ``labels`` from 1."""
+    """An image and its objects: ``pixels`` (H, W, 3), ``masks`` (n, H, W) of the visible parts, ``labels`` from 1."""
 
     pixels: NDArray[np.uint8]
     masks: NDArray[np.bool_]
@@ -50,21 +50,21 @@ class Drawing:
 
     @property
     def boxes(self) -> list[tuple[int, int, int, int]]:
-        """x, y, width and height of the visible part."""
-        found = []
+        """x, y, width and height of the visible part of each object."""
+        boxes = []
         for mask in self.masks:
             rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
             x, y = int(columns[0]), int(rows[0])
-            found.append((x, y, int(columns[-1]) - x + 1, int(rows[-1]) - y + 1))
-        return found
+            boxes.append((x, y, int(columns[-1]) - x + 1, int(rows[-1]) - y + 1))
+        return boxes
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """A series of drawings; the same seed, series and number give the same picture.
+    """A series of drawings; the same seed, series and number give the same image.
 
-    ``fewest`` and ``most`` limit the objects of a picture; a crowded one may get fewer than were drawn, never fewer
-    than ``fewest`` unless they do not fit at all.
+    The number of objects of each image is drawn from ``fewest`` to ``most``. An object that does not fit after
+    ``TRIES`` random positions is left out.
 
     >>> drawing = Shapes(size=96).draw(0)
     >>> drawing.pixels.shape, [CLASSES[label - 1] for label in drawing.labels]
@@ -84,45 +84,45 @@ class Shapes:
             raise ValueError(f"Shapes: expected 0 <= fewest <= most, got {self.fewest} and {self.most}")
 
     def draw(self, number: int) -> Drawing:
-        """The picture of that number."""
+        """Draw the image of that number."""
         rng = np.random.Generator(np.random.PCG64([self.seed, self.series, number]))
         canvas = Canvas(self.size, rng)
         for _ in range(4):
             canvas.outline()
-        wanted = self.fewest + int(rng.random() * (self.most - self.fewest + 1))
-        for _ in range(wanted):
+        objects = self.fewest + int(rng.random() * (self.most - self.fewest + 1))
+        for _ in range(objects):
             canvas.add()
-        return canvas.finished()
+        return canvas.finish()
 
 
 class Canvas:
-    """A ground on which shapes are laid, the later ones on top."""
+    """A background on which shapes are drawn, later ones on top."""
 
     def __init__(self, size: int, rng: np.random.Generator) -> None:
         self.size = size
         self.rng = rng
         self.y, self.x = np.mgrid[:size, :size] + 0.5
-        self.ground = np.asarray(self._one_of(GROUNDS), dtype=np.float64)
-        self.pixels = self._ground()
+        self.colour = np.asarray(self._one_of(BACKGROUNDS), dtype=np.float64)
+        self.pixels = self._background()
         self.masks: list[NDArray[np.bool_]] = []
         self.areas: list[int] = []
         self.labels: list[int] = []
 
     def outline(self) -> None:
-        """A faint contour, which is no object."""
+        """Draw a faint contour, which is not an object."""
         _, near, distance = self._shape()
-        tone = -22.0 if self.ground.mean() > 128 else 26.0
+        tone = -22.0 if self.colour.mean() > 128 else 26.0
         self.pixels[near] += (tone * _coverage(np.abs(distance) - 0.7))[..., None]
 
     def add(self) -> None:
-        """One more shape, if a place is found where it hides none of the others too much."""
+        """Draw one more shape at a position where every other shape stays visible enough, if one is found."""
         for _ in range(TRIES):
             label, near, distance = self._shape()
             inside = distance < 0
             hidden = [int((mask[near] & inside).sum()) for mask in self.masks]
             if inside.any() and all(
-                int(mask.sum()) - less >= VISIBLE * whole
-                for mask, less, whole in zip(self.masks, hidden, self.areas, strict=True)
+                int(mask.sum()) - lost >= VISIBLE * area
+                for mask, lost, area in zip(self.masks, hidden, self.areas, strict=True)
             ):
                 break
         else:
@@ -136,33 +136,34 @@ class Canvas:
 
         pixels = self.pixels[near]
         shadow = np.zeros_like(distance)
-        shadow[2:, 2:] = _coverage(distance[:-2, :-2] / 3)  # wide, soft, to the lower right
+        shadow[2:, 2:] = _coverage(distance[:-2, :-2] / 3)  # wide and soft, to the lower right
         pixels *= 1 - 0.35 * shadow[..., None]
         colour = np.asarray(self._one_of(COLOURS)) * (0.85 + 0.3 * self.rng.random())
         light = 1.12 - 0.24 * (self.x[near] + self.y[near]) / (2 * self.size)
         rim = 1 - 0.35 * _coverage(np.abs(distance + 1) - 0.8)
         pixels += _coverage(distance)[..., None] * (colour * (light * rim)[..., None] - pixels)
 
-    def finished(self) -> Drawing:
+    def finish(self) -> Drawing:
+        """Add noise and return the drawing."""
         grain = (self.rng.random((self.size, self.size, 3)) + self.rng.random((self.size, self.size, 3)) - 1) * 14
         pixels = np.clip(np.rint(self.pixels + grain), 0, 255).astype(np.uint8)
         masks = np.stack(self.masks) if self.masks else np.zeros((0, self.size, self.size), dtype=bool)
         return Drawing(pixels, masks, self.labels)
 
-    def _ground(self) -> Plane:
+    def _background(self) -> Plane:
         blotches = np.zeros((self.size, self.size))
         for cells, weight in ((3, 22.0), (6, 12.0), (12, 6.0)):
             blotches += weight * (_smooth(self.rng.random((cells + 1, cells + 1)), self.size) - 0.5)
-        toned: Plane = self.ground + blotches[..., None] * np.asarray([1.0, 0.95, 1.1])
+        toned: Plane = self.colour + blotches[..., None] * np.asarray([1.0, 0.95, 1.1])
         return toned
 
     def _shape(self) -> tuple[int, Window, Plane]:
-        """A label, a window, and the distance of its pixels' centres from the contour, negative inside."""
+        """Return a random shape: label, window around it, and the signed distance of each pixel from its contour."""
         label = 1 + int(self.rng.random() * len(CLASSES))
         radius = _rounded(self.size * (0.06 + 0.12 * self.rng.random() ** 2) + 2)
         x, y = (_rounded(radius * 0.6 + self.rng.random() * (self.size - 1.2 * radius)) for _ in range(2))
         turn = self.rng.random() * 2 * math.pi
-        margin = 1.4 * radius + 5  # the longest reach, and the shadow
+        margin = 1.4 * radius + 5  # room for the longest spike and the shadow
         near = _around(y, margin), _around(x, margin)
         return label, near, _contour(label, self.x[near] - x, self.y[near] - y, radius, turn)
 
@@ -173,11 +174,11 @@ class Canvas:
 def write_shapes(folder: Path | str, *, train: int = 400, val: int = 100, size: int = 160, seed: int = 0) -> Path:
     """Draw a data set in COCO's format: images/, train.json and val.json, with boxes and masks.
 
-    The pictures for validation do not depend on how many there are for training. Returns the folder.
+    The validation images do not depend on the number of training images. Return the folder.
     """
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
-        raise DataError(f"{folder}: is not empty; give a new folder for the drawn pictures")
+        raise DataError(f"{folder}: is not empty; give a new folder for the drawn images")
     (folder / "images").mkdir(parents=True)
     for series, (name, count) in enumerate((("train", train), ("val", val))):
         shapes = Shapes(size=size, seed=seed, series=series)
@@ -196,10 +197,10 @@ def write_shapes(folder: Path | str, *, train: int = 400, val: int = 100, size: 
 
 
 def _annotations(drawing: Drawing, *, image_id: int, first: int) -> list[dict[str, Any]]:
-    found = []
+    annotations = []
     for number, (mask, box, label) in enumerate(zip(drawing.masks, drawing.boxes, drawing.labels, strict=True)):
         rle = rle_codec.encode(np.asfortranarray(mask.astype(np.uint8)))
-        found.append(
+        annotations.append(
             {
                 "id": first + number,
                 "image_id": image_id,
@@ -210,11 +211,11 @@ def _annotations(drawing: Drawing, *, image_id: int, first: int) -> list[dict[st
                 "segmentation": {"size": list(mask.shape), "counts": rle["counts"].decode("ascii")},
             }
         )
-    return found
+    return annotations
 
 
 def _contour(label: int, x: Plane, y: Plane, radius: float, turn: float) -> Plane:
-    """The signed distance from the contour of a shape around the origin."""
+    """Return the signed distance from the contour of a shape around the origin, negative inside."""
     if label == 1:
         return np.sqrt(x**2 + y**2) - radius
     corners = {2: 4, 3: 3, 4: 10}[label]
@@ -227,7 +228,7 @@ def _contour(label: int, x: Plane, y: Plane, radius: float, turn: float) -> Plan
 
 
 def _distance(x: Plane, y: Plane, points: list[tuple[float, float]]) -> Plane:
-    """From the nearest edge of a polygon, negative inside."""
+    """Return the signed distance from the nearest edge of a polygon, negative inside."""
     nearest = np.full(x.shape, np.inf)
     inside = np.zeros(x.shape, dtype=bool)
     for (x1, y1), (x2, y2) in zip(points, points[1:] + points[:1], strict=True):
@@ -241,23 +242,23 @@ def _distance(x: Plane, y: Plane, points: list[tuple[float, float]]) -> Plane:
 
 
 def _coverage(distance: Plane) -> Plane:
-    """How much of a pixel lies inside, by the distance of its centre."""
+    """Return the covered share of each pixel, from the signed distance of its centre."""
     return np.clip(0.5 - distance, 0, 1)
 
 
 def _smooth(values: Plane, size: int) -> Plane:
-    """A coarse grid of values, interpolated."""
-    at = (np.arange(size) + 0.5) / size * (len(values) - 1)
-    low = at.astype(int)
-    share = at - low
+    """Interpolate a coarse grid of values to (size, size)."""
+    position = (np.arange(size) + 0.5) / size * (len(values) - 1)
+    low = position.astype(int)
+    share = position - low
     share = share * share * (3 - 2 * share)
     rows = values[low] * (1 - share)[:, None] + values[low + 1] * share[:, None]
     mixed: Plane = rows[:, low] * (1 - share) + rows[:, low + 1] * share
     return mixed
 
 
-def _around(at: float, margin: float) -> slice:
-    return slice(max(0, int(at - margin)), int(at + margin) + 1)
+def _around(centre: float, margin: float) -> slice:
+    return slice(max(0, int(centre - margin)), int(centre + margin) + 1)
 
 
 def _rounded(value: float) -> float:

@@ -1,7 +1,7 @@
-"""What happens to an image and its objects between the file and the model.
+"""Augmentation of images and their objects.
 
-Scaling to the model's size, also to a random one, is the detector's own first step. Randomness comes from torch's
-global generator, which a DataLoader seeds for each worker.
+The detector itself scales images to its input size, including random sizes. Randomness comes from torch's global
+generator, which a DataLoader seeds for each worker.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ Transform = Callable[..., Any]
 
 
 def train_transform(*, flip: float = 0.5, jitter: bool = False, crop: bool = False) -> Transform:
-    """Flip with probability ``flip``; colours with ``jitter``; with ``crop``, DETR's policy.
+    """Return the augmentation for training: horizontal flips with probability ``flip``, and two optional steps.
 
-    That policy: half of the images are scaled to a short side of 400, 500 or 600 and cut to a random window of 384 to
-    600 pixels a side. Objects that are cut away, or have a side of less than a pixel, leave the target with their
-    labels and masks; ``area`` stays that of the annotation. Pixels come out as float32 in [0, 1].
+    ``jitter`` changes the colours. ``crop`` applies DETR's policy: half of the images are scaled to a short side of
+    400, 500 or 600 pixels and cropped to a random window with sides of 384 to 600 pixels. Objects outside the window,
+    or with a side below one pixel, are removed with their labels and masks; ``area`` stays that of the annotation.
+    Pixels are returned as float32 in [0, 1].
     """
     steps: list[Any] = [v2.RandomHorizontalFlip(flip)]
     if jitter:
@@ -32,19 +33,19 @@ def train_transform(*, flip: float = 0.5, jitter: bool = False, crop: bool = Fal
     if crop:
         cut = v2.Compose([v2.RandomShortestSize(list(DETR_SHORT_SIDES), DETR_LONG_SIDE), RandomWindow(*DETR_CROP)])
         steps.append(v2.RandomApply([cut], p=0.5))
-    steps += [v2.ClampBoundingBoxes(), v2.SanitizeBoundingBoxes(labels_getter=of_each_object)]
+    steps += [v2.ClampBoundingBoxes(), v2.SanitizeBoundingBoxes(labels_getter=values_per_object)]
     composed: Transform = v2.Compose([*steps, *_to_model()])
     return composed
 
 
 def eval_transform() -> Transform:
-    """Pixels as float32 in [0, 1], nothing else."""
+    """Return the transform for evaluation, which only converts pixels to float32 in [0, 1]."""
     composed: Transform = v2.Compose(_to_model())
     return composed
 
 
 class RandomWindow(v2.Transform):
-    """Cut a window whose sides are drawn from [smallest, largest], or are those of a smaller image."""
+    """Crop a random window with sides from [smallest, largest], limited to the sides of the image."""
 
     def __init__(self, smallest: int, largest: int) -> None:
         super().__init__()
@@ -54,19 +55,19 @@ class RandomWindow(v2.Transform):
     def make_params(self, flat_inputs: list[Any]) -> dict[str, int]:
         height, width = v2.functional.get_size(flat_inputs[0])
         window = {"height": self._side(height), "width": self._side(width)}
-        window["top"] = _drawn(0, height - window["height"])
-        window["left"] = _drawn(0, width - window["width"])
+        window["top"] = _random_int(0, height - window["height"])
+        window["left"] = _random_int(0, width - window["width"])
         return window
 
     def transform(self, inpt: Any, params: dict[str, int]) -> Any:
         return self._call_kernel(v2.functional.crop, inpt, **params)
 
     def _side(self, side: int) -> int:
-        return _drawn(min(self.smallest, side), min(self.largest, side))
+        return _random_int(min(self.smallest, side), min(self.largest, side))
 
 
-def of_each_object(item: tuple[Any, dict[str, Any]]) -> list[torch.Tensor]:
-    """What has one entry for each box, masks aside."""
+def values_per_object(item: tuple[Any, dict[str, Any]]) -> list[torch.Tensor]:
+    """Return the tensors of the target with one entry per box, except masks."""
     return [item[1][name] for name in ("labels", "area", "iscrowd") if name in item[1]]
 
 
@@ -74,5 +75,5 @@ def _to_model() -> list[Any]:
     return [v2.ToDtype(torch.float32, scale=True), v2.ToPureTensor()]
 
 
-def _drawn(low: int, high: int) -> int:
+def _random_int(low: int, high: int) -> int:
     return int(torch.randint(low, high + 1, ()))

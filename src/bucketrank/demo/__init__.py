@@ -1,1 +1,1 @@
-"""The demo: one small detector trained twice, with a ranking loss and with focal loss, side by side."""
+"""The demo: one small detector trained with a ranking loss and with focal loss, side by side."""

@@ -1,25 +1,24 @@
-"""What a trained detector is for: predictions on pictures, and export to ONNX."""
+"""A trained detector in use: predictions, evaluation, and export to ONNX."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from bucketrank.lazy import import_on_use
 
 if TYPE_CHECKING:
-    from bucketrank.deploy.files import predict_files
-    from bucketrank.deploy.onnx import Agreement, ExportError, export_onnx
-    from bucketrank.deploy.prediction import predict
+    from bucketrank.deploy.evaluate import Evaluation as Evaluation
+    from bucketrank.deploy.evaluate import evaluate as evaluate
+    from bucketrank.deploy.onnx import Agreement as Agreement
+    from bucketrank.deploy.onnx import ExportError as ExportError
+    from bucketrank.deploy.onnx import export_onnx as export_onnx
+    from bucketrank.deploy.prediction import predict as predict
+    from bucketrank.deploy.prediction_files import predict_files as predict_files
 
-_HOME = {
-    "Agreement": "onnx",
-    "ExportError": "onnx",
-    "export_onnx": "onnx",
-    "predict": "prediction",
-    "predict_files": "files",
-}
-
-__all__ = ["Agreement", "ExportError", "export_onnx", "predict", "predict_files"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"bucketrank.deploy.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'bucketrank.deploy' has no attribute {name!r}")
+__all__, __getattr__ = import_on_use(
+    __name__,
+    {
+        "bucketrank.deploy.evaluate": ("Evaluation", "evaluate"),
+        "bucketrank.deploy.onnx": ("Agreement", "ExportError", "export_onnx"),
+        "bucketrank.deploy.prediction": ("predict",),
+        "bucketrank.deploy.prediction_files": ("predict_files",),
+    },
+)

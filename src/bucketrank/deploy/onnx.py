@@ -1,7 +1,7 @@
-"""Export of a whole detector to ONNX, and the proof that it detects the same.
+"""Export of a whole detector to ONNX, verified by comparing its detections in onnxruntime with torch's.
 
-The graph is traced by torch's older exporter (``dynamo=False``). The newer one cannot follow how many proposals and
-detections there are: torchvision's NMS and pooling ask for these numbers in Python.
+The graph is traced by torch's older exporter (``dynamo=False``). The newer one cannot trace the number of proposals
+and detections, which torchvision's NMS and pooling read in Python.
 """
 
 from __future__ import annotations
@@ -23,51 +23,51 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from bucketrank.data.pictures import read_picture
+from bucketrank.data.image_files import read_image
 from bucketrank.data.shapes import Shapes
 from bucketrank.detectors import Detector
-from bucketrank.training.atomic import write
-from bucketrank.training.weights import load_model
+from bucketrank.model_files.atomic import write
+from bucketrank.model_files.loading import load_model
 
 OPSET = 17
 OUTPUTS = ("boxes", "labels", "scores", "masks")
 
-# What counts as the same detection: of the same class, and this near.
-BOX_TOLERANCE = 1e-4  # of the longer side of the image
+# Two detections are the same if their classes are equal and they differ by no more than this.
+BOX_TOLERANCE = 1e-4  # as a fraction of the image's longer side
 SCORE_TOLERANCE = 1e-4
-MASK_TOLERANCE = 1e-2  # of a mask's pixel, from 0 to 1
-# Where two boxes overlap by just the limit of the NMS, the last bit decides which stays: so many may have no partner.
-UNPAIRED = 0.02
+MASK_TOLERANCE = 1e-2  # for any pixel of a mask, from 0 to 1
+# Two boxes may overlap by almost exactly the limit of the NMS; rounding then decides which of them is kept.
+MAX_UNPAIRED = 0.02  # as a fraction of the detections
 
 Arrays = Mapping[str, NDArray[Any]]
 
 
 class ExportError(RuntimeError):
-    """The detector cannot be exported, or what was exported detects something else; the message says what."""
+    """Failed export: torch cannot write the detector as ONNX, or the exported detections differ."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How near the exported detector is to the original, over all pictures compared: the largest differences."""
+    """Largest differences between the exported detector and the original, over all images compared."""
 
-    pictures: int
+    images: int
     detections: int
-    unpaired: int  # detections of one without a partner of the other
+    unpaired: int  # detections without an equal one on the other side
     box: float  # in pixels
     score: float
-    mask: float  # of a pixel; 0 without masks
+    mask: float  # for any pixel of a mask, from 0 to 1; 0 without masks
 
     def __str__(self) -> str:
         paired = self.detections - self.unpaired
         masks = f", masks to {self.mask:.1g}" if self.mask else ""
         return (
-            f"{paired} of {self.detections} detections on {self.pictures} pictures agree: boxes to {self.box:.1g} "
+            f"{paired} of {self.detections} detections in {self.images} images agree: boxes to {self.box:.1g} "
             f"pixels, scores to {self.score:.1g}{masks}"
         )
 
 
-class Whole(nn.Module):
-    """One image (1, 3, H, W) in, the tensors of its detections out."""
+class TracedDetector(nn.Module):
+    """A detector that takes one image (1, 3, H, W) and returns its detections as a tuple of tensors."""
 
     def __init__(self, detector: Detector) -> None:
         super().__init__()
@@ -75,8 +75,8 @@ class Whole(nn.Module):
         self.names = OUTPUTS if detector.masks else OUTPUTS[:3]
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
-        (found,) = self.detector([image[0]])
-        return tuple(found[name] for name in self.names)
+        (detections,) = self.detector([image[0]])
+        return tuple(detections[name] for name in self.names)
 
 
 def export_onnx(
@@ -87,47 +87,51 @@ def export_onnx(
     classes: Sequence[str],
     category_ids: Sequence[int] | None = None,
     threshold: float = 0.0,
-    picture: Image.Image | None = None,
+    image: Image.Image | None = None,
 ) -> Agreement:
-    """Write ``model`` for images of ``size`` (height, width) as ONNX, if onnxruntime then detects the same with it.
+    """Export ``model`` to ONNX for images of ``size`` (height, width) and verify that onnxruntime matches torch.
 
-    The input ``image`` is (1, 3, height, width), RGB from 0 to 1; scaling, normalising and NMS are inside. The outputs
-    are ``boxes`` (n, 4) in the pixels of the input, ``labels`` (n,) from 1, ``scores`` (n,), best first, and ``masks``
-    (n, 1, height, width) of a detector that has them. The metadata have ``classes``, ``category_ids`` (both JSON) and
-    ``threshold``, by which nothing is cut off in the graph.
+    The graph's input ``image`` is (1, 3, height, width), RGB from 0 to 1. Scaling, normalising and NMS are part of the
+    graph. The outputs are ``boxes`` (n, 4) in the pixels of the input, ``labels`` (n,) from 1, ``scores`` (n,), best
+    first, and, for a detector with masks, ``masks`` (n, 1, height, width). The metadata hold ``classes`` and
+    ``category_ids``, both as JSON, and ``threshold``. The graph itself returns detections below the threshold too.
 
-    Compared are the detections on ``picture``, on its mirror image and on its middle, enlarged; without a picture on
-    drawn shapes. ExportError, and no file, if they differ by more than the tolerances of this module.
+    The detections are compared in the argument ``image``, its mirror image and its enlarged centre, or in drawn shapes
+    if no image is given. Raises ExportError and writes no file if they differ by more than the tolerances above.
     """
     path = Path(path)
     was_training = model.training
-    whole = Whole(model).eval()
-    images = check_images(size, picture)
+    traced = TracedDetector(model).eval()
+    images = comparison_images(size, image)
     try:
         with torch.no_grad():
-            expected = [dict(zip(whole.names, whole(image), strict=True)) for image in images]
-            agreed: list[Agreement] = []
+            expected = [dict(zip(traced.names, traced(each), strict=True)) for each in images]
+            agreements: list[Agreement] = []
 
             def save(temporary: Path) -> None:
-                _trace(whole, images[0], temporary)
-                _describe(temporary, classes=classes, category_ids=category_ids, threshold=threshold)
-                agreed.append(_compare_all(temporary, images, expected))
+                _trace(traced, images[0], temporary)
+                _write_metadata(temporary, classes=classes, category_ids=category_ids, threshold=threshold)
+                agreements.append(_compare_all(temporary, images, expected))
 
             write(path, save)
     finally:
         model.train(was_training)
-    return agreed[0]
+    return agreements[0]
 
 
 def export_weights(
     weights: Path | str, path: Path | str, *, size: tuple[int, int] | None = None, image: Path | str | None = None
 ) -> Agreement:
-    """A weights file by :func:`export_onnx`; without a size that of ``image``, or a square of the ``min_size``."""
+    """Export a weights file with :func:`export_onnx`.
+
+    The default ``size`` is the size of ``image`` or, without an image, a square with sides of the recipe's
+    ``min_size``.
+    """
     model, meta = load_model(weights)
-    picture = None if image is None else Image.fromarray(read_picture(Path(image), upright=True))
+    decoded = None if image is None else Image.fromarray(read_image(Path(image), upright=True))
     if size is None:
         side = model.transform.min_size[-1]
-        size = (side, side) if picture is None else (picture.height, picture.width)
+        size = (side, side) if decoded is None else (decoded.height, decoded.width)
     return export_onnx(
         model,
         path,
@@ -135,42 +139,49 @@ def export_weights(
         classes=meta.classes,
         category_ids=meta.category_ids,
         threshold=meta.threshold,
-        picture=picture,
+        image=decoded,
     )
 
 
-def check_images(size: tuple[int, int], picture: Image.Image | None = None) -> list[Tensor]:
-    """Three pictures (1, 3, height, width) in which the numbers of detections may differ."""
+def comparison_images(size: tuple[int, int], image: Image.Image | None = None) -> list[Tensor]:
+    """Return three tensors (1, 3, height, width): the image, its mirror image and its enlarged centre.
+
+    Their numbers of detections usually differ. A graph with a fixed number of detections therefore fails the
+    comparison.
+    """
     height, width = size
     if min(size) < 1:
         raise ValueError(f"export_onnx: expected a size (height, width) of at least 1, got {size}")
-    whole = picture or Image.fromarray(Shapes(size=max(32, min(512, *size)), fewest=8, most=8).draw(0).pixels)
-    whole = whole.convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
-    quarter = (width // 4, height // 4, max(width * 3 // 4, width // 4 + 1), max(height * 3 // 4, height // 4 + 1))
-    seen = (
-        whole,
-        whole.transpose(Image.Transpose.FLIP_LEFT_RIGHT),
-        whole.crop(quarter).resize((width, height), Image.Resampling.BILINEAR),
+    full = image or Image.fromarray(Shapes(size=max(32, min(512, *size)), fewest=8, most=8).draw(0).pixels)
+    full = full.convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
+    centre = (width // 4, height // 4, max(width * 3 // 4, width // 4 + 1), max(height * 3 // 4, height // 4 + 1))
+    views = (
+        full,
+        full.transpose(Image.Transpose.FLIP_LEFT_RIGHT),
+        full.crop(centre).resize((width, height), Image.Resampling.BILINEAR),
     )
-    return [torch.from_numpy(np.array(each)).permute(2, 0, 1)[None].float() / 255 for each in seen]
+    return [torch.from_numpy(np.array(view)).permute(2, 0, 1)[None].float() / 255 for view in views]
 
 
-def compare(expected: Arrays, got: Arrays, *, longer_side: int) -> Agreement:
-    """Pair the detections of the same class, next score and next box; unpaired are those further off than tolerated."""
+def compare(expected: Arrays, actual: Arrays, *, longer_side: int) -> Agreement:
+    """Pair each expected detection with the actual one of the same class whose box is closest, within the tolerances.
+
+    ``longer_side`` of the image is in pixels.
+    """
     limit = BOX_TOLERANCE * longer_side
-    free = np.ones(len(got["scores"]), dtype=bool)
+    free = np.ones(len(actual["scores"]), dtype=bool)
     box = score = mask = 0.0
     paired = 0
-    for place in range(len(expected["scores"])):
-        boxes = np.abs(got["boxes"] - expected["boxes"][place]).max(axis=1, initial=0.0)
-        scores = np.abs(got["scores"] - expected["scores"][place])
-        near = free & (got["labels"] == expected["labels"][place]) & (scores <= SCORE_TOLERANCE) & (boxes <= limit)
+    for row in range(len(expected["scores"])):
+        boxes = np.abs(actual["boxes"] - expected["boxes"][row]).max(axis=1, initial=0.0)
+        scores = np.abs(actual["scores"] - expected["scores"][row])
+        near = free & (actual["labels"] == expected["labels"][row]) & (scores <= SCORE_TOLERANCE) & (boxes <= limit)
         if not near.any():
             continue
         partner = int(np.where(near, boxes, np.inf).argmin())
         masks = 0.0
         if "masks" in expected:
-            masks = float(np.abs(got["masks"][partner] - expected["masks"][place]).max(initial=0.0))
+            masks = float(np.abs(actual["masks"][partner] - expected["masks"][row]).max(initial=0.0))
             if masks > MASK_TOLERANCE:
                 continue
         free[partner] = False
@@ -180,18 +191,18 @@ def compare(expected: Arrays, got: Arrays, *, longer_side: int) -> Agreement:
             max(score, float(scores[partner])),
             max(mask, masks),
         )
-    count = max(len(expected["scores"]), len(got["scores"]))
-    return Agreement(pictures=1, detections=count, unpaired=count - paired, box=box, score=score, mask=mask)
+    count = max(len(expected["scores"]), len(actual["scores"]))
+    return Agreement(images=1, detections=count, unpaired=count - paired, box=box, score=score, mask=mask)
 
 
-def _trace(whole: Whole, image: Tensor, path: Path) -> None:
-    names = list(whole.names)
+def _trace(traced: TracedDetector, image: Tensor, path: Path) -> None:
+    names = list(traced.names)
     try:
-        with warnings.catch_warnings(), _silent():
-            # Tracing warns of every shape it takes for fixed; what matters is compared afterwards.
+        with warnings.catch_warnings(), _stdout_discarded():
+            # Tracing warns about every shape it records as fixed; the comparison finds those that matter.
             warnings.simplefilter("ignore")
             torch.onnx.export(
-                whole,
+                traced,
                 (image,),
                 str(path),
                 dynamo=False,
@@ -202,26 +213,28 @@ def _trace(whole: Whole, image: Tensor, path: Path) -> None:
             )
     except (torch.onnx.errors.OnnxExporterError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        name = type(whole.detector).__name__
+        name = type(traced.detector).__name__
         raise ExportError(f"{name}: this detector cannot be written as ONNX: {reason}") from error
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
-    """Without the whole graph on the terminal, which the exporter's C++ prints when it fails."""
+def _stdout_discarded() -> Iterator[None]:
+    """Discard what C++ writes to standard output: the exporter prints the whole graph when it fails."""
     sys.stdout.flush()
-    terminal = os.dup(1)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    stdout = os.dup(1)
+    devnull = os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(nowhere, 1)
+        os.dup2(devnull, 1)
         yield
     finally:
-        os.dup2(terminal, 1)
-        os.close(terminal)
-        os.close(nowhere)
+        os.dup2(stdout, 1)
+        os.close(stdout)
+        os.close(devnull)
 
 
-def _describe(path: Path, *, classes: Sequence[str], category_ids: Sequence[int] | None, threshold: float) -> None:
+def _write_metadata(
+    path: Path, *, classes: Sequence[str], category_ids: Sequence[int] | None, threshold: float
+) -> None:
     import onnx
 
     model = onnx.load(path)
@@ -235,7 +248,7 @@ def _describe(path: Path, *, classes: Sequence[str], category_ids: Sequence[int]
     onnx.helper.set_model_props(model, properties)
     for node in model.graph.node:
         for attribute in node.attribute if node.op_type == "Loop" else ():
-            # Of what grows in a loop the trace knows the first shape only, and onnxruntime would warn of each further.
+            # The trace holds the shapes of the first iteration; onnxruntime warns when a later one differs.
             for value in (*attribute.g.output, *attribute.g.value_info):
                 value.type.tensor_type.ClearField("shape")
     onnx.checker.check_model(model)
@@ -251,26 +264,27 @@ def _compare_all(path: Path, images: Sequence[Tensor], expected: Sequence[Mappin
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         names = [output.name for output in session.get_outputs()]
         results = [dict(zip(names, session.run(None, {"image": image.numpy()}), strict=True)) for image in images]
-    except Exception as error:  # its errors have no other kind in common
-        raise ExportError(f"onnxruntime cannot run what was exported: {error}") from error
-    each = [
-        compare({name: value.numpy() for name, value in wanted.items()}, got, longer_side=max(image.shape[-2:]))
-        for wanted, got, image in zip(expected, results, images, strict=True)
+    except Exception as error:  # onnxruntime's errors share no narrower class
+        raise ExportError(f"onnxruntime cannot run the exported detector: {error}") from error
+    agreements = [
+        compare(
+            {name: value.numpy() for name, value in torch_result.items()}, result, longer_side=max(image.shape[-2:])
+        )
+        for torch_result, result, image in zip(expected, results, images, strict=True)
     ]
-    total = Agreement(
-        pictures=len(each),
-        detections=sum(one.detections for one in each),
-        unpaired=sum(one.unpaired for one in each),
-        box=max(one.box for one in each),
-        score=max(one.score for one in each),
-        mask=max(one.mask for one in each),
-    )
-    for number, (one, wanted, got) in enumerate(zip(each, expected, results, strict=True), start=1):
-        if one.unpaired > UNPAIRED * one.detections:
+    for number, (one, torch_result, result) in enumerate(zip(agreements, expected, results, strict=True), start=1):
+        if one.unpaired > MAX_UNPAIRED * one.detections:
             raise ExportError(
-                f"the exported detector detects something else than torch: on picture {number} of {len(each)} torch "
-                f"has {len(wanted['scores'])} detections and onnxruntime {len(got['scores'])}, of which {one.unpaired} "
-                f"have no partner of the same class within {BOX_TOLERANCE:g} of the longer side, {SCORE_TOLERANCE:g} "
-                f"of score and {MASK_TOLERANCE:g} of mask; nothing was written"
+                f"the exported detector does not match torch: in image {number} of {len(agreements)} torch has "
+                f"{len(torch_result['scores'])} detections and onnxruntime {len(result['scores'])}, and {one.unpaired} "
+                f"have no counterpart of the same class within {BOX_TOLERANCE:g} of the longer side, "
+                f"{SCORE_TOLERANCE:g} of score and {MASK_TOLERANCE:g} of mask; no file was written"
             )
-    return total
+    return Agreement(
+        images=len(agreements),
+        detections=sum(one.detections for one in agreements),
+        unpaired=sum(one.unpaired for one in agreements),
+        box=max(one.box for one in agreements),
+        score=max(one.score for one in agreements),
+        mask=max(one.mask for one in agreements),
+    )

@@ -1,4 +1,4 @@
-"""Detections of pictures, from Python."""
+"""Detections in images, from Python."""
 
 from __future__ import annotations
 
@@ -12,71 +12,72 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from bucketrank.data.pictures import read_picture
+from bucketrank.data.image_files import read_image
+from bucketrank.devices import resolve_device
 
-Picture = str | Path | Image.Image | NDArray[np.uint8] | Tensor
+ImageInput = str | Path | Image.Image | NDArray[np.uint8] | Tensor
 
 
 def predict(
     model: nn.Module,
-    images: Iterable[Picture],
+    images: Iterable[ImageInput],
     *,
-    threshold: float = 0.0,
-    batch: int = 1,
-    device: torch.device | str | None = None,
+    threshold: float | None = None,
+    batch_size: int = 1,
+    device: str = "auto",
 ) -> list[dict[str, Tensor]]:
-    """The detections of each image with a score from ``threshold`` on, best first, on the CPU.
+    """Return the detections in each image, best first, as tensors on the CPU.
 
-    ``images`` are files, pictures, arrays (H, W, 3) of bytes, or tensors (3, H, W) of bytes or of floats from 0 to 1.
-    ``device`` is where to compute; None leaves the model where it is. The threshold that suits a model is stored with
-    its weights.
+    ``images`` are file names, PIL images, arrays (H, W, 3) of uint8, or tensors (3, H, W) of uint8 or of floats from 0
+    to 1. ``threshold`` is the minimum score to report. By default it is the threshold stored with the weights, which
+    ``load_model`` sets on the model; a model that was not loaded from a weights file reports all detections. The model
+    is moved to ``device`` (auto: cuda if available, else cpu) and stays there.
 
     >>> from bucketrank.detectors import build
     >>> model = build("atss", num_classes=3, backbone="test_resnet", channels=32, min_size=96, max_size=128)
-    >>> (found,) = predict(model, [torch.zeros(3, 80, 100)])  # untrained: 100 detections, none of them worth much
-    >>> {name: tuple(value.shape) for name, value in found.items()}
+    >>> (detections,) = predict(model, [torch.zeros(3, 80, 100)])  # untrained: 100 detections with low scores
+    >>> {name: tuple(value.shape) for name, value in detections.items()}
     {'boxes': (100, 4), 'scores': (100,), 'labels': (100,)}
     """
-    if batch < 1:
-        raise ValueError(f"predict: expected a batch of at least 1 image, got {batch}")
-    if device is not None:
-        model.to(device)
-    where = next(model.parameters()).device
+    if batch_size < 1:
+        raise ValueError(f"predict: expected a batch_size of at least 1, got {batch_size}")
+    min_score = float(getattr(model, "stored_threshold", 0.0)) if threshold is None else threshold
+    resolved = resolve_device(device)
     was_training = model.training
-    model.eval()
-    found: list[dict[str, Tensor]] = []
+    model.to(resolved).eval()
+    predictions: list[dict[str, Tensor]] = []
     try:
         with torch.inference_mode():
-            for group in _groups(images, batch):
-                detections = model([as_tensor(image).to(where) for image in group])
-                found += [_from(each, threshold) for each in detections]
+            for batch in _batches(images, batch_size):
+                detections = model([as_tensor(image).to(resolved) for image in batch])
+                predictions += [_at_least(each, min_score) for each in detections]
     finally:
         model.train(was_training)
-    return found
+    return predictions
 
 
-def as_tensor(image: Picture) -> Tensor:
-    """The image as a detector takes it: (3, H, W), floats from 0 to 1.
+def as_tensor(image: ImageInput) -> Tensor:
+    """Return the image as the input of a detector: a tensor (3, H, W) of floats from 0 to 1.
 
-    Files are turned as their EXIF orientation says, so that a photograph is seen as it was taken.
+    The EXIF orientation of a file is applied, so that photographs are upright.
     """
     if isinstance(image, str | Path):
-        image = read_picture(Path(image), upright=True)
+        image = read_image(Path(image), upright=True)
     if isinstance(image, Image.Image):
         image = np.asarray(image.convert("RGB"))
     if isinstance(image, np.ndarray):
         if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
-            raise ValueError(f"predict: expected an array (H, W, 3) of bytes, got {image.shape} of {image.dtype}")
+            raise ValueError(f"predict: expected an array (H, W, 3) of uint8, got {image.shape} of {image.dtype}")
         image = torch.from_numpy(np.ascontiguousarray(image).copy()).permute(2, 0, 1)
     return image if image.is_floating_point() else image.float() / 255
 
 
-def _groups(images: Iterable[Picture], size: int) -> Iterator[list[Picture]]:
-    rest = iter(images)
-    while group := list(islice(rest, size)):
-        yield group
+def _batches(images: Iterable[ImageInput], size: int) -> Iterator[list[ImageInput]]:
+    remaining = iter(images)
+    while batch := list(islice(remaining, size)):
+        yield batch
 
 
-def _from(detections: dict[str, Tensor], threshold: float) -> dict[str, Tensor]:
+def _at_least(detections: dict[str, Tensor], threshold: float) -> dict[str, Tensor]:
     kept = detections["scores"] >= threshold
     return {name: values[kept].cpu() for name, values in detections.items()}

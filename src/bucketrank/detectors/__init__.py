@@ -1,29 +1,35 @@
-"""Detectors trained with any loss, on torchvision's contract.
+"""Detectors trained with any loss, with the interface of torchvision's detectors."""
 
-Names are imported when they are asked for: reading settings does not wait for torch.
-"""
+from typing import TYPE_CHECKING
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from bucketrank.lazy import import_on_use
 
 if TYPE_CHECKING:
-    from bucketrank.detectors.catalogue import DETECTORS, build
-    from bucketrank.detectors.detector import Detector
-    from bucketrank.detectors.settings import BackboneSettings, InputSettings, LossSettings
+    from bucketrank.catalogue import BackboneSettings as BackboneSettings
+    from bucketrank.catalogue import DetectorSettings as DetectorSettings
+    from bucketrank.catalogue import DetectorSpec as DetectorSpec
+    from bucketrank.catalogue import InputSettings as InputSettings
+    from bucketrank.catalogue import LossSettings as LossSettings
+    from bucketrank.catalogue import LossSpec as LossSpec
+    from bucketrank.catalogue import register_detector as register_detector
+    from bucketrank.catalogue import register_loss as register_loss
+    from bucketrank.detectors.builder import build as build
+    from bucketrank.detectors.detector import Detector as Detector
 
-_HOME = {
-    "DETECTORS": "catalogue",
-    "BackboneSettings": "settings",
-    "Detector": "detector",
-    "InputSettings": "settings",
-    "LossSettings": "settings",
-    "build": "catalogue",
-}
-
-__all__ = ["DETECTORS", "BackboneSettings", "Detector", "InputSettings", "LossSettings", "build"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"bucketrank.detectors.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'bucketrank.detectors' has no attribute {name!r}")
+__all__, __getattr__ = import_on_use(
+    __name__,
+    {
+        "bucketrank.catalogue": (
+            "BackboneSettings",
+            "DetectorSettings",
+            "DetectorSpec",
+            "InputSettings",
+            "LossSettings",
+            "LossSpec",
+            "register_detector",
+            "register_loss",
+        ),
+        "bucketrank.detectors.builder": ("build",),
+        "bucketrank.detectors.detector": ("Detector",),
+    },
+)

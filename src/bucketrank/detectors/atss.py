@@ -1,4 +1,4 @@
-"""ATSS (Zhang et al., CVPR 2020): positives chosen by the statistics of the anchors nearest to an object."""
+"""ATSS (Zhang et al., CVPR 2020): statistics of the anchors nearest to an object decide which are positive."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 from torch import Tensor
 from torchvision.models.detection._utils import BoxCoder
 
+from bucketrank.catalogue.detector_specs import ATSSSettings
 from bucketrank.detectors.criterion import HeadRecipe
-from bucketrank.detectors.dense import DenseDetector
+from bucketrank.detectors.dense_detector import DenseDetector
 from bucketrank.detectors.dense_head import DenseHead, DenseOutput
-from bucketrank.detectors.neck import FeaturePyramid
+from bucketrank.detectors.feature_pyramid import FeaturePyramid
 from bucketrank.detectors.targets import Target
 from bucketrank.ops.anchors import Anchors, octave
 from bucketrank.ops.assignment import assign_atss
@@ -18,57 +19,48 @@ from bucketrank.ops.boxes import centerness, centres
 
 
 def assign_anchors(
-    anchors: Tensor, valid: Tensor, truths: list[Target], *, per_level: list[int], topk: int
+    anchors: Tensor, valid: Tensor, ground_truths: list[Target], *, per_level: list[int], topk: int
 ) -> list[Tensor]:
-    """For each image (A,) the object of every anchor, NEGATIVE or IGNORED."""
+    """Return, per image, the object (A,) of every anchor, NEGATIVE or IGNORED."""
     return [
-        assign_atss(anchors, truth["boxes"], per_level=per_level, topk=topk, valid=here)
-        for truth, here in zip(truths, valid, strict=True)
+        assign_atss(anchors, ground_truth["boxes"], per_level=per_level, topk=topk, valid=valid_here)
+        for ground_truth, valid_here in zip(ground_truths, valid, strict=True)
     ]
 
 
 def anchor_centerness(anchors: Tensor, _: Tensor, objects: Tensor) -> Tensor:
-    """How central each of P anchors lies in its object: what the quality branch should say, whatever the box."""
+    """Return the centerness (P,) of anchors in their objects: the target of the quality branch."""
     return centerness(centres(anchors), objects)
 
 
 class ATSS(DenseDetector):
-    """ATSS. Ranking losses: three anchors a place, no centerness; score-based ones: one anchor, centerness."""
+    """ATSS. Ranking losses use 3 anchors per location and no centerness, score-based losses 1 anchor and centerness."""
 
     recipe = HeadRecipe(ranking_box_weight=2.0, scored_box_weight=2.0, prior=0.01)
-    votes = False  # whether detections are moved by score voting, unless the setting says otherwise
+    votes = False  # whether score voting moves the detections by default
 
-    def __init__(
-        self,
-        num_classes: int,
-        *,
-        channels: int = 256,
-        convs: int = 4,
-        anchors: int | None = None,
-        topk: int = 9,
-        vote: bool | None = None,
-        **settings: Any,
-    ) -> None:
-        super().__init__(num_classes, vote=self.votes if vote is None else vote, **settings)
-        self.topk = topk
+    def __init__(self, num_classes: int, *, settings: ATSSSettings, **shared: Any) -> None:
+        vote = self.votes if settings.vote is None else settings.vote
+        super().__init__(num_classes, settings=settings, vote=vote, **shared)
+        self.topk = settings.topk
         criterion = self.criterion
-        self.neck = FeaturePyramid(self.backbone.channels, channels, first_level=3, extra="convs_on_output")
-        count = (3 if criterion.ranking else 1) if anchors is None else anchors
+        self.neck = FeaturePyramid(self.backbone.channels, settings.channels, first_level=3, extra="convs_on_output")
+        count = (3 if criterion.ranking else 1) if settings.anchors is None else settings.anchors
         scales = (8.0,) if count == 1 else octave(4, count)
         self.anchors = Anchors(self.neck.strides, scales=scales, ratios=(1.0,), size_divisor=self.size_divisor)
         self.coder = BoxCoder(weights=(10.0, 10.0, 5.0, 5.0))
         self.head = DenseHead(
-            channels,
+            settings.channels,
             num_classes=num_classes,
             anchors=count,
             levels=len(self.neck.strides),
-            convs=convs,
+            convs=settings.convs,
             quality=not criterion.ranking,
             prior=criterion.initial_score,
         )
 
-    def assign(self, output: DenseOutput, anchors: Tensor, valid: Tensor, truths: list[Target]) -> list[Tensor]:
-        return assign_anchors(anchors, valid, truths, per_level=output.per_level, topk=self.topk)
+    def assign(self, output: DenseOutput, anchors: Tensor, valid: Tensor, ground_truths: list[Target]) -> list[Tensor]:
+        return assign_anchors(anchors, valid, ground_truths, per_level=output.per_level, topk=self.topk)
 
     def quality(self, anchors: Tensor, boxes: Tensor, objects: Tensor) -> Tensor:
         return anchor_centerness(anchors, boxes, objects)

@@ -1,4 +1,4 @@
-"""The box head of the R-CNNs: classes and a box for every proposal."""
+"""The box head of the R-CNNs: class logits and box deltas for every proposal."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from torchvision.models.detection.faster_rcnn import TwoMLPHead
 from torchvision.ops import MultiScaleRoIAlign, clip_boxes_to_image
 from torchvision.ops.poolers import initLevelMapper
 
-from bucketrank.detectors.criterion import Assigned, HeadRecipe, Terms, assigned, build_criterion
-from bucketrank.detectors.initialise import start_classifier
-from bucketrank.detectors.sampling import subsample
-from bucketrank.detectors.settings import LossSettings
+from bucketrank.catalogue import LossSettings
+from bucketrank.detectors.candidate_sampling import subsample
+from bucketrank.detectors.criterion import Assigned, HeadRecipe, LossTerms, build_criterion
+from bucketrank.detectors.initialisation import initialise_classifier
 from bucketrank.detectors.targets import Target
 from bucketrank.ops.assignment import IGNORED, assign_max_iou
 
-STRIDES = (4, 8, 16, 32)  # P2 to P5: proposals are not pooled from P6
+STRIDES = (4, 8, 16, 32)  # P2 to P5; proposals are not pooled from P6
 RECIPE = HeadRecipe(box_loss="l1", samples=True, softmax=True)
 
 
 @dataclass(frozen=True)
-class Trained:
-    """What one training step of a box head leaves to those after it."""
+class BoxHeadStep:
+    """The results of one training step of a box head, for the heads that follow. R counts the rows of all images."""
 
-    terms: Terms
-    found: Assigned
-    codes: Tensor  # (R, C or 1, 4)
-    proposals: list[Tensor]  # those trained on, for each image, its objects among them
-    matches: list[Tensor]  # the object of each
-    given: list[Tensor]  # whether each was a proposal, and not an object added
-    pooled: Tensor  # (R, channels, 7, 7) of each
+    terms: LossTerms
+    assigned: Assigned
+    box_deltas: Tensor  # (R, C or 1, 4) without gradient
+    proposals: list[Tensor]  # per image, the boxes trained on: proposals and ground-truth boxes
+    matches: list[Tensor]  # per image, the object of each box, NEGATIVE or IGNORED
+    is_proposal: list[Tensor]  # per image, whether each box is a proposal and not a ground-truth box
+    pooled: Tensor  # (R, channels, 7, 7) features
 
 
 class RoIPool(MultiScaleRoIAlign):
-    """RoIAlign from the first maps of a pyramid, one for each of ``strides``; a box of 224 pixels belongs to stride 16.
+    """RoIAlign from the first maps of a pyramid, one per stride; a box of 224 x 224 pixels is pooled at stride 16.
 
-    torchvision reads the strides off the first batch, from a map's size over the image's, and keeps them: an image not
-    much larger than a cell would set them wrong for good.
+    torchvision derives the strides from the sizes of the first batch and keeps them. If that batch is hardly larger
+    than a cell, the strides are wrong for every later batch. Here they are fixed.
     """
 
     def __init__(self, strides: Sequence[int], *, size: int) -> None:
@@ -49,13 +49,13 @@ class RoIPool(MultiScaleRoIAlign):
         self.map_levels = initLevelMapper(strides[0].bit_length() - 1, strides[-1].bit_length() - 1)
 
     def forward(self, features: list[Tensor], boxes: list[Tensor], image_sizes: list[tuple[int, int]]) -> Tensor:
-        """(R, channels, size, size) of the boxes of all images."""
+        """Return the features (R, channels, size, size) of the boxes of all images."""
         pooled: Tensor = super().forward(dict(zip(self.featmap_names, features, strict=False)), boxes, image_sizes)
         return pooled
 
 
 class BoxHead(nn.Module):
-    """RoIAlign, two hidden layers, a classifier and a regressor of boxes."""
+    """RoIAlign, two hidden layers, a classifier and a box regressor."""
 
     def __init__(
         self,
@@ -83,18 +83,18 @@ class BoxHead(nn.Module):
         for layer in (self.layers.fc6, self.layers.fc7):
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)
-        start_classifier(self.classes, self.criterion.initial_score)
+        initialise_classifier(self.classes, self.criterion.initial_score)
         nn.init.normal_(self.boxes.weight, std=0.001)
         nn.init.zeros_(self.boxes.bias)
 
     def forward(
         self, features: list[Tensor], proposals: list[Tensor], image_sizes: list[tuple[int, int]]
     ) -> tuple[Tensor, Tensor]:
-        """Logits (R, C) and codes (R, C or 1, 4) of the proposals of all images."""
+        """Return the logits (R, C) and box deltas (R, C or 1, 4) of the proposals of all images."""
         return self.predict(self.pool(features, proposals, image_sizes))
 
     def predict(self, pooled: Tensor) -> tuple[Tensor, Tensor]:
-        """The same of proposals already pooled (R, channels, 7, 7)."""
+        """Return the logits and box deltas of proposals with features ``pooled`` (R, channels, 7, 7)."""
         hidden = self.layers(pooled)
         return self.classes(hidden), self.boxes(hidden).reshape(-1, self.boxes.out_features // 4, 4)
 
@@ -102,35 +102,45 @@ class BoxHead(nn.Module):
         self,
         features: list[Tensor],
         proposals: list[Tensor],
-        truths: list[Target],
+        ground_truths: list[Target],
         image_sizes: list[tuple[int, int]],
-    ) -> Trained:
-        """Assign the proposals, with the objects themselves among them, and compare."""
-        chosen, matches, given = [], [], []
-        for boxes, truth in zip(proposals, truths, strict=True):
-            together = torch.cat([boxes, truth["boxes"].to(boxes.dtype)])
+    ) -> BoxHeadStep:
+        """Add the ground-truth boxes to the proposals, assign objects to them and compute the loss."""
+        candidates, matches, is_proposal = [], [], []
+        for boxes, ground_truth in zip(proposals, ground_truths, strict=True):
+            extended = torch.cat([boxes, ground_truth["boxes"].to(boxes.dtype)])
             match = assign_max_iou(
-                together,
-                truth["boxes"],
+                extended,
+                ground_truth["boxes"],
                 positive=self.positive_iou,
                 negative=self.positive_iou,
                 low_quality=self.low_quality,
             )
-            own = torch.arange(len(together), device=match.device) < len(boxes)
+            proposed = torch.arange(len(extended), device=match.device) < len(boxes)
             if self.criterion.samples:
                 match = subsample(match, self.sampler)
                 drawn = match != IGNORED
-                together, match, own = together[drawn], match[drawn], own[drawn]
-            chosen.append(together)
+                extended, match, proposed = extended[drawn], match[drawn], proposed[drawn]
+            candidates.append(extended)
             matches.append(match)
-            given.append(own)
-        pooled = self.pool(features, chosen, image_sizes)
-        logits, codes = self.predict(pooled)
-        found = assigned(logits, codes, candidates=chosen, matches=matches, truths=truths, coder=self.coder)
-        return Trained(self.criterion(found), found, codes.detach(), chosen, matches, given, pooled)
+            is_proposal.append(proposed)
+        pooled = self.pool(features, candidates, image_sizes)
+        logits, box_deltas = self.predict(pooled)
+        assigned = Assigned.from_candidates(
+            logits, box_deltas, candidates=candidates, matches=matches, ground_truths=ground_truths, coder=self.coder
+        )
+        return BoxHeadStep(
+            terms=self.criterion(assigned),
+            assigned=assigned,
+            box_deltas=box_deltas.detach(),
+            proposals=candidates,
+            matches=matches,
+            is_proposal=is_proposal,
+            pooled=pooled,
+        )
 
-    def refined(self, codes: Tensor, proposals: list[Tensor], image_sizes: list[tuple[int, int]]) -> list[Tensor]:
-        """The boxes of all images after the codes (R, 1, 4) of a class-agnostic head."""
-        boxes = self.coder.decode_single(codes[:, 0].detach().float(), torch.cat(proposals))
+    def refined(self, box_deltas: Tensor, proposals: list[Tensor], image_sizes: list[tuple[int, int]]) -> list[Tensor]:
+        """Return the proposals of each image, moved by the deltas (R, 1, 4) of a class-agnostic head."""
+        boxes = self.coder.decode_single(box_deltas[:, 0].detach().float(), torch.cat(proposals))
         split = boxes.split([part.shape[0] for part in proposals])
         return [clip_boxes_to_image(part, size) for part, size in zip(split, image_sizes, strict=True)]

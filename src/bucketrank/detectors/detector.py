@@ -1,4 +1,4 @@
-"""The contract of torchvision's detectors, which every detector here keeps."""
+"""The base of every detector, with the interface of torchvision's detectors."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from torch import Tensor, nn
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
-from bucketrank.detectors.backbone import build_backbone
-from bucketrank.detectors.settings import BackboneSettings, InputSettings
+from bucketrank.catalogue import BackboneSettings, InputSettings
+from bucketrank.detectors.backbone_builder import build_backbone
+from bucketrank.detectors.criterion import Criterion
 from bucketrank.detectors.targets import Target, check_images, check_targets
 
 
 class Detector(nn.Module):
-    """From images to losses in training, to detections in evaluation.
+    """Images to losses in training mode, images to detections in evaluation mode.
 
-    ``images`` is a list of tensors (3, H, W) from 0 to 1 of any sizes; ``targets``, needed in training, a dict for each
-    with ``boxes`` (x1, y1, x2, y2 in pixels) and ``labels`` from 1 (and ``masks``). A detection holds ``boxes``,
-    ``labels`` and ``scores``, best first (and ``masks``). ``num_classes`` counts objects only.
+    ``images`` is a list of tensors (3, H, W) with values from 0 to 1; their sizes may differ. ``targets``, required in
+    training, is a list of dicts with ``boxes`` (x1, y1, x2, y2 in pixels), ``labels`` from 1, and ``masks`` if the
+    detector predicts masks. The detections of an image are a dict with ``boxes``, ``labels``, ``scores`` and maybe
+    ``masks``, the highest score first. ``num_classes`` counts classes of objects, without the background.
 
-    A detector adds its neck and heads, :meth:`losses` and :meth:`detect`.
+    A subclass adds its neck and heads, :meth:`losses` and :meth:`detect`.
     """
 
-    masks = False  # whether targets have masks
-    losses_taken: tuple[str, ...] | None = None  # the names of the losses it can be trained with; None: all
+    masks = False  # whether targets must have masks
+    stored_threshold: float = 0.0  # minimum score to report; load_model sets the one stored with the weights
     usual_size_divisor = 32
     neck: nn.Module
 
     def __init__(self, num_classes: int, *, backbone: BackboneSettings, inputs: InputSettings) -> None:
         super().__init__()
         if num_classes < 1:
-            raise ValueError(
-                f"expected num_classes, the number of kinds of objects, to be at least 1, got {num_classes}"
-            )
+            raise ValueError(f"num_classes: expected at least 1 class of objects, got {num_classes}")
         self.num_classes = num_classes
         self.backbone = build_backbone(backbone)
         self.size_divisor = self.usual_size_divisor if inputs.size_divisor is None else inputs.size_divisor
@@ -56,16 +56,24 @@ class Detector(nn.Module):
         batch, resized = self.transform(list(images), list(targets) if self.training and targets is not None else None)
         features = self.neck(self.backbone(batch.tensors))
         if self.training:
-            # Inside the house classes count from 0.
+            # Labels start at 1 in the interface, and at 0 in heads and criteria.
             return self.losses(batch, features, [target | {"labels": target["labels"] - 1} for target in resized])
-        found = [result | {"labels": result["labels"] + 1} for result in self.detect(batch, features)]
-        detections: list[dict[str, Tensor]] = self.transform.postprocess(found, batch.image_sizes, sizes)
+        results = [result | {"labels": result["labels"] + 1} for result in self.detect(batch, features)]
+        detections: list[dict[str, Tensor]] = self.transform.postprocess(results, batch.image_sizes, sizes)
         return detections
 
-    def losses(self, images: ImageList, features: list[Tensor], truths: list[Target]) -> dict[str, Tensor]:
-        """The terms by name; classes count from 0."""
+    def detecting_criterion(self) -> tuple[Criterion, int]:
+        """Return the criterion of the head whose scores become detections, and which of its calls per step that is.
+
+        Heads are built in the order in which they run, so the last criterion belongs to the detecting head.
+        """
+        criteria = [module for module in self.modules() if isinstance(module, Criterion)]
+        return criteria[-1], -1
+
+    def losses(self, images: ImageList, features: list[Tensor], ground_truths: list[Target]) -> dict[str, Tensor]:
+        """Return the loss terms by name; labels count from 0."""
         raise NotImplementedError
 
     def detect(self, images: ImageList, features: list[Tensor]) -> list[dict[str, Tensor]]:
-        """The detections of each image, in the pixels of the resized images; classes count from 0."""
+        """Return the detections of each image, in pixels of the resized images; labels count from 0."""
         raise NotImplementedError

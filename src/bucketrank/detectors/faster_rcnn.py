@@ -7,40 +7,43 @@ from typing import Any
 from torch import Tensor
 from torchvision.models.detection.image_list import ImageList
 
-from bucketrank.detectors.box_head import BoxHead, Trained
+from bucketrank.catalogue import LossSettings
+from bucketrank.catalogue.detector_specs import FasterRCNNSettings
+from bucketrank.detectors.box_head import BoxHead, BoxHeadStep
 from bucketrank.detectors.criterion import named
 from bucketrank.detectors.rcnn import RCNN
-from bucketrank.detectors.settings import LossSettings
 from bucketrank.detectors.targets import Target
 
 
 class FasterRCNN(RCNN):
-    """Proposals, then classes and boxes. Ranking losses take all proposals; cross-entropy samples 512 an image."""
+    """An RPN and a box head. Ranking losses train on all proposals, cross-entropy on a sample of 512 per image."""
 
-    low_quality: float | None = None  # in assigning proposals
+    low_quality: float | None = None  # minimum IoU of the best proposal of an object that becomes positive; None: off
 
-    def __init__(
-        self, num_classes: int, *, loss: LossSettings, channels: int = 256, hidden: int = 1024, **settings: Any
-    ) -> None:
-        super().__init__(num_classes, loss=loss, channels=channels, **settings)
+    def __init__(self, num_classes: int, *, loss: LossSettings, settings: FasterRCNNSettings, **shared: Any) -> None:
+        super().__init__(num_classes, loss=loss, settings=settings, **shared)
         self.box_head = BoxHead(
-            channels, num_classes=num_classes, loss=loss, hidden=hidden, low_quality=self.low_quality
+            settings.channels,
+            num_classes=num_classes,
+            loss=loss,
+            hidden=settings.hidden,
+            low_quality=self.low_quality,
         )
 
-    def losses(self, images: ImageList, features: list[Tensor], truths: list[Target]) -> dict[str, Tensor]:
-        proposals, terms = self.rpn(images, features, truths)
-        trained = self.box_head.train_on(features, proposals, truths, images.image_sizes)
-        rest = self.more_losses(features, trained, truths, images.image_sizes)
-        return named("rpn", terms) | named("roi", trained.terms) | rest
+    def losses(self, images: ImageList, features: list[Tensor], ground_truths: list[Target]) -> dict[str, Tensor]:
+        proposals, terms = self.rpn(images, features, ground_truths)
+        step = self.box_head.train_on(features, proposals, ground_truths, images.image_sizes)
+        extra = self.extra_losses(features, step, ground_truths, images.image_sizes)
+        return named("rpn", terms) | named("roi", step.terms) | extra
 
-    def more_losses(
-        self, features: list[Tensor], trained: Trained, truths: list[Target], image_sizes: list[tuple[int, int]]
+    def extra_losses(
+        self, features: list[Tensor], step: BoxHeadStep, ground_truths: list[Target], image_sizes: list[tuple[int, int]]
     ) -> dict[str, Tensor]:
-        """Of heads beyond boxes; there are none here."""
+        """Return the loss terms of further heads: none here."""
         return {}
 
     def detect(self, images: ImageList, features: list[Tensor]) -> list[dict[str, Tensor]]:
         proposals, _ = self.rpn(images, features)
-        logits, codes = self.box_head(features, proposals, images.image_sizes)
+        logits, box_deltas = self.box_head(features, proposals, images.image_sizes)
         scores = self.box_head.criterion.scores(logits)
-        return self.detections_of(scores, codes, proposals, images.image_sizes, self.box_head.coder)
+        return self.detections_of(scores, box_deltas, proposals, images.image_sizes, self.box_head.coder)

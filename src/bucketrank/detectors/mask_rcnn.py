@@ -10,7 +10,8 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.models.detection.roi_heads import project_masks_on_boxes
 
-from bucketrank.detectors.box_head import STRIDES, RoIPool, Trained
+from bucketrank.catalogue.detector_specs import MaskRCNNSettings
+from bucketrank.detectors.box_head import STRIDES, BoxHeadStep, RoIPool
 from bucketrank.detectors.criterion import confidences
 from bucketrank.detectors.faster_rcnn import FasterRCNN
 from bucketrank.detectors.targets import Target
@@ -19,48 +20,49 @@ from bucketrank.detectors.targets import Target
 class MaskRCNN(FasterRCNN):
     """Faster R-CNN with a mask for each detection.
 
-    Ranking losses: Dice, weighted by confidence, on at most ``mask_rois`` (200) positives of the batch; score-based
-    ones: cross-entropy on all.
+    With a ranking loss the mask loss is Dice, weighted by confidence, on at most ``mask_rois`` (200) positives per
+    batch; with a score-based loss it is cross-entropy on all positives.
     """
 
     masks = True
     low_quality = 0.5
 
-    def __init__(self, num_classes: int, *, channels: int = 256, mask_rois: int | None = None, **settings: Any) -> None:
-        super().__init__(num_classes, channels=channels, **settings)
-        usual = 200 if self.box_head.criterion.ranking else None
-        self.mask_rois = usual if mask_rois is None else mask_rois
+    def __init__(self, num_classes: int, *, settings: MaskRCNNSettings, **shared: Any) -> None:
+        super().__init__(num_classes, settings=settings, **shared)
+        published = 200 if self.box_head.criterion.ranking else None
+        self.mask_rois = published if settings.mask_rois is None else settings.mask_rois
+        channels = settings.channels
         self.mask_pool = RoIPool(STRIDES, size=14)
         self.mask_head = nn.Sequential(
             MaskRCNNHeads(channels, (channels,) * 4, dilation=1), MaskRCNNPredictor(channels, channels, num_classes)
         )
 
-    def more_losses(
-        self, features: list[Tensor], trained: Trained, truths: list[Target], image_sizes: list[tuple[int, int]]
+    def extra_losses(
+        self, features: list[Tensor], step: BoxHeadStep, ground_truths: list[Target], image_sizes: list[tuple[int, int]]
     ) -> dict[str, Tensor]:
-        rows = torch.where(trained.found.positives)[0]
+        rows = torch.where(step.assigned.positives)[0]
         if self.mask_rois is not None and len(rows) > self.mask_rois:
-            # In order again after the draw: pooling goes image by image, and each mask must meet its own weight.
+            # Sorted, because pooling goes image by image and the rows of logits, masks and confidences must agree.
             rows = rows[torch.randperm(len(rows), device=rows.device)[: self.mask_rois]].sort().values
-        owners, labels = trained.found.images[rows], trained.found.labels[rows]
-        boxes, matches = torch.cat(trained.proposals)[rows], torch.cat(trained.matches)[rows]
-        rois = [boxes[owners == image] for image in range(len(truths))]
+        image_index, labels = step.assigned.image_index[rows], step.assigned.labels[rows]
+        boxes, matches = torch.cat(step.proposals)[rows], torch.cat(step.matches)[rows]
+        rois = [boxes[image_index == image] for image in range(len(ground_truths))]
         logits = self.mask_logits(features, rois, image_sizes)
-        wanted = [
-            project_masks_on_boxes(truth["masks"], own.float(), matches[owners == image], logits.shape[-1])
-            for image, (truth, own) in enumerate(zip(truths, rois, strict=True))
+        target_masks = [
+            project_masks_on_boxes(ground_truth["masks"], own.float(), matches[image_index == image], logits.shape[-1])
+            for image, (ground_truth, own) in enumerate(zip(ground_truths, rois, strict=True))
         ]
         criterion = self.box_head.criterion
         loss = criterion.masks(
             logits[torch.arange(len(rows), device=rows.device), labels],
-            torch.cat(wanted),
-            confidences=confidences(trained.found.logits[rows]),
-            balance=torch.stack([term.detach() for name, term in trained.terms.items() if name != "box"]).sum(),
+            torch.cat(target_masks),
+            confidences=confidences(step.assigned.logits[rows]),
+            balance=torch.stack([term.detach() for name, term in step.terms.items() if name != "box"]).sum(),
         )
         return {"mask": loss}
 
     def mask_logits(self, features: list[Tensor], rois: list[Tensor], image_sizes: list[tuple[int, int]]) -> Tensor:
-        """(R, C, 28, 28) of the boxes of all images."""
+        """Return the mask logits (R, C, 28, 28) of the boxes of all images."""
         logits: Tensor = self.mask_head(self.mask_pool(features, rois, image_sizes))
         return logits
 
@@ -68,6 +70,6 @@ class MaskRCNN(FasterRCNN):
         results = super().detect(images, features)
         logits = self.mask_logits(features, [result["boxes"] for result in results], images.image_sizes)
         labels = torch.cat([result["labels"] for result in results])
-        found = logits[torch.arange(labels.shape[0], device=labels.device), labels].float().sigmoid()[:, None]
-        masks = found.split([result["boxes"].shape[0] for result in results])
+        class_masks = logits[torch.arange(labels.shape[0], device=labels.device), labels].float().sigmoid()[:, None]
+        masks = class_masks.split([result["boxes"].shape[0] for result in results])
         return [result | {"masks": mask} for result, mask in zip(results, masks, strict=True)]

@@ -1,4 +1,4 @@
-"""PAA (Kim & Lee, ECCV 2020): positives chosen by a mixture of two Gaussians over the candidates' losses."""
+"""PAA (Kim & Lee, ECCV 2020): a mixture of two Gaussians over the losses of candidates decides which are positive."""
 
 from __future__ import annotations
 
@@ -15,28 +15,34 @@ from bucketrank.ops.boxes import paired_iou
 
 
 class PAA(ATSS):
-    """PAA: ATSS's architecture, another assignment; score-based losses have a branch that predicts the IoU."""
+    """PAA: the architecture of ATSS with another assignment. With score-based losses a branch predicts the IoU."""
 
     recipe = HeadRecipe(ranking_box_weight=1.0, scored_box_weight=1.3, quality_weight=0.5, prior=0.01)
     votes = True
 
     @torch.no_grad()
-    def assign(self, output: DenseOutput, anchors: Tensor, valid: Tensor, truths: list[Target]) -> list[Tensor]:
+    def assign(self, output: DenseOutput, anchors: Tensor, valid: Tensor, ground_truths: list[Target]) -> list[Tensor]:
         matches = []
-        for logits, codes, here, truth in zip(output.logits, output.codes, valid, truths, strict=True):
-            near = assign_max_iou(anchors, truth["boxes"], positive=0.1, negative=0.1, low_quality=0.0, valid=here)
-            losses = self.candidate_losses(logits.float(), codes.float(), anchors, near, truth)
-            matches.append(assign_paa(near, losses, per_level=output.per_level, topk=self.topk))
+        for logits, box_deltas, valid_here, ground_truth in zip(
+            output.logits, output.box_deltas, valid, ground_truths, strict=True
+        ):
+            nearest = assign_max_iou(
+                anchors, ground_truth["boxes"], positive=0.1, negative=0.1, low_quality=0.0, valid=valid_here
+            )
+            losses = self.candidate_losses(logits.float(), box_deltas.float(), anchors, nearest, ground_truth)
+            matches.append(assign_paa(nearest, losses, per_level=output.per_level, topk=self.topk))
         return matches
 
-    def candidate_losses(self, logits: Tensor, codes: Tensor, anchors: Tensor, near: Tensor, truth: Target) -> Tensor:
-        """(A,) how badly each candidate fits its object: focal plus GIoU loss, whatever loss trains the detector."""
+    def candidate_losses(
+        self, logits: Tensor, box_deltas: Tensor, anchors: Tensor, nearest: Tensor, ground_truth: Target
+    ) -> Tensor:
+        """Return the focal plus GIoU loss (A,) of each candidate for its nearest object, whatever the training loss."""
         losses = torch.zeros_like(anchors[:, 0])
-        rows = torch.where(near >= 0)[0]
-        objects, labels = truth["boxes"][near[rows]], truth["labels"][near[rows]]
-        wanted = torch.zeros_like(logits[rows]).scatter_(1, labels[:, None], 1.0)
-        boxes = self.coder.decode_single(codes[rows], anchors[rows])
-        losses[rows] = sigmoid_focal_loss(logits[rows], wanted).sum(1) + generalized_box_iou_loss(boxes, objects)
+        rows = torch.where(nearest >= 0)[0]
+        objects, labels = ground_truth["boxes"][nearest[rows]], ground_truth["labels"][nearest[rows]]
+        class_targets = torch.zeros_like(logits[rows]).scatter_(1, labels[:, None], 1.0)
+        boxes = self.coder.decode_single(box_deltas[rows], anchors[rows])
+        losses[rows] = sigmoid_focal_loss(logits[rows], class_targets).sum(1) + generalized_box_iou_loss(boxes, objects)
         return losses
 
     def quality(self, anchors: Tensor, boxes: Tensor, objects: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""From scored boxes to detections."""
+"""Postprocessing: scored boxes to detections."""
 
 from __future__ import annotations
 
@@ -10,37 +10,38 @@ from torchvision.ops import batched_nms, box_iou, remove_small_boxes
 SMALLEST_SIDE = 1e-2  # of a detection, in pixels
 
 
-def best_entries(scores: Tensor, *, most: int, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The ``most`` highest of ``scores`` (R, C) above ``threshold``: their scores, rows and columns.
+def best_entries(scores: Tensor, *, limit: int, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the at most ``limit`` highest of ``scores`` (R, C) above ``threshold``: values, rows and columns.
 
-    The detectors' threshold is 0 unless set. Scores trained by ranking say which detection is better, and nothing else:
-    all of them may lie below any limit that suits probabilities.
+    The detectors' default threshold is 0. A ranking loss trains the order of the scores, not their values: all scores
+    may lie below a threshold that suits probabilities.
     """
     flat = scores.flatten()
-    values, order = flat.topk(_topk_min(flat, most, 0))
+    values, order = flat.topk(_topk_min(flat, limit, 0))
     above = values > threshold
     values, order = values[above], order[above]
     return values, order // scores.shape[1], order % scores.shape[1]
 
 
 def without_duplicates(
-    boxes: Tensor, scores: Tensor, labels: Tensor, *, iou: float, most: int, vote: bool = False
+    boxes: Tensor, scores: Tensor, labels: Tensor, *, iou: float, limit: int, vote: bool = False
 ) -> dict[str, Tensor]:
-    """Non-maximum suppression within each class; with ``vote`` the boxes kept are moved by those around them.
+    """Apply non-maximum suppression within each class and return at most ``limit`` detections.
 
-    Boxes that clipping has left without area are not detections.
+    With ``vote``, score voting moves the remaining boxes. Boxes without area after clipping are dropped.
     """
     solid = remove_small_boxes(boxes, SMALLEST_SIDE)
     boxes, scores, labels = boxes[solid], scores[solid], labels[solid]
-    keep = batched_nms(boxes, scores, labels, iou)[:most]
-    kept = voted(boxes, scores, labels, keep) if vote else boxes[keep]
-    return {"boxes": kept, "scores": scores[keep], "labels": labels[keep]}
+    keep = batched_nms(boxes, scores, labels, iou)[:limit]
+    kept_boxes = voted_boxes(boxes, scores, labels, keep) if vote else boxes[keep]
+    return {"boxes": kept_boxes, "scores": scores[keep], "labels": labels[keep]}
 
 
-def voted(boxes: Tensor, scores: Tensor, labels: Tensor, keep: Tensor) -> Tensor:
-    """Score voting (PAA): the mean of the boxes of the same class, by ``score * exp(-(1 - IoU)^2 / 0.025)``.
+def voted_boxes(boxes: Tensor, scores: Tensor, labels: Tensor, keep: Tensor) -> Tensor:
+    """Return the boxes ``keep`` after score voting (PAA).
 
-    Boxes that overlap by an IoU of 0.01 or less have no vote.
+    Each becomes the mean of the boxes of its class, weighted by ``score * exp(-(1 - IoU)^2 / 0.025)``. Boxes with an
+    IoU of 0.01 or less have no weight.
     """
     overlaps = box_iou(boxes[keep], boxes)
     votes = scores * torch.exp(-((1 - overlaps) ** 2) / 0.025)

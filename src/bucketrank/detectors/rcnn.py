@@ -1,4 +1,4 @@
-"""What the R-CNNs share: from scored proposals to detections."""
+"""The base of the R-CNNs: feature pyramid, RPN, and the step from scored proposals to detections."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from torch import Tensor
 from torchvision.models.detection._utils import BoxCoder
 from torchvision.ops import clip_boxes_to_image
 
+from bucketrank.catalogue import BackboneSettings, InputSettings, LossSettings
+from bucketrank.catalogue.detector_specs import RCNNSettings
 from bucketrank.detectors.detector import Detector
-from bucketrank.detectors.neck import FeaturePyramid
+from bucketrank.detectors.feature_pyramid import FeaturePyramid
 from bucketrank.detectors.postprocess import best_entries, without_duplicates
 from bucketrank.detectors.rpn import RPN
-from bucketrank.detectors.settings import BackboneSettings, InputSettings, LossSettings
 
 
 class RCNN(Detector):
-    """A pyramid from P2 to P6 and a network that proposes; the heads over the proposals are the detector's own."""
+    """A pyramid from P2 to P6 and an RPN; a subclass adds the heads over the proposals."""
 
-    border: int | None = None  # how far an anchor may reach out of its image and still be trained; None: any
+    border: int | None = None  # pixels by which a trained anchor may extend beyond its image; None: no limit
 
     def __init__(
         self,
@@ -26,45 +27,38 @@ class RCNN(Detector):
         backbone: BackboneSettings,
         loss: LossSettings,
         inputs: InputSettings,
-        channels: int = 256,
-        proposals: int = 1000,
-        proposal_candidates: int = 2000,
-        test_proposals: int = 1000,
-        candidates: int = 1000,
-        score_threshold: float = 0.0,
-        nms: float = 0.5,
-        detections: int = 100,
+        settings: RCNNSettings,
     ) -> None:
         super().__init__(num_classes, backbone=backbone, inputs=inputs)
-        self.neck = FeaturePyramid(self.backbone.channels, channels, first_level=2, extra="pool")
+        self.neck = FeaturePyramid(self.backbone.channels, settings.channels, first_level=2, extra="pool")
         self.rpn = RPN(
-            channels,
+            settings.channels,
             loss=loss,
             strides=self.neck.strides,
-            proposals=proposals,
-            candidates=proposal_candidates,
-            test_proposals=test_proposals,
+            proposals=settings.proposals,
+            candidates=settings.proposal_candidates,
+            test_proposals=settings.test_proposals,
             size_divisor=self.size_divisor,
             border=self.border,
         )
-        self.candidates, self.score_threshold = candidates, score_threshold
-        self.nms, self.detections = nms, detections
+        self.candidates, self.score_threshold = settings.candidates, settings.score_threshold
+        self.nms, self.detections = settings.nms, settings.detections
 
     def detections_of(
         self,
         scores: Tensor,
-        codes: Tensor,
+        box_deltas: Tensor,
         proposals: list[Tensor],
         image_sizes: list[tuple[int, int]],
         coder: BoxCoder,
     ) -> list[dict[str, Tensor]]:
-        """Of each image, from ``scores`` (R, C) and ``codes`` (R, C or 1, 4) of all its proposals."""
+        """Return the detections per image from ``scores`` (R, C) and ``box_deltas`` (R, C or 1, 4) of all proposals."""
         results = []
         counts = [boxes.shape[0] for boxes in proposals]
-        parts = zip(scores.split(counts), codes.split(counts), proposals, image_sizes, strict=True)
-        for score, code, boxes, size in parts:
-            values, rows, labels = best_entries(score, most=self.candidates, threshold=self.score_threshold)
-            chosen = code[rows, torch.zeros_like(labels) if code.shape[1] == 1 else labels].float()
-            found = clip_boxes_to_image(coder.decode_single(chosen, boxes[rows]), size)
-            results.append(without_duplicates(found, values, labels, iou=self.nms, most=self.detections))
+        parts = zip(scores.split(counts), box_deltas.split(counts), proposals, image_sizes, strict=True)
+        for score, deltas, boxes, size in parts:
+            values, rows, labels = best_entries(score, limit=self.candidates, threshold=self.score_threshold)
+            class_deltas = deltas[rows, torch.zeros_like(labels) if deltas.shape[1] == 1 else labels].float()
+            decoded = clip_boxes_to_image(coder.decode_single(class_deltas, boxes[rows]), size)
+            results.append(without_duplicates(decoded, values, labels, iou=self.nms, limit=self.detections))
         return results

@@ -1,4 +1,4 @@
-"""RetinaNet (Lin et al., ICCV 2017): positives by the IoU of anchor and object."""
+"""RetinaNet (Lin et al., ICCV 2017): the IoU of anchor and object decides which anchors are positive."""
 
 from __future__ import annotations
 
@@ -7,37 +7,27 @@ from typing import Any
 from torch import Tensor
 from torchvision.models.detection._utils import BoxCoder
 
+from bucketrank.catalogue.detector_specs import RetinaNetSettings
 from bucketrank.detectors.criterion import HeadRecipe
-from bucketrank.detectors.dense import DenseDetector
+from bucketrank.detectors.dense_detector import DenseDetector
 from bucketrank.detectors.dense_head import DenseHead, DenseOutput
-from bucketrank.detectors.neck import FeaturePyramid
+from bucketrank.detectors.feature_pyramid import FeaturePyramid
 from bucketrank.detectors.targets import Target
 from bucketrank.ops.anchors import Anchors, octave
 from bucketrank.ops.assignment import assign_max_iou
 
 
 class RetinaNet(DenseDetector):
-    """RetinaNet. Ranking losses: two scales an octave, decoded boxes by GIoU; score-based ones: three, codes by L1."""
+    """RetinaNet. Ranking losses: 2 anchor scales per octave and GIoU; score-based losses: 3 scales and L1 on deltas."""
 
     recipe = HeadRecipe(box_loss="l1", prior=0.01)
 
-    def __init__(
-        self,
-        num_classes: int,
-        *,
-        channels: int = 256,
-        convs: int = 4,
-        scales: int | None = None,
-        positive_iou: float = 0.5,
-        negative_iou: float = 0.4,
-        nms: float = 0.5,
-        **settings: Any,
-    ) -> None:
-        super().__init__(num_classes, nms=nms, **settings)
-        self.positive_iou, self.negative_iou = positive_iou, negative_iou
+    def __init__(self, num_classes: int, *, settings: RetinaNetSettings, **shared: Any) -> None:
+        super().__init__(num_classes, settings=settings, vote=settings.vote, **shared)
+        self.positive_iou, self.negative_iou = settings.positive_iou, settings.negative_iou
         criterion = self.criterion
-        self.neck = FeaturePyramid(self.backbone.channels, channels, first_level=3, extra="convs_on_input")
-        steps = (2 if criterion.ranking else 3) if scales is None else scales
+        self.neck = FeaturePyramid(self.backbone.channels, settings.channels, first_level=3, extra="convs_on_input")
+        steps = (2 if criterion.ranking else 3) if settings.scales is None else settings.scales
         ratios = (0.5, 1.0, 2.0)
         self.anchors = Anchors(
             self.neck.strides,
@@ -47,25 +37,25 @@ class RetinaNet(DenseDetector):
         )
         self.coder = BoxCoder(weights=(1.0, 1.0, 1.0, 1.0) if criterion.box_loss != "giou" else (10.0, 10.0, 5.0, 5.0))
         self.head = DenseHead(
-            channels,
+            settings.channels,
             num_classes=num_classes,
             anchors=steps * len(ratios),
             levels=len(self.neck.strides),
-            convs=convs,
+            convs=settings.convs,
             normalise=False,
             scale=False,
             prior=criterion.initial_score,
         )
 
-    def assign(self, output: DenseOutput, anchors: Tensor, valid: Tensor, truths: list[Target]) -> list[Tensor]:
+    def assign(self, output: DenseOutput, anchors: Tensor, valid: Tensor, ground_truths: list[Target]) -> list[Tensor]:
         return [
             assign_max_iou(
                 anchors,
-                truth["boxes"],
+                ground_truth["boxes"],
                 positive=self.positive_iou,
                 negative=self.negative_iou,
                 low_quality=0.0,
-                valid=here,
+                valid=valid_here,
             )
-            for truth, here in zip(truths, valid, strict=True)
+            for ground_truth, valid_here in zip(ground_truths, valid, strict=True)
         ]

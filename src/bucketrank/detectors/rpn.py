@@ -1,4 +1,4 @@
-"""The region proposal network of the R-CNNs: one foreground class over the anchors."""
+"""The region proposal network (RPN) of the R-CNNs: it scores anchors for one class, object or not."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torchvision.models.detection._utils import BoxCoder
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead, concat_box_prediction_layers
 
-from bucketrank.detectors.criterion import HeadRecipe, assigned, build_criterion
-from bucketrank.detectors.initialise import start_classifier
-from bucketrank.detectors.sampling import subsample
-from bucketrank.detectors.settings import LossSettings
+from bucketrank.catalogue import LossSettings
+from bucketrank.detectors.candidate_sampling import subsample
+from bucketrank.detectors.criterion import Assigned, HeadRecipe, build_criterion
+from bucketrank.detectors.initialisation import initialise_classifier
 from bucketrank.detectors.targets import Target
 from bucketrank.ops.anchors import Anchors
 from bucketrank.ops.assignment import assign_max_iou
@@ -22,7 +22,7 @@ RECIPE = HeadRecipe(ranking_weight=0.2, box_loss="l1", least_iou=0.7, samples=Tr
 
 
 class RPN(RegionProposalNetwork):
-    """torchvision's network and its choice of proposals, with our anchors, assignment and criterion."""
+    """torchvision's network and selection of proposals, with the anchors, assignment and criterion of this package."""
 
     def __init__(
         self,
@@ -55,39 +55,42 @@ class RPN(RegionProposalNetwork):
             nms_thresh=nms,
         )
         self.criterion = build_criterion(loss, recipe)
-        start_classifier(self.head.cls_logits, self.criterion.initial_score)
-        # GIoU compares decoded boxes, L1 the codes: as published, each with its own coding.
-        usual = (10.0, 10.0, 5.0, 5.0) if self.criterion.box_loss == "giou" else (1.0, 1.0, 1.0, 1.0)
-        self.box_coder = BoxCoder(weights=coder_weights or usual)
+        initialise_classifier(self.head.cls_logits, self.criterion.initial_score)
+        # As published: GIoU compares decoded boxes and L1 compares deltas, each with its own weights of the deltas.
+        published = (10.0, 10.0, 5.0, 5.0) if self.criterion.box_loss == "giou" else (1.0, 1.0, 1.0, 1.0)
+        self.box_coder = BoxCoder(weights=coder_weights or published)
 
     def forward(
-        self, images: ImageList, features: list[Tensor], truths: list[Target] | None = None
+        self, images: ImageList, features: list[Tensor], ground_truths: list[Target] | None = None
     ) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """The proposals of each image and, with ``truths``, the terms of this head."""
-        objectness, codes = self.head(features)
+        """Return the proposals of each image and, with ``ground_truths``, the loss terms of this head."""
+        objectness, level_deltas = self.head(features)
         per_level = [level[0].numel() for level in objectness]
-        logits, codes = concat_box_prediction_layers(objectness, codes)
+        logits, box_deltas = concat_box_prediction_layers(objectness, level_deltas)
         anchors = torch.cat(self.anchor_generator(features))
         count = len(images.image_sizes)
-        decoded = self.box_coder.decode_single(codes.detach().float(), anchors.repeat(count, 1))
+        decoded = self.box_coder.decode_single(box_deltas.detach().float(), anchors.repeat(count, 1))
         proposals, _ = self.filter_proposals(
             decoded.reshape(count, -1, 4), logits.detach().float(), images.image_sizes, per_level
         )
-        if truths is None:
+        if ground_truths is None:
             return proposals, {}
         valid = self.anchor_generator.valid(anchors, images.image_sizes)
         matches = [
-            assign_max_iou(anchors, truth["boxes"], positive=0.7, negative=0.3, low_quality=0.3, valid=here)
-            for truth, here in zip(truths, valid, strict=True)
+            assign_max_iou(
+                anchors, ground_truth["boxes"], positive=0.7, negative=0.3, low_quality=0.3, valid=valid_here
+            )
+            for ground_truth, valid_here in zip(ground_truths, valid, strict=True)
         ]
         if self.criterion.samples:
             matches = [subsample(match, self.fg_bg_sampler) for match in matches]
-        found = assigned(
+        one_class = [each | {"labels": torch.zeros_like(each["labels"])} for each in ground_truths]
+        assigned = Assigned.from_candidates(
             logits,
-            codes,
+            box_deltas,
             candidates=[anchors] * count,
             matches=matches,
-            truths=[truth | {"labels": torch.zeros_like(truth["labels"])} for truth in truths],
+            ground_truths=one_class,
             coder=self.box_coder,
         )
-        return proposals, self.criterion(found)
+        return proposals, self.criterion(assigned)

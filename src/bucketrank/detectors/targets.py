@@ -1,4 +1,4 @@
-"""Targets as torchvision's detectors take them, checked before they can do harm."""
+"""Checks of images and targets in the format of torchvision's detectors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Target = dict[str, Tensor]
 
 
 def check_images(images: Sequence[Tensor]) -> None:
-    """Raise unless these are images."""
+    """Raise unless every image is a float tensor (3, height, width)."""
     for number, image in enumerate(images):
         if not isinstance(image, Tensor) or image.dim() != 3 or image.shape[0] != 3:
             got = tuple(image.shape) if isinstance(image, Tensor) else type(image).__name__
@@ -24,14 +24,14 @@ def check_images(images: Sequence[Tensor]) -> None:
 
 
 def check_targets(images: Sequence[Tensor], targets: Sequence[Target] | None, num_classes: int, *, masks: bool) -> None:
-    """Raise, naming image and box, unless every image has sound targets; no objects is sound."""
+    """Raise unless every image has valid targets, naming the image and the box; an image may have no objects."""
     if targets is None:
-        raise ValueError("a detector in training mode needs targets; call model.eval() to detect")
+        raise ValueError("targets: expected a list in training mode, got None; call model.eval() to detect")
     if len(targets) != len(images):
-        raise ValueError(f"expected targets for each of {len(images)} images, got {len(targets)}")
+        raise ValueError(f"targets: expected one for each of {len(images)} images, got {len(targets)}")
     for number, (image, target) in enumerate(zip(images, targets, strict=True)):
-        identity = f" (image_id {_number(target['image_id'])})" if "image_id" in target else ""
-        _check_target(f"target of image {number}{identity}", image, target, num_classes, masks=masks)
+        image_id = f" (image_id {_as_number(target['image_id'])})" if "image_id" in target else ""
+        _check_target(f"target of image {number}{image_id}", image, target, num_classes, masks=masks)
 
 
 def _check_target(name: str, image: Tensor, target: Target, num_classes: int, *, masks: bool) -> None:
@@ -62,21 +62,22 @@ def _check_target(name: str, image: Tensor, target: Target, num_classes: int, *,
     if not len(boxes):
         return
     x1, y1, x2, y2 = boxes.unbind(1)
-    _refuse(name, boxes, ~boxes.isfinite().all(1), "is not finite")
-    _refuse(name, boxes, (x2 <= x1) | (y2 <= y1), "has no area; expected (x1, y1, x2, y2) with x1 < x2 and y1 < y2")
+    _refuse(name, boxes, ~boxes.isfinite().all(1), "finite boxes")
+    _refuse(name, boxes, (x2 <= x1) | (y2 <= y1), "boxes (x1, y1, x2, y2) with x1 < x2 and y1 < y2")
     outside = (x2 <= 0) | (y2 <= 0) | (x1 >= width) | (y1 >= height)
-    _refuse(name, boxes, outside, f"lies outside the image of {width} x {height} pixels")
-    wrong = torch.where((labels < 1) | (labels > num_classes))[0]
-    if len(wrong):
-        box = int(wrong[0])
+    _refuse(name, boxes, outside, f"boxes that overlap the image of {width} x {height} pixels")
+    invalid = torch.where((labels < 1) | (labels > num_classes))[0]
+    if len(invalid):
+        box = int(invalid[0])
         raise ValueError(f"{name}: expected labels from 1 to {num_classes}, got {int(labels[box])} for box {box}")
 
 
-def _refuse(name: str, boxes: Tensor, bad: Tensor, what: str) -> None:
-    if bad.any():
-        box = int(torch.where(bad)[0][0])
-        raise ValueError(f"{name}: box {box} {[round(value, 3) for value in boxes[box].tolist()]} {what}")
+def _refuse(name: str, boxes: Tensor, invalid: Tensor, expected: str) -> None:
+    if invalid.any():
+        box = int(torch.where(invalid)[0][0])
+        values = [round(value, 3) for value in boxes[box].tolist()]
+        raise ValueError(f"{name}: expected {expected}, got {values} for box {box}")
 
 
-def _number(identity: object) -> object:
-    return identity.item() if isinstance(identity, Tensor) and identity.numel() == 1 else identity
+def _as_number(image_id: object) -> object:
+    return image_id.item() if isinstance(image_id, Tensor) and image_id.numel() == 1 else image_id

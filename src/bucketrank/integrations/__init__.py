@@ -1,1 +1,1 @@
-"""Ranking losses for models of other libraries: one module for each library."""
+"""Ranking losses for the detectors of other libraries: one package per library."""

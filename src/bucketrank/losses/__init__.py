@@ -1,22 +1,27 @@
-"""Ranking-based losses: the functions, the modules, self-balancing, and the choice of backend."""
+"""Ranking-based losses: functions, modules, self-balancing and the choice of backend.
 
-from bucketrank.losses.backend import use_backend
-from bucketrank.losses.balance import self_balance
-from bucketrank.losses.dr import dr_loss
-from bucketrank.losses.functional import ALRPTerms, RankSortTerms, alrp_loss, ap_loss, rank_sort_loss
-from bucketrank.losses.modules import ALRPLoss, APLoss, DRLoss, RankSortLoss
+From ``ap_loss`` to its gradient:
 
-__all__ = [
-    "ALRPLoss",
-    "ALRPTerms",
-    "APLoss",
-    "DRLoss",
-    "RankSortLoss",
-    "RankSortTerms",
-    "alrp_loss",
-    "ap_loss",
-    "dr_loss",
-    "rank_sort_loss",
-    "self_balance",
-    "use_backend",
-]
+1. ``functional.py``: ``ap_loss`` checks and flattens its arguments and calls ``rank``. ``modules.py`` wraps it.
+2. ``autograd.py``: ``rank`` is the entry point to autograd, for eager calls and for ``torch.compile``.
+3. ``backend.py``: ``comparison_of`` chooses the class that implements the method: a ``Comparison`` (``comparison.py``).
+4. ``pairwise.py``, ``bucketed.py``, ``exact.py`` (with ``dominance.py``, ``look_up.py``) and ``fused.py`` (with
+   ``kernels.py``, ``threads.py``) compute sums of the smoothed step H (``step.py``) over positives and negatives.
+5. ``terms.py``: ``average_precision`` turns these sums into errors and gradients. The mean of the errors is the loss.
+6. The backward pass in ``autograd.py`` scales the gradients, and ``Comparison.spread`` writes them to all logits.
+
+DR loss (``dr.py``) and ``self_balance`` (``balance.py``) are ordinary autograd.
+"""
+
+from bucketrank.losses.backend import use_backend as use_backend
+from bucketrank.losses.balance import self_balance as self_balance
+from bucketrank.losses.dr import dr_loss as dr_loss
+from bucketrank.losses.functional import ALRPTerms as ALRPTerms
+from bucketrank.losses.functional import RankSortTerms as RankSortTerms
+from bucketrank.losses.functional import alrp_loss as alrp_loss
+from bucketrank.losses.functional import ap_loss as ap_loss
+from bucketrank.losses.functional import rank_sort_loss as rank_sort_loss
+from bucketrank.losses.modules import ALRPLoss as ALRPLoss
+from bucketrank.losses.modules import APLoss as APLoss
+from bucketrank.losses.modules import DRLoss as DRLoss
+from bucketrank.losses.modules import RankSortLoss as RankSortLoss

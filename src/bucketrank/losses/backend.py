@@ -1,4 +1,4 @@
-"""Which implementation answers for a method: on CPU the fused kernel where numba is installed, torch ops elsewhere."""
+"""The class that implements each method: on the CPU the fused kernels if numba is installed, else torch operations."""
 
 from __future__ import annotations
 
@@ -6,25 +6,28 @@ import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import get_args
 
 from torch import Tensor
 
+from bucketrank.choices import Backend
 from bucketrank.losses.bucketed import Bucketed
 from bucketrank.losses.comparison import Comparison
 from bucketrank.losses.exact import Exact
 from bucketrank.losses.pairwise import Pairwise
 
-METHODS: dict[str, type[Comparison]] = {"pairwise": Pairwise, "bucketed": Bucketed, "exact": Exact}
-BACKENDS = ("auto", "fused", "torch")
+METHODS: dict[str, type[Comparison]] = {"exact": Exact, "bucketed": Bucketed, "pairwise": Pairwise}
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
-_backend = "auto"
+_backend: Backend = "auto"
 
 
 @contextmanager
-def use_backend(name: str) -> Iterator[None]:
-    """Force the implementation of ``method="exact"`` inside a ``with``: for tests and benchmarks; process-wide.
+def use_backend(name: Backend) -> Iterator[None]:
+    """Force the implementation of ``method="exact"`` inside a ``with`` block, in the whole process.
 
-    ``"fused"`` is the numba kernel, for CPU tensors; ``"torch"`` is plain torch ops; ``"auto"`` chooses.
+    Meant for tests and benchmarks. ``"fused"`` is the numba kernel, for CPU tensors; ``"torch"`` is plain torch
+    operations; ``"auto"`` chooses.
 
     >>> import torch
     >>> from bucketrank import ap_loss, use_backend
@@ -51,23 +54,22 @@ def _has_numba() -> bool:
 
 @cache
 def _fused() -> type[Comparison]:
-    # Imported when first needed: numba takes half a second, and who only has a GPU never needs it.
+    # Imported when first needed: numba takes half a second to import, and losses on a GPU never need it.
     from bucketrank.losses.fused import Fused
 
     return Fused
 
 
-def chosen_backend() -> str:
-    """What :func:`use_backend` says now."""
+def chosen_backend() -> Backend:
+    """Return the backend that :func:`use_backend` has set."""
     return _backend
 
 
 def comparison_of(method: str, backend: str, logits: Tensor) -> type[Comparison]:
-    """The class that compares these logits by this method."""
-    if method != "exact" or backend == "torch":
-        return METHODS[method]
-    if logits.device.type == "cpu" and _has_numba():
-        return _fused()
-    if backend == "fused":
-        raise ValueError(f"use_backend: the fused kernel takes CPU tensors, got one on {logits.device}")
+    """Return the class that compares these logits by this method."""
+    if method == "exact" and backend != "torch":
+        if logits.device.type == "cpu" and _has_numba():
+            return _fused()
+        if backend == "fused":
+            raise ValueError(f"use_backend: the fused kernel takes CPU tensors, got one on {logits.device}")
     return METHODS[method]

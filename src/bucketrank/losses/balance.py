@@ -1,4 +1,4 @@
-"""Self-balancing: tasks weighted by their values instead of by tuning (paper, "self-balancing"; Oksuz et al., 2021)."""
+"""Self-balancing: weights computed from the values of the losses, not tuned ("self-balancing"; Oksuz et al., 2021)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 def self_balance(loss: Tensor, to: Tensor) -> Tensor:
-    """Scale ``loss`` so that its value is that of ``to``; the gradient of ``loss`` is scaled alike, ``to`` gets none.
+    """Scale ``loss`` and its gradient so that its value becomes that of ``to``, which gets no gradient.
 
-    Where ``loss`` is 0 there is nothing to scale: it is returned as it is, with its own gradient.
+    A ``loss`` of 0 is returned unchanged, with its own gradient.
 
     >>> box = torch.tensor(0.5, requires_grad=True)
     >>> balanced = self_balance(box * 2, to=torch.tensor(3.0))

@@ -1,4 +1,4 @@
-"""The paper's bucketing: the negatives between two positives are compared as one, by their mean (paper, Algorithm 2).
+"""The paper's bucketing: the mean of all negatives between two positives stands for them (paper, Algorithm 2).
 
 O((P + N) log P + P^2) time. An approximation when delta > 0; at delta 0 equal to the definition (paper, Theorem 1).
 """
@@ -13,24 +13,25 @@ from bucketrank.losses.pairwise import Pairwise
 
 
 class Bucketed(Pairwise):
-    """Pairwise on at most P + 1 prototypes, each counted as often as its bucket has members."""
+    """Compares the positives with at most P + 1 prototypes, each weighted by the size of its bucket."""
 
     def __init__(self, logits: Tensor, targets: Tensor, delta: float, index: Tensor | None = None) -> None:
         super().__init__(logits, targets, delta, index)
         if self.positives.numel() == 0:
             return
-        # A mean has more digits than its members: the prototypes are kept, and compared, in full precision.
+        # A mean has more digits than its members: the prototypes are stored and compared in full precision.
         members = precise(self.negatives)
-        # A negative as high as a positive ranks above it, as H(0) has it at delta 0: bucket = positives at or below
-        # it.
+        # The bucket of a negative is the number of positives at or below it: a tied negative ranks above the
+        # positive, like H(0) = 1 at delta 0.
         self.bucket = torch.searchsorted(self.scores, members, right=True)
         buckets = self.positives.numel() + 1
         self.sizes = torch.bincount(self.bucket, minlength=buckets)
-        # Measured from the positive below (in the lowest bucket: from the lowest one), the mean does not lose digits.
+        # The mean is taken of the distances from the positive below (in the lowest bucket: from the lowest positive),
+        # which loses no digits.
         base = torch.cat([self.scores[:1], self.scores])
         offsets = torch.zeros_like(base).index_add_(0, self.bucket, members - base[self.bucket])
         means = base + offsets / self.sizes.clamp(min=1)
-        # Rounding must not carry a mean out of its bucket.
+        # Rounding must not move a mean out of its bucket.
         highest = means.scatter_reduce(0, self.bucket, members, "amax", include_self=False)
         lowest = means.scatter_reduce(0, self.bucket, members, "amin", include_self=False)
         self.prototypes = means.clamp(lowest, highest)

@@ -1,6 +1,6 @@
-"""What a ranking loss asks of the logits: sums of H over positives and over negatives.
+"""The sums of H over positives and negatives from which every ranking loss is made.
 
-The losses (``terms.py``) are written once, in these few questions; each method answers them in its own way.
+The losses (``terms.py``) are written once, with these few sums; each method computes them in its own way.
 """
 
 from __future__ import annotations
@@ -15,33 +15,104 @@ from torch import Tensor
 # A tensor; in the fused backend a numpy array, whose small operations cost a fifth of torch's.
 Array = Any
 
+# A delta below this fraction of the largest positive logit leaves float64 too few digits for the edges s +- delta.
+FINEST_DELTA = 1e-9
+
 
 def precise(tensor: Tensor) -> Tensor:
-    """``tensor`` in the widest float its device has: sums over millions of logits need it."""
+    """Convert ``tensor`` to the widest float of its device, which sums over millions of logits need."""
     return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)
 
 
-def _all_finite(logits: Tensor, targets: Tensor) -> bool:
-    """Whether all that takes part is finite: by the extremes, which pass NaN on, as that takes fewer passes."""
-    if logits.numel() == 0:
-        return True
-    low, high = logits.masked_fill(targets < 0, 0).aminmax()
-    return bool((low > -torch.inf) & (high < torch.inf) & (targets.amax() < torch.inf))
+def can_place_edges(scores: Array, delta: float) -> bool:
+    """Whether float64 has the digits for the edges ``s - delta`` and ``s + delta``; ``scores`` are ascending."""
+    largest = max(-float(scores[0]), float(scores[-1])) if len(scores) else 0.0
+    return delta == 0 or delta >= FINEST_DELTA * largest
 
 
 class Comparison(ABC):
     """The logits of one call, compared with its positives.
 
-    ``index`` holds the flat positions of the positives, lowest logit first; found if not given. Every vector over
-    positives, in and out, is in that order, in the precision of :func:`precise`, and an array of the namespace
-    ``xp``.
+    A method is a subclass. It is created with the flat logits and targets, delta, and optionally ``index``. ``index``
+    holds the flat positions of the positives, lowest logit first; it is computed if it is None. Every vector over
+    positives, as argument or result, has that order, the precision of :func:`precise`, and is an array of the
+    namespace ``xp``.
     """
 
-    xp: Any = torch
-    # Whether all that takes part is a finite number: logits not ignored, targets of positives. Else there is nothing
-    # to ask.
+    xp: Any
+    delta: float
+    # Whether all logits that are not ignored, and all targets of positives, are finite. If not, no sum is defined.
     finite: bool
+    # The logits of the positives.
     scores: Array
+
+    @abstractmethod
+    def __init__(self, logits: Tensor, targets: Tensor, delta: float, index: Tensor | None = None) -> None: ...
+
+    @property
+    @abstractmethod
+    def index(self) -> Tensor:
+        """The flat positions of the positives."""
+
+    @cached_property
+    @abstractmethod
+    def labels(self) -> Array:
+        """The targets of the positives."""
+
+    def is_accurate(self) -> bool:
+        """Whether this method has enough digits for logits this large and a delta this small."""
+        return True
+
+    @abstractmethod
+    def vector(self, values: Tensor) -> Array:
+        """Convert ``values`` to an array of ``xp``."""
+
+    @abstractmethod
+    def number(self, value: Tensor) -> Any:
+        """Convert a tensor of one value to a factor for arrays of ``xp``."""
+
+    @abstractmethod
+    def mean(self, errors: Array) -> Tensor:
+        """Return the mean over the positives as a tensor of the logits' dtype."""
+
+    @abstractmethod
+    def running_minimum(self, values: Array) -> Array:
+        """Return the least of ``values`` from the lowest logit up to each positive."""
+
+    def ranks(self) -> tuple[Array, Array]:
+        """Return FP(i) and rank(i) for each positive i, which counts itself in rank(i) as H(0)."""
+        false_positives = self.false_positives()
+        return false_positives, self.above(self.xp.ones_like(self.scores)[:, None])[:, 0] + false_positives
+
+    @abstractmethod
+    def false_positives(self) -> Array:
+        """Return FP(i), the sum over negatives j of H(s_j - s_i), for each positive i."""
+
+    @abstractmethod
+    def above(self, values: Array) -> Array:
+        """Return the sum over positives j of H(s_j - s_i) values_j, j = i included; ``values`` is (P, K)."""
+
+    @abstractmethod
+    def above_worse(self, values: Array) -> Array:
+        """Return the same sum over only the positives j with a lower label than i; ``values`` is (P, 2)."""
+
+    @abstractmethod
+    def below_better(self, values: Array) -> Array:
+        """Return the sum over positives k with a higher label than i of H(s_i - s_k) values_k; ``values`` is (P,)."""
+
+    @abstractmethod
+    def spread(self, weights: Array, own: Array) -> Tensor:
+        """Return the gradient at every logit.
+
+        It is the sum over positives i of weights_i H(s_j - s_i) at negative j, ``own`` at the positives, 0 at ignored
+        entries.
+        """
+
+
+class TorchComparison(Comparison):
+    """Base of all methods in torch operations, which find the positives and convert arrays in the same way."""
+
+    xp: Any = torch
 
     def __init__(self, logits: Tensor, targets: Tensor, delta: float, index: Tensor | None = None) -> None:
         self.logits = logits
@@ -56,47 +127,30 @@ class Comparison(ABC):
 
     @property
     def index(self) -> Tensor:
-        """The flat positions of the positives."""
         return self._index
 
     @cached_property
     def labels(self) -> Array:
-        """The targets of the positives."""
-        return self.vector(self.targets[self.index])
-
-    def resolves(self) -> bool:
-        """Whether this method has the digits for logits this large and a delta this small."""
-        return True
+        return precise(self.targets[self.index])
 
     def vector(self, values: Tensor) -> Array:
-        """``values`` as the arrays here are."""
         return precise(values)
 
-    def scalar(self, value: Array) -> Tensor:
-        """``value`` as the loss returns it."""
-        tensor: Tensor = value
-        return tensor.to(self.logits.dtype)
+    def number(self, value: Tensor) -> Any:
+        return precise(value)  # stays on the device: no synchronisation
+
+    def mean(self, errors: Array) -> Tensor:
+        mean: Tensor = errors.sum() / len(errors)
+        return mean.to(self.logits.dtype)
 
     def running_minimum(self, values: Array) -> Array:
-        """The least value so far, from the lowest logit up."""
         return values.cummin(0).values
 
-    @abstractmethod
-    def false_positives(self) -> Array:
-        """sum over negatives j of H(s_j - s_i), for each positive i."""
 
-    @abstractmethod
-    def above(self, values: Array) -> Array:
-        """sum over positives j of H(s_j - s_i) values_j, j = i included; ``values`` is (P, K)."""
-
-    @abstractmethod
-    def above_worse(self, values: Array) -> Array:
-        """The same over only the positives j with a lower label than i; ``values`` is (P, 2)."""
-
-    @abstractmethod
-    def below_better(self, values: Array) -> Array:
-        """sum over the positives k with a higher label than i of H(s_i - s_k) values_k; ``values`` is (P,)."""
-
-    @abstractmethod
-    def spread(self, weights: Array, own: Array) -> Tensor:
-        """sum over positives i of weights_i H(s_j - s_i) at negative j; ``own`` at the positives; 0 where ignored."""
+def _all_finite(logits: Tensor, targets: Tensor) -> bool:
+    """Whether all logits that are not ignored, and all targets of positives, are finite."""
+    if logits.numel() == 0:
+        return True
+    # The extremes propagate NaN, and take fewer passes than a test of each entry.
+    low, high = logits.masked_fill(targets < 0, 0).aminmax()
+    return bool((low > -torch.inf) & (high < torch.inf) & (targets.amax() < torch.inf))

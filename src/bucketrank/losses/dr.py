@@ -1,4 +1,4 @@
-"""DR loss (Qian et al., CVPR 2020): ranking by distributions. A differentiable baseline, one pass over the logits."""
+"""DR loss (Qian et al., CVPR 2020), which ranks distributions. A differentiable baseline, one pass over the logits."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def dr_loss(
     smoothing: float = 6.0,
     weight: float = 4.0,
 ) -> Tensor:
-    """Distributional ranking: the hardest positives should score higher than the hardest negatives, by a margin.
+    """Distributional ranking: the hardest positives should score higher than the hardest negatives by a margin.
 
     With p = sigmoid(logit), ``p+`` is the mean of the positives' p weighted by softmax(-p / positive_temperature),
     ``p-`` that of the negatives' p weighted by softmax(p / negative_temperature); the loss is
     ``weight * softplus(smoothing * (p- - p+ + margin)) / smoothing``. Without positives p+ is 1; without negatives
-    the loss is 0. Ordinary autograd. Targets as in every loss here.
+    the loss is 0. The gradient is ordinary autograd's; targets have the same meaning as in the other losses.
 
     >>> dr_loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]))  # p+ = p- = 1/2: 4 * ln(1 + e^3) / 6
     tensor(2.0324)
@@ -57,7 +57,7 @@ def _weighted_mean(values: Tensor, scores: Tensor) -> Tensor:
 
 
 def check_dr_settings(name: str, **settings: float) -> None:
-    """Raise unless these are settings of DR loss."""
+    """Raise unless ``settings`` are valid settings of DR loss."""
     for setting, value in settings.items():
         least = -math.inf if setting == "margin" else 0
         if not math.isfinite(value) or value <= least:

@@ -1,7 +1,7 @@
-"""Exact bucketing in torch ops: the definition's numbers for every delta, in O((P + N) log P). Any device.
+"""Exact bucketing in torch operations: the definition's numbers for every delta, in O((P + N) log P). Any device.
 
-The buckets are cut at the edges of the ramps, ``s_i - delta`` and ``s_i + delta``. Between two neighbouring edges
-every ``H(. - s_i)`` is a straight line, so a bucket's count and sum say all there is to say about its members.
+The bounds of the buckets are the edges of the ramps, ``s_i - delta`` and ``s_i + delta``. Between two neighbouring
+edges every ``H(. - s_i)`` is linear, so the count and the sum of a bucket's members give their exact contribution.
 """
 
 from __future__ import annotations
@@ -11,36 +11,34 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from bucketrank.losses.comparison import Array, Comparison, precise
+from bucketrank.losses.comparison import Array, TorchComparison, can_place_edges, precise
 from bucketrank.losses.dominance import sums_before
 from bucketrank.losses.look_up import LookUp
 
-# Logits looked up at once, which bounds the memory of it: many, as every block costs a device some thirty launches;
-# on a CPU fewer, whose caches hold what is computed on the way.
+# Logits per block, which bounds the memory. Every block costs a GPU about thirty kernel launches, so its blocks are
+# large; a CPU keeps the intermediate results of a smaller block in its caches.
 BLOCK = 1 << 20
 BLOCK_ON_CPU = 1 << 18
-# A delta below this fraction of the largest positive leaves float64 too few digits to place the edges s +- delta.
-FINEST_DELTA = 1e-9
 
 
-class Exact(Comparison):
-    """Sorts the positives and their edges; each negative only looks its bucket up."""
+class Exact(TorchComparison):
+    """Sorts the positives and their edges, and looks up the bucket of each negative."""
 
-    # The memory of the gradient, with the bucket of every negative in it; gone once it has been given away.
-    kept: Array
+    # The memory of the gradient, which holds the bucket of every negative; None once it has been returned.
+    gradient: Tensor | None = None
 
-    def resolves(self) -> bool:
-        largest = max(-float(self.scores[0]), float(self.scores[-1])) if len(self.scores) else 0.0
-        return self.delta == 0 or self.delta >= FINEST_DELTA * largest
+    def is_accurate(self) -> bool:
+        return can_place_edges(self.scores, self.delta)
 
     def false_positives(self) -> Array:
         edges, lower, upper = self._edges()
         counts = torch.zeros(edges.numel() + 1, dtype=torch.int64, device=edges.device)
-        # Integers add up to the same bits in any order, as atomic additions on a GPU do not for floats.
+        # Integers: their sum has the same bits in any order. The order of atomic additions on a GPU changes, and with
+        # it the sum of floats.
         unit = 2.0 ** (61 - self.logits.numel().bit_length())
         totals = torch.zeros_like(counts)
-        self.kept = torch.empty_like(self.logits)
-        for _, bucket, offset in self._in_buckets(edges, self.kept, LookUp(edges)):
+        self.gradient = torch.empty_like(self.logits)
+        for _, bucket, offset in self._in_buckets(edges, self.gradient, LookUp(edges)):
             counts += torch.bincount(bucket, minlength=counts.numel())
             if self.delta > 0:
                 totals.index_add_(0, bucket, offset.mul_(unit).to(torch.int64))
@@ -60,11 +58,11 @@ class Exact(Comparison):
         else:
             slope = slope.index_add_(0, lower, weights).index_add_(0, upper, -weights).cumsum(0)
             value = torch.cat([slope.new_zeros(1), (slope * self._widths(edges))[:-1].cumsum(0)])
-        # One row below the lowest edge, where the gradient is zero.
+        # The first row is for bucket 0, below the lowest edge, where the gradient is zero.
         table = torch.cat([edges.new_zeros(1, 2), torch.stack([value, slope], 1)])
-        gradient: Tensor | None = self.__dict__.pop("kept", None)
+        gradient, self.gradient = self.gradient, None
         look_up = None
-        if gradient is None:  # given away by an earlier backward pass, or there was no forward pass
+        if gradient is None:  # already returned by an earlier backward pass, or there was no forward pass
             gradient, look_up = torch.empty_like(self.logits), LookUp(edges)
         for block, bucket, offset in self._in_buckets(edges, gradient, look_up):
             value, slope = table.index_select(0, bucket).unbind(1)
@@ -76,7 +74,7 @@ class Exact(Comparison):
         sums = _suffix_sums(values)
         if self.delta == 0:
             return sums[low]
-        # ramps_k = sum over j >= k of values_j (x_j - x_k): all terms positive, no digits lost.
+        # ramps_k = sum over j >= k of values_j (x_j - x_k): no term is negative, so no digits are lost.
         gaps = torch.diff(x, append=x[-1:])[:, None]
         ramps = _suffix_sums(gaps * torch.cat([sums[1:], sums.new_zeros(1, sums.shape[1])]))
         sums, ramps = (torch.cat([part, part.new_zeros(1, part.shape[1])]) for part in (sums, ramps))
@@ -89,12 +87,12 @@ class Exact(Comparison):
         return sums_before(x, low, high, self.labels, values)
 
     def below_better(self, values: Array) -> Array:
-        # Seen from the other end of the list, "below and better" is "above and worse".
+        # In the reversed list, "below and better" becomes "above and worse".
         x, low, high = _windows(-self.scores.flip(0), self.delta)
         return sums_before(x, low, high, -self.labels.flip(0), values.flip(0)[:, None])[:, 0].flip(0)
 
     def _edges(self) -> tuple[Tensor, Tensor, Tensor]:
-        """All edges in ascending order, and where each positive's lower and upper edge stand among them."""
+        """Return all edges, ascending, and the positions of each positive's lower and upper edge among them."""
         rows = torch.arange(self.scores.numel(), device=self.scores.device)
         if self.delta == 0:
             return self.scores, torch.searchsorted(self.scores, self.scores), rows
@@ -105,24 +103,24 @@ class Exact(Comparison):
         return edges, lower, upper
 
     def _widths(self, edges: Tensor) -> Tensor:
-        """Widths of the buckets in units of 2 delta; nothing happens beyond 1, so none is wider."""
+        """Return the widths of the buckets in units of 2 delta, cut to 1: beyond that every H is 0 or 1."""
         return (torch.diff(edges, append=edges[-1:]) / (2 * self.delta)).clamp_(max=1)
 
     def _in_buckets(
         self, edges: Tensor, gradient: Tensor, look_up: LookUp | None
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Blocks of logits: their bucket, and their offset from its lower edge in units of 2 delta.
+        """Yield blocks of logits with their buckets and their offsets from the lower edges in units of 2 delta.
 
-        Bucket 0 lies below the lowest edge; what is no negative is put there too. The buckets are in the memory of
-        ``gradient``: already, or by ``look_up``.
+        Bucket 0 lies below the lowest edge; it also holds positives and ignored entries. The buckets are stored in the
+        memory of ``gradient``: ``look_up`` writes them; if it is None, they are there already.
         """
-        found = gradient.view(torch.int32 if gradient.element_size() == 4 else torch.int64)
+        buckets = gradient.view(torch.int32 if gradient.element_size() == 4 else torch.int64)
         lower = torch.cat([edges[:1], edges])
-        size = BLOCK_ON_CPU if found.device.type == "cpu" else BLOCK
-        for start in range(0, found.numel(), size):
+        size = BLOCK_ON_CPU if buckets.device.type == "cpu" else BLOCK
+        for start in range(0, buckets.numel(), size):
             block = slice(start, start + size)
             negatives = precise(self.logits[block]).masked_fill(self.targets[block] != 0, -torch.inf)
-            bucket = found[block]
+            bucket = buckets[block]
             if look_up is not None:
                 bucket.copy_(look_up(negatives))
             offset = negatives.sub_(lower.index_select(0, bucket))
@@ -133,9 +131,9 @@ class Exact(Comparison):
 
 
 def _windows(scores: Tensor, delta: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The positives in units of 2 delta, and for each the window of those that compare with it as between 0 and 1.
+    """Return x, the positives in units of 2 delta, and the window of each, whose members have an H between 0 and 1.
 
-    Gaps are cut to 1, as nothing depends on what is beyond: the numbers stay small however far the logits are spread.
+    Gaps in x are cut to 1, since H is 0 or 1 beyond: x stays small however far apart the logits are.
     """
     if delta == 0:
         low = torch.searchsorted(scores, scores)

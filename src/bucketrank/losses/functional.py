@@ -1,32 +1,32 @@
 """The ranking losses as functions.
 
-They share one convention. ``logits`` and ``targets`` have the same shape, any shape, and are ranked together as one
-list. A target above 0 marks a positive (Rank & Sort reads its value as the IoU label), 0 a negative, below 0 an
-entry to ignore. ``delta`` is half the width of the smoothed step H; at 0 logits are compared with ``>=``. ``method``
-is ``"exact"`` (O((P + N) log P), the default), ``"pairwise"`` (the definition, O(P (P + N)), the same numbers) or
-``"bucketed"`` (the paper's approximation, O((P + N) log P + P^2)).
+All losses share one convention. ``logits`` and ``targets`` have the same shape, any shape, and are ranked together as
+one list. A target above 0 marks a positive (Rank & Sort reads its value as the IoU label), 0 a negative, below 0 an
+entry to ignore. ``delta`` is half the width of the ramp of the smoothed step H; at 0 logits are compared with ``>=``.
+``method`` is ``"exact"`` (O((P + N) log P), the default), ``"pairwise"`` (the definition, O(P (P + N)), the same
+numbers) or ``"bucketed"`` (the paper's approximation, O((P + N) log P + P^2)).
 
 The gradients are defined by identity update, not derived from the values. Without positives a loss is 0 and its
-gradient 0. If a logit that is not ignored, or the target of a positive, is NaN or infinite, the loss is NaN and so
-is the gradient at every entry that is not ignored.
+gradient is 0. If a logit that is not ignored, or the target of a positive, is NaN or infinite, the loss is NaN, and
+so is the gradient at every entry that is not ignored.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
+from bucketrank.choices import ALRPMethod, Method
 from bucketrank.losses.autograd import rank
-from bucketrank.losses.backend import METHODS
 
-ALRP_METHODS = ("exact", "pairwise")
+ALRP_METHODS: tuple[ALRPMethod, ...] = get_args(ALRPMethod)
 
 
 class RankSortTerms(NamedTuple):
-    """The two terms of Rank & Sort loss; each carries its own gradient, so they can be weighted apart."""
+    """The two terms of Rank & Sort loss. Each has its own gradient, so each can have its own weight."""
 
     ranking: Tensor
     sorting: Tensor
@@ -40,14 +40,14 @@ class ALRPTerms(NamedTuple):
 
 
 def ap_loss(
-    logits: Tensor, targets: Tensor, *, delta: float = 1.0, method: str = "exact", interpolate: bool = False
+    logits: Tensor, targets: Tensor, *, delta: float = 1.0, method: Method = "exact", interpolate: bool = False
 ) -> Tensor:
     """Average Precision loss: the mean, over positives, of the share of negatives ranked above (paper, Eq. 4).
 
     ``L = 1/|P| sum_i FP(i) / rank(i)`` with ``FP(i) = sum_{j in N} H(s_j - s_i)`` and ``rank(i)`` the same sum over
     all entries, the positive itself included as H(0). ``method="bucketed"`` is the paper's Bucketed AP loss.
-    ``interpolate=True`` is the original AP loss: a positive counts itself as 1 and is given the best precision reached
-    at or below its score.
+    ``interpolate=True`` is the original AP loss: each positive counts itself as 1 and takes the best precision at or
+    below its score.
 
     >>> logits, targets = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0])
     >>> ap_loss(logits, targets, delta=0)  # nothing above the first, one of three above the second: (0/1 + 1/3) / 2
@@ -58,16 +58,16 @@ def ap_loss(
     return rank(*_flat(logits, targets), None, "interpolated_ap" if interpolate else "ap", method, float(delta))[0]
 
 
-def rank_sort_loss(logits: Tensor, targets: Tensor, *, delta: float = 0.5, method: str = "exact") -> RankSortTerms:
-    """Rank & Sort loss: AP loss, and positives in the order of their IoU labels (paper, Eq. 10).
+def rank_sort_loss(logits: Tensor, targets: Tensor, *, delta: float = 0.5, method: Method = "exact") -> RankSortTerms:
+    """Rank & Sort loss: AP loss, plus a term that sorts the positives by their IoU labels (paper, Eq. 10).
 
     ``ranking`` is AP loss. ``sorting`` is the mean over positives of ``l_S(i) - l_S*(i)``: the average ``1 - IoU``
-    of the positives ranked above i, less the same average over only those with an IoU of at least that of i.
+    of the positives ranked above i, minus the same average over only those whose IoU is at least that of i.
     ``method="bucketed"`` is the paper's Bucketed RS loss. A positive of IoU 0 would count as a negative: give it a
-    small label instead, as with ``iou.clamp(min=1e-6)``.
+    small label instead, for example with ``iou.clamp(min=1e-6)``.
 
     >>> logits, targets = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([0.5, 0.0, 0.9])
-    >>> rank_sort_loss(logits, targets, delta=0)  # sorting: the last sees (0.5 + 0.1) / 2 above it, should see 0.1
+    >>> rank_sort_loss(logits, targets, delta=0)  # sorting: of the last, (0.5 + 0.1) / 2 instead of 0.1, halved
     RankSortTerms(ranking=tensor(0.1667), sorting=tensor(0.1000))
     """
     check_settings("rank_sort_loss", delta, method)
@@ -76,14 +76,14 @@ def rank_sort_loss(logits: Tensor, targets: Tensor, *, delta: float = 0.5, metho
 
 
 def alrp_loss(
-    logits: Tensor, targets: Tensor, localisation: Tensor, *, delta: float = 1.0, method: str = "exact"
+    logits: Tensor, targets: Tensor, localisation: Tensor, *, delta: float = 1.0, method: ALRPMethod = "exact"
 ) -> ALRPTerms:
-    """Average Localisation-Recall-Precision loss (Oksuz et al., 2020), for classification and boxes as one.
+    """Average Localisation-Recall-Precision loss (Oksuz et al., 2020), which ranks classification and boxes together.
 
     ``localisation`` holds one error per positive, in the order of ``logits[targets > 0]``; 1 - GIoU is the usual
-    choice. ``classification`` is AP loss with the positive counted as 1; its gradient also lifts a positive past
-    badly localised ones. ``localisation`` is the mean over positives i of ``sum of localisation_j over s_j >= s_i,
-    divided by rank(i)``, and trains the errors given. Methods: ``"exact"`` and ``"pairwise"``.
+    choice. ``classification`` is AP loss in which each positive counts itself as 1; its gradient also lifts a positive
+    past badly localised ones. ``localisation`` is the mean over positives i of ``sum of localisation_j over
+    s_j >= s_i, divided by rank(i)``; its gradient is at the localisation errors. There is no bucketed method.
 
     >>> logits, targets = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0])
     >>> alrp_loss(logits, targets, torch.tensor([0.2, 0.4]), delta=0)  # boxes: (0.2 / 1 + (0.2 + 0.4) / 3) / 2
@@ -97,25 +97,27 @@ def alrp_loss(
         raise ValueError(f"alrp_loss: expected localisation on {logits.device} like logits, got {localisation.device}")
     if localisation.dim() != 1:
         raise ValueError(
-            "alrp_loss: expected localisation of one dimension, an error for each of logits[targets > 0], "
+            "alrp_loss: expected localisation of one dimension, one error for each of logits[targets > 0], "
             f"got shape {tuple(localisation.shape)}"
         )
     return ALRPTerms(*rank(*_flat(logits, targets), localisation, "alrp", method, float(delta)))
 
 
 def _flat(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Both as one list, in a dtype that loses nothing of either and has digits enough."""
+    """Return both tensors flat and contiguous, in a dtype of at least float32 that rounds neither."""
     # Each step only where it is needed: on small inputs these calls cost as much as the loss.
     if logits.dim() != 1:
         logits, targets = logits.reshape(-1), targets.reshape(-1)
     if not logits.dtype == targets.dtype == torch.float32:
         dtype = torch.promote_types(torch.promote_types(logits.dtype, targets.dtype), torch.float32)
         logits, targets = logits.to(dtype), targets.to(dtype)
-    return logits.contiguous(), targets.detach().contiguous()
+    if targets.requires_grad:
+        targets = targets.detach()
+    return logits.contiguous(), targets.contiguous()
 
 
-def check_settings(name: str, delta: float, method: str, methods: tuple[str, ...] = tuple(METHODS)) -> None:
-    """Raise unless these are settings of a ranking loss."""
+def check_settings(name: str, delta: float, method: str, methods: tuple[str, ...] = get_args(Method)) -> None:
+    """Raise unless ``delta`` and ``method`` are valid settings of a ranking loss."""
     if isinstance(delta, bool) or not isinstance(delta, (int, float)) or not math.isfinite(delta) or delta < 0:
         raise ValueError(f"{name}: expected delta to be a finite number of at least 0, got {delta!r}")
     if method not in methods:
@@ -123,7 +125,7 @@ def check_settings(name: str, delta: float, method: str, methods: tuple[str, ...
 
 
 def check_logits(name: str, logits: Tensor, targets: Tensor) -> None:
-    """Raise unless ``targets`` fit ``logits``."""
+    """Raise unless ``logits`` and ``targets`` are tensors that fit each other."""
     for argument, value in (("logits", logits), ("targets", targets)):
         if not isinstance(value, Tensor):
             raise TypeError(f"{name}: expected {argument} to be a tensor, got {_describe(value)}")

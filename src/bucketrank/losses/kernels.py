@@ -1,47 +1,47 @@
-"""The compiled loops behind ``fused.py``, in plain Python for numba.
+"""The loops of ``fused.py``, written in Python and compiled by numba.
 
-All release the GIL, so that parts of one call run on several threads. Compiled on first use and cached on disk.
-Indices into the look-up table are unsigned, which spares numba the test for negative ones.
+All release the GIL, so that parts of one call run on several threads. numba compiles them on first use and caches the
+result on disk. Indices into the look-up table are unsigned, so that numba does not test whether they are negative.
 """
 
 import numpy as np
 from numba import njit
 
-# Cells of the look-up table for each edge: enough that few cells hold more than WINDOW edges.
+# Cells of the look-up table per edge: enough that few cells hold more than WINDOW edges.
 CELLS_PER_EDGE = 2
-# Edges past the ones in earlier cells that two comparisons tell apart.
+# Edges of one cell among which two comparisons find the bucket.
 WINDOW = 3
-# Edges in one cell up to which walking beats halving.
+# Edges up to which a linear search is faster than a binary one.
 WALK = 8
-# Logits looked up together.
+# Logits per block of the look-up.
 BLOCK = 1024
 
 
 def kernel(function):
-    """Compile ``function`` when it is first called, and keep the result on disk if there is a place for it."""
+    """Compile ``function`` when it is first called, and cache the result on disk if possible."""
     try:
         return njit(nogil=True, cache=True, error_model="numpy")(function)
-    except RuntimeError:  # neither the package's folder nor the user's can be written: compiled in every process
+    except RuntimeError:  # neither the package's nor the user's folder is writable: compile in every process
         return njit(nogil=True, error_model="numpy")(function)
 
 
 @kernel
 def all_finite(start, stop, logits, targets):
-    """Whether all that takes part among these entries is finite: logits not ignored, targets of positives."""
+    """Return whether the logits of these entries, if not ignored, and the targets of their positives are finite."""
     broken = False
     for j in range(start, stop):
         logit, target = logits[j], targets[j]
-        # x - x is 0 for finite x alone; a NaN target is not below 0. No branches: this loop runs in vector registers.
+        # x - x is 0 only for finite x; a NaN target is not below 0. Without branches the loop is vectorised.
         broken |= (not target < 0) & ((logit - logit != 0) | (target - target != 0))
     return not broken
 
 
 @kernel
 def merge_edges(scores, delta):
-    """The edges in ascending order, and their owners: i for the lower edge of positive i, ~i for its upper edge.
+    """Return the edges, ascending, and their owners: i for the lower edge of positive i, ~i for its upper edge.
 
-    Before them the lowest once more, after them infinity: bucket k, which holds the logits that k edges lie at or
-    below, reaches from ``edges[k]`` to ``edges[k + 1]``. Bucket 0 lies below all edges.
+    Bucket k holds the logits with k edges at or below them. It reaches from ``edges[k]`` to ``edges[k + 1]``: the
+    lowest edge is repeated at the front, and infinity follows the highest. Bucket 0 lies below all edges.
     """
     size = scores.size if delta == 0 else 2 * scores.size
     edges = np.full(size + 2, np.inf)
@@ -62,15 +62,15 @@ def merge_edges(scores, delta):
 
 @kernel
 def cell_of(x, low, cells_per_unit, last):
-    """The cell of the look-up table that holds ``x``: never decreasing in ``x``, and always a cell."""
+    """Return the cell of the look-up table for ``x``: always a valid cell, and it never decreases with ``x``."""
     return np.uint32(np.int32(min(max(0.0, (x - low) * cells_per_unit), last)))
 
 
 @kernel
 def round_up(edges, logits):
-    """The edges as the least numbers of the logits' type at or above them: the same buckets, found in fewer bytes.
+    """Round each edge up to the logits' type: the same buckets, from fewer bytes.
 
-    Behind the last, NaN: it is at or below nothing, so comparisons may run over the end.
+    NaN follows the last edge: ``nan <= x`` is false for every x, so comparisons may read past the end.
     """
     bounds = np.full(edges.size + WINDOW - 1, np.nan, logits.dtype)
     for k in range(edges.size - 1):
@@ -82,10 +82,10 @@ def round_up(edges, logits):
 
 @kernel
 def look_up_table(scores, delta, logits):
-    """The edges and their owners, and what finds the bucket of a logit.
+    """Return the edges and their owners, and the tables that find the bucket of a logit.
 
-    That is: the edges as :func:`round_up` has them, how many of them come before each of the equal cells over their
-    range, and cells per unit.
+    The tables are the edges of :func:`round_up`, the number of edges before each of the equal cells over their range,
+    and the number of cells per unit.
     """
     edges, owners = merge_edges(scores, delta)
     size = owners.size
@@ -102,7 +102,7 @@ def look_up_table(scores, delta, logits):
 
 @kernel
 def search_bounds(x, bounds, low, high):
-    """How many edges are at or below ``x``, known to be ``low`` to ``high``."""
+    """Return the number of edges at or below ``x``, which lies between ``low`` and ``high``."""
     while high - low > WALK:
         middle = (low + high) >> 1
         if bounds[middle + 1] <= x:
@@ -115,64 +115,64 @@ def search_bounds(x, bounds, low, high):
 
 
 @kernel
-def find_buckets(logits, low, bounds, before, cells_per_unit, found):
-    """For each logit, how many edges are at or below it, into ``found``.
+def find_buckets(logits, low, bounds, before, cells_per_unit, numbers):
+    """Write the bucket of each logit, the number of edges at or below it, to ``numbers``.
 
-    In stages: within one, no logit waits for another, so the processor fetches many parts of the tables at a time.
+    There are several loops, so that within each no logit waits for another and memory reads overlap.
     """
     last = before.size - 2.0
     one, two = np.uint32(1), np.uint32(2)
     for j in range(logits.size):
-        found[j] = cell_of(np.float64(logits[j]), low, cells_per_unit, last)
+        numbers[j] = cell_of(np.float64(logits[j]), low, cells_per_unit, last)
     for j in range(logits.size):
-        found[j] = before[found[j]]
+        numbers[j] = before[numbers[j]]
     for j in range(logits.size):
-        k = below = found[j]
+        k = below = numbers[j]
         x = logits[j]
-        # No branch depends on x: the processor need not guess.
+        # No branch depends on x, so none is mispredicted.
         k += np.uint32(bounds[k + two] <= x) * two
         k += np.uint32(bounds[k + one] <= x)
         if k - below == WINDOW:  # rarely
             cell = cell_of(np.float64(x), low, cells_per_unit, last)
             k = np.uint32(search_bounds(x, bounds, np.int64(k), np.int64(before[cell + one])))
-        found[j] = k
+        numbers[j] = k
 
 
 @kernel
-def keep_negatives(logits, targets, found):
-    """Put 0 into ``found`` for all but negatives; whether all that takes part is finite. In vector registers."""
+def keep_negatives(logits, targets, numbers):
+    """Set the buckets in ``numbers`` to 0 for all but negatives; return whether all is finite. Vectorised."""
     broken = False
     for j in range(logits.size):
         logit, target = logits[j], targets[j]
-        found[j] = found[j] if target == 0 else np.uint32(0)
+        numbers[j] = numbers[j] if target == 0 else np.uint32(0)
         broken |= (not target < 0) & ((logit - logit != 0) | (target - target != 0))
     return not broken
 
 
 @kernel
-def fill_buckets(start, stop, logits, targets, edges, bounds, before, cells_per_unit, found):
-    """Per bucket: how many of these negatives it holds, and their offsets from its lower edge, summed.
+def fill_buckets(start, stop, logits, targets, edges, bounds, before, cells_per_unit, numbers):
+    """Return, per bucket, the count of these negatives and the sum of their offsets from its lower edge.
 
-    Also leaves the bucket of every negative in ``found``, there 0 for all else, and tells whether all that takes part
-    is finite.
+    Also write the bucket of every negative to ``numbers``, 0 for other entries, and return whether all logits that are
+    not ignored, and all targets of positives, are finite.
     """
     flat = np.zeros(2 * (edges.size - 1))
     one = np.uint64(1)
     finite = True
     for first in range(start, stop, BLOCK):
-        # Slices, as numba tests no index for being negative that counts from 0.
+        # Slices: numba does not test an index that counts from 0 for being negative.
         block = slice(first, min(first + BLOCK, stop))
-        s, here = logits[block], found[block]
-        find_buckets(s, edges[0], bounds, before, cells_per_unit, here)
-        finite &= keep_negatives(s, targets[block], here)
+        s, block_numbers = logits[block], numbers[block]
+        find_buckets(s, edges[0], bounds, before, cells_per_unit, block_numbers)
+        finite &= keep_negatives(s, targets[block], block_numbers)
         for j in range(s.size):
-            k = np.uint64(here[j])
-            # From the bound, which has just been fetched.
+            k = np.uint64(block_numbers[j])
+            # The offset from the bound, which is in the cache; corrected to the edge below.
             offset = np.float64(s[j]) - np.float64(bounds[k])
             flat[k << one] += 1
             flat[(k << one) + one] += offset
     buckets = flat.reshape(-1, 2)
-    buckets[0] = 0  # with the negatives below all edges, which matter to none, what is no negative
+    buckets[0] = 0  # Bucket 0 also holds positives and ignored entries; discard it.
     for bucket in range(1, edges.size - 1):
         if buckets[bucket, 0] > 0:
             buckets[bucket, 1] += buckets[bucket, 0] * (bounds[bucket] - edges[bucket])
@@ -181,22 +181,22 @@ def fill_buckets(start, stop, logits, targets, edges, bounds, before, cells_per_
 
 @kernel
 def count_false_positives(edges, owners, buckets, delta):
-    """sum over negatives j of H(s_j - s_i) for each positive i, from the buckets."""
+    """Return FP(i), the sum over negatives j of H(s_j - s_i), for each positive i, from the buckets."""
     count = 0.0  # negatives above the current edge
     if delta == 0:
         sums = np.empty(owners.size)
         for k in range(owners.size, 0, -1):
             count += buckets[k, 0]
             sums[k - 1] = count
-        for k in range(1, owners.size):  # tied positives see the same negatives: all that the first of them sees
+        for k in range(1, owners.size):  # tied positives have equal sums: that of the first of them
             if edges[k + 1] == edges[k]:
                 sums[k] = sums[k - 1]
         return sums
     sums = np.empty(owners.size // 2)
-    ramp = 0.0  # the distances of those negatives from the current edge, added up
-    covering = 0  # ramps that cover the current bucket
+    ramp = 0.0  # sum of the distances of those negatives from the current edge
+    covering = 0  # number of ramps that cover the current bucket
     for k in range(owners.size, 0, -1):
-        # Nothing depends on a bucket that no ramp covers; leaving it out keeps the numbers small.
+        # No sum depends on a bucket that no ramp covers; skipping it keeps the numbers small.
         if covering > 0:
             ramp += count * (edges[k + 1] - edges[k]) + buckets[k, 1]
         count += buckets[k, 0]
@@ -212,10 +212,10 @@ def count_false_positives(edges, owners, buckets, delta):
 
 @kernel
 def gradient_table(edges, owners, weights, delta):
-    """Per bucket: sum over i of weights_i H(. - s_i), as a straight line over the distance from the lowest edge.
+    """Return, per bucket, the sum over i of weights_i H(. - s_i) as a line over the distance from the lowest edge.
 
-    Its value there, and its slope. Two numbers and no more, so that more rows stay in the caches; no more digits are
-    lost than the edges themselves, s +- delta, have lost.
+    A row holds the line's value at the lowest edge and its slope: only two numbers, so that more rows fit the caches.
+    This loses no more digits than the edges s +- delta have lost.
     """
     table = np.zeros((edges.size - 1, 2))
     value = slope = 0.0
@@ -233,27 +233,27 @@ def gradient_table(edges, owners, weights, delta):
             else:
                 slope -= weights[~owner] / (2 * delta)
                 covering -= 1
-            if covering == 0:  # without what rounding left of it: the bucket may be very wide
+            if covering == 0:  # remove the rounding error, which a very wide bucket would multiply
                 slope = 0.0
         table[k, 0], table[k, 1] = value - slope * (edges[k] - edges[0]), slope
     return table
 
 
 @kernel
-def write_gradient(start, stop, logits, low, table, found, gradient):
-    """The gradient at these entries, read off the table; ``found`` may be the same memory as ``gradient``."""
-    s, here, out = logits[start:stop], found[start:stop], gradient[start:stop]
+def write_gradient(start, stop, logits, low, table, numbers, gradient):
+    """Write the gradient at these entries, from the table; ``numbers`` may be the same memory as ``gradient``."""
+    s, part_numbers, out = logits[start:stop], numbers[start:stop], gradient[start:stop]
     for j in range(s.size):
-        k = here[j]
-        # Nothing but zeros below all edges; what is no negative has been put there, and may be NaN.
+        k = part_numbers[j]
+        # Bucket 0 has a gradient of 0, without the product: it also holds ignored entries, which may be NaN.
         out[j] = table[k, 0] + table[k, 1] * (np.float64(s[j]) - low) if k > 0 else 0.0
 
 
 @kernel
 def windows(scores, delta):
-    """The positives in units of 2 delta, and for each the window of those that compare with it as between 0 and 1.
+    """Return x, the positives in units of 2 delta, and the window of each, whose members have an H between 0 and 1.
 
-    Gaps are cut to 1, as nothing depends on what is beyond: the numbers stay small however far the logits are spread.
+    Gaps in x are cut to 1, since H is 0 or 1 beyond: x stays small however far apart the logits are.
     """
     size = scores.size
     x = np.empty(size)
@@ -281,11 +281,11 @@ def windows(scores, delta):
 
 @kernel
 def sum_above(x, low, high, values):
-    """sum over j of h_ij values_j: h_ij is 0 for j < low_i, 1 for j >= high_i and x_j - x_i + 1/2 for those between."""
+    """Return the sum over j of h_ij values_j; h_ij is 0 for j < low_i, 1 for j >= high_i, else x_j - x_i + 1/2."""
     size, columns = values.shape
     sums = np.empty((size, columns))
-    count = np.zeros(size + 1)  # from j on, the sum of values
-    ramp = np.zeros(size + 1)  # from j on, values times distance from x_j: no term is negative
+    count = np.zeros(size + 1)  # sum of values from j on
+    ramp = np.zeros(size + 1)  # sum of values times distance from x_j, from j on: no term is negative
     for c in range(columns):
         for j in range(size - 1, -1, -1):
             gap = x[j + 1] - x[j] if j + 1 < size else 0.0
@@ -303,25 +303,17 @@ def sum_above(x, low, high, values):
 
 
 @kernel
-def average_precision(scores, edges, owners, buckets, delta):
-    """AP loss, and the two vectors of its ``Terms``."""
+def count_ranks(scores, edges, owners, buckets, delta):
+    """Return FP(i) and rank(i) for each positive i, in one call: on small inputs calls cost more than arithmetic."""
     false_positives = count_false_positives(edges, owners, buckets, delta)
-    positives = scores.size
     x, low, high = windows(scores, delta)
-    above = sum_above(x, low, high, np.ones((positives, 1)))
-    weights, own = np.empty(positives), np.empty(positives)
-    loss = 0.0
-    for i in range(positives):
-        rank = above[i, 0] + false_positives[i]
-        error = false_positives[i] / rank
-        loss += error
-        weights[i], own[i] = 1 / rank / positives, (0 - error) / positives
-    return loss / positives, weights, own
+    rank = sum_above(x, low, high, np.ones((scores.size, 1)))[:, 0] + false_positives
+    return false_positives, rank
 
 
 @kernel
 def sum_down(tree, node, end):
-    """The four sums along the nodes that lead down from ``node``, and the first of them at or below ``end``."""
+    """Return the four sums over the nodes that lead down from ``node`` to above ``end``, and the node after them."""
     first = second = first_x = second_x = 0.0
     while node > end:
         first += tree[node, 0]
@@ -334,17 +326,17 @@ def sum_down(tree, node, end):
 
 @kernel
 def sum_above_worse(start, stop, x, low, high, order, labels, values, sums):
-    """The same over only the j with a lower label than i, for the i at ``order[start:stop]``; ``order`` sorts labels.
+    """Write the sum of :func:`sum_above` over only the j with a lower label than i, for i in ``order[start:stop]``.
 
-    A Fenwick tree over the positives in order of score, into which they are entered by ascending label. Two columns of
-    values, no more nor fewer: written out, they are added in vector registers.
+    ``order`` sorts the labels. The positives are entered by ascending label into a Fenwick tree in order of score.
+    ``values`` has exactly two columns: without a loop over them, their additions are vectorised.
     """
     size = np.uint64(x.size)
     while 0 < start < x.size and labels[order[start]] == labels[order[start - 1]]:
-        start += 1  # equal labels are answered together, by whoever has the first
+        start += 1  # equal labels belong to one part: that of the first of them
     while 0 < stop < x.size and labels[order[stop]] == labels[order[stop - 1]]:
         stop += 1
-    tree = np.zeros((x.size + 1, 4))  # of values, and of values times x; node size - j stands for positive j
+    tree = np.zeros((x.size + 1, 4))  # sums of values, and of values times x; node size - j is positive j
     for k in range(start):
         j = np.uint64(order[k])
         for c in range(2):
@@ -360,10 +352,10 @@ def sum_above_worse(start, stop, x, low, high, order, labels, values, sums):
         end = begin
         while end < stop and labels[order[end]] == labels[order[begin]]:
             end += 1
-        for k in range(begin, end):  # equal labels are not worse: ask for all of them, then enter them
+        for k in range(begin, end):  # equal labels are not worse: read the sums of all, then enter them
             i = np.uint64(order[k])
             a, b = size - np.uint64(low[i]), size - np.uint64(high[i])
-            # Inside the window: all up to a, less all up to b. The two ways down meet.
+            # Inside the window: the sum up to a, minus the sum up to b. The two paths down meet.
             first, second, first_x, second_x, meeting = sum_down(tree, a, b)
             less_first, less_second, less_first_x, less_second_x, _ = sum_down(tree, b, meeting)
             beyond_first, beyond_second, _, _, _ = sum_down(tree, b, np.uint64(0))

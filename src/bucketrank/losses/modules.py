@@ -1,4 +1,4 @@
-"""The ranking losses as modules: they hold the settings and return one scalar, as the losses of ``torch.nn`` do."""
+"""The ranking losses as modules, which hold the settings and return one scalar, like the losses of ``torch.nn``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 
 from torch import Tensor, nn
 
+from bucketrank.choices import ALRPMethod, Method
 from bucketrank.losses.dr import check_dr_settings, dr_loss
 from bucketrank.losses.functional import ALRP_METHODS, alrp_loss, ap_loss, check_settings, rank_sort_loss
 
@@ -13,7 +14,7 @@ from bucketrank.losses.functional import ALRP_METHODS, alrp_loss, ap_loss, check
 class APLoss(nn.Module):
     """:func:`~bucketrank.ap_loss` with its settings."""
 
-    def __init__(self, *, delta: float = 1.0, method: str = "exact", interpolate: bool = False) -> None:
+    def __init__(self, *, delta: float = 1.0, method: Method = "exact", interpolate: bool = False) -> None:
         super().__init__()
         check_settings("APLoss", delta, method)
         self.delta, self.method, self.interpolate = delta, method, interpolate
@@ -28,7 +29,7 @@ class APLoss(nn.Module):
 class RankSortLoss(nn.Module):
     """The sum of the two terms of :func:`~bucketrank.rank_sort_loss`, with its settings."""
 
-    def __init__(self, *, delta: float = 0.5, method: str = "exact") -> None:
+    def __init__(self, *, delta: float = 0.5, method: Method = "exact") -> None:
         super().__init__()
         check_settings("RankSortLoss", delta, method)
         self.delta, self.method = delta, method
@@ -44,7 +45,7 @@ class RankSortLoss(nn.Module):
 class ALRPLoss(nn.Module):
     """The sum of the two terms of :func:`~bucketrank.alrp_loss`, with its settings."""
 
-    def __init__(self, *, delta: float = 1.0, method: str = "exact") -> None:
+    def __init__(self, *, delta: float = 1.0, method: ALRPMethod = "exact") -> None:
         super().__init__()
         check_settings("ALRPLoss", delta, method, ALRP_METHODS)
         self.delta, self.method = delta, method

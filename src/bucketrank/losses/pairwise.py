@@ -7,26 +7,26 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from bucketrank.losses.comparison import Array, Comparison
+from bucketrank.losses.comparison import Array, TorchComparison
 from bucketrank.losses.step import step_
 
-# Comparisons held at once: a chunk of rows of this many entries stays in the processor's cache.
+# Comparisons per chunk: a chunk of this size stays in the processor's cache.
 CHUNK = 1 << 20
 
 
-class Pairwise(Comparison):
-    """Compares in chunks of positives, in the precision of the logits."""
+class Pairwise(TorchComparison):
+    """Compares one chunk of positives at a time, in the precision of the logits."""
 
     def __init__(self, logits: Tensor, targets: Tensor, delta: float, index: Tensor | None = None) -> None:
         super().__init__(logits, targets, delta, index)
         self.positives = logits[self.index]
         lowest = self.positives.amin() if self.positives.numel() else torch.inf
-        # Negatives further than delta below every positive compare as 0 (Algorithm 1, line 2).
+        # H is 0 for a negative further than delta below every positive (Algorithm 1, line 2).
         self.relevant = (targets == 0) & (logits >= lowest - delta)
         self.negatives = logits[self.relevant]
 
     def _chunks(self, others: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """H(others_j - s_i) for some rows i at a time."""
+        """Yield slices of the positives i, each with the matrix of H(others_j - s_i)."""
         rows = max(1, CHUNK // max(1, others.numel()))
         for start in range(0, self.positives.numel(), rows):
             chunk = slice(start, start + rows)
@@ -63,6 +63,6 @@ class Pairwise(Comparison):
         return self._place(sums, own)
 
     def _place(self, gradient: Tensor, own: Tensor) -> Tensor:
-        """``gradient``, one a relevant negative, and ``own``, one a positive, among all logits."""
+        """Return a gradient over all logits: ``gradient`` at the relevant negatives, ``own`` at the positives."""
         placed = torch.zeros_like(self.logits).masked_scatter_(self.relevant, gradient.to(self.logits.dtype))
         return placed.index_copy_(0, self.index, own.to(placed.dtype))

@@ -1,4 +1,4 @@
-"""The smoothed step H that turns a difference of logits into a comparison (paper, Eq. 2)."""
+"""The smoothed step H, which compares two logits by their difference (paper, Eq. 2)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from torch import Tensor
 
 
 def step_(x: Tensor, delta: float) -> Tensor:
-    """H(x): 0 below -delta, 1 above delta, a straight ramp between; overwrites ``x``. At delta 0, H(x) = [x >= 0]."""
+    """Overwrite ``x`` with H(x): 0 below -delta, 1 above delta, a linear ramp between; at delta 0, [x >= 0]."""
     if delta == 0:
         return x.ge_(0)
     return x.div_(2 * delta).add_(0.5).clamp_(0, 1)
 
 
 def step_at_tie(delta: float) -> float:
-    """H(0): what an entry counts for itself."""
+    """Return H(0), with which an entry counts itself."""
     return 1.0 if delta == 0 else 0.5

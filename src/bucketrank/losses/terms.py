@@ -1,97 +1,113 @@
-"""The losses, written once for every method: values, and gradients by identity update (paper, Eq. 8).
+"""The ranking losses, each written once for every method: errors, and gradients by identity update (paper, Eq. 8).
 
 Each function turns the sums of a :class:`Comparison` into :class:`Terms`. All vectors are over the P positives,
-lowest logit first; torch tensors or numpy arrays, as the comparison has them.
+lowest logit first; they are torch tensors or numpy arrays, depending on the comparison.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import singledispatch
+from collections.abc import Callable
 from typing import NamedTuple
 
 from bucketrank.losses.comparison import Array, Comparison
 from bucketrank.losses.step import step_at_tie
 
-# aLRP passes no gradient from a positive with fewer false positives than this, as its authors have it.
+# aLRP passes no gradient from a positive with fewer false positives than this, as in its published code.
 ALRP_LEAST_FALSE_POSITIVES = 1e-5
 
 
+class Gradients(NamedTuple):
+    """Vectors from which the backward pass computes the gradients, before the division by P."""
+
+    # The weight w_i with which positive i pushes each negative j down, by w_i H(s_j - s_i), for the first value.
+    negative_weights: Array
+    # The gradients of the first and of the second value at the positives' logits.
+    positives: Array
+    second_positives: Array | None = None
+    # The gradient of the second value at the localisation errors.
+    localisation: Array | None = None
+
+
 class Terms(NamedTuple):
-    """One value or two, and what the backward pass needs."""
+    """The errors of each positive, and their gradients. A value of the loss is the mean of its errors."""
 
     first: Array
     second: Array | None
-    # Of each positive: the weight w_i with which it pushes down the negatives j, each by w_i H(s_j - s_i), for the
-    # first value; the gradients of the first and, if there is one, of the second value at its own logit; for aLRP,
-    # that of the second value at its localisation error.
-    vectors: Sequence[Array]
+    gradients: Gradients
 
 
-@singledispatch
 def average_precision(comparison: Comparison) -> Terms:
-    """AP loss: the mean share of negatives among what ranks at or above a positive."""
-    false_positives = comparison.false_positives()
-    rank = _rank_among_positives(comparison) + false_positives
+    """AP loss: the share of negatives among the entries ranked at or above each positive."""
+    return _precision_terms(*comparison.ranks())
+
+
+def _precision_terms(false_positives: Array, rank: Array) -> Terms:
     error = false_positives / rank
-    return _means((error,), (1 / rank, 0 - error))  # 0 - error, as -error would print as -0. where there is none
+    # 0 - error, because -error would be -0. where there is no error.
+    return Terms(error, None, Gradients(negative_weights=1 / rank, positives=0 - error))
 
 
 def interpolated_average_precision(comparison: Comparison) -> Terms:
-    """The original AP loss: a positive counts itself as 1, and takes the best precision found at or below it."""
-    false_positives = comparison.false_positives()
-    rank = _rank_among_positives(comparison, itself=1) + false_positives
+    """The original AP loss: each positive counts itself as 1, and takes the best precision at or below its score."""
+    false_positives, rank = _ranks_with_itself_as_1(comparison)
     own_error = false_positives / rank
     error = comparison.running_minimum(own_error)
-    # The mass pushed down the negatives is that of the error. Without an own error there is no false positive to
-    # push.
+    # The negatives are pushed down by the error in total. Where the own error is 0, no negative ranks above.
     weights = error / comparison.xp.where(own_error > 0, own_error, 1) / rank
-    return _means((error,), (weights, 0 - error))
+    return Terms(error, None, Gradients(negative_weights=weights, positives=0 - error))
 
 
 def rank_sort(comparison: Comparison) -> Terms:
-    """RS loss: the ranking error of AP, and how much worse than they should be the positives above a positive are."""
+    """RS loss: the error of AP, plus the sorting error: the excess mean (1 - IoU) of the positives ranked above."""
     xp = comparison.xp
     values = xp.stack([xp.ones_like(comparison.labels), 1 - comparison.labels], 1)
     false_positives = comparison.false_positives()
     all_count, all_sum = comparison.above(values).T
     worse_count, worse_sum = comparison.above_worse(values).T
-    rank = all_count + false_positives
-    error = false_positives / rank
-    # l_S - l_S* = worse_count / all_count * (mean of the worse - mean of the others): as a difference of means it is
-    # zero without rounding where nothing is missorted, and so is its share per unit of missorted mass.
+    ranking = _precision_terms(false_positives, all_count + false_positives)
+    # l_S - l_S* = worse_count / all_count * (mean of the worse - mean of the others). This difference of means is
+    # exactly zero where nothing is missorted, and so is its share per unit of missorted mass.
     missorted = worse_count > 0
     mean_worse = worse_sum / xp.where(missorted, worse_count, 1)
     mean_others = (all_sum - worse_sum) / (all_count - worse_count)
     share = xp.where(missorted, (mean_worse - mean_others) / all_count, 0)
     sorting_error = share * worse_count
     demotion = comparison.below_better(share)
-    return _means((error, sorting_error), (1 / rank, 0 - error, demotion - sorting_error))
+    return Terms(ranking.first, sorting_error, ranking.gradients._replace(second_positives=demotion - sorting_error))
 
 
 def alrp(comparison: Comparison, localisation: Array) -> Terms:
-    """aLRP loss: AP loss, with a gradient that counts localisation errors too; and those errors, weighted by rank."""
+    """aLRP loss: the error of AP, whose gradient counts localisation errors too; and those errors, weighted by rank."""
     xp, scores = comparison.xp, comparison.scores
-    false_positives = comparison.false_positives()
-    rank = _rank_among_positives(comparison, itself=1) + false_positives
+    false_positives, rank = _ranks_with_itself_as_1(comparison)
     others = comparison.above(localisation[:, None])[:, 0] - step_at_tie(comparison.delta) * localisation
     pushes = false_positives > ALRP_LEAST_FALSE_POSITIVES
     push = xp.where(pushes, (others + false_positives) / rank, 0)
     weights = push / xp.where(pushes, false_positives, 1)
-    # mean over i of (sum of localisation_j over s_j >= s_i) / rank(i) = mean over j of localisation_j * factors_j
+    # The mean over i of (sum of localisation_j over s_j >= s_i) / rank(i) equals the mean over j of
+    # localisation_j * factors_j.
     last_tied = xp.searchsorted(scores, scores, side="right") - 1
     factors = (1 / rank).cumsum(0)[last_tied]
-    return _means((false_positives / rank, factors * localisation), (weights, 0 - push, 0 * rank, factors))
+    gradients = Gradients(negative_weights=weights, positives=0 - push, localisation=factors)
+    return Terms(false_positives / rank, factors * localisation, gradients)
 
 
-def _rank_among_positives(comparison: Comparison, itself: float | None = None) -> Array:
-    """rank+(i), the positive itself counted as H(0), or as told."""
-    rank = comparison.above(comparison.xp.ones_like(comparison.scores)[:, None])[:, 0]
-    return rank if itself is None else rank + (itself - step_at_tie(comparison.delta))
+def _ranks_with_itself_as_1(comparison: Comparison) -> tuple[Array, Array]:
+    """Return FP(i) and rank(i), where positive i counts itself as 1 instead of H(0)."""
+    false_positives, rank = comparison.ranks()
+    return false_positives, rank + (1 - step_at_tie(comparison.delta))
 
 
-def _means(values: Sequence[Array], vectors: Sequence[Array]) -> Terms:
-    """The terms as means over the positives."""
-    positives = len(vectors[0])
-    first, second = (*(value.sum() / positives for value in values), None)[:2]
-    return Terms(first, second, [vector / positives for vector in vectors])
+class RankingLoss(NamedTuple):
+    """A function that computes the terms, and the names of those fields of :class:`Gradients` that it fills."""
+
+    terms: Callable[..., Terms]
+    gradients: tuple[str, ...] = ("negative_weights", "positives")
+
+
+RANKING_LOSSES = {
+    "ap": RankingLoss(average_precision),
+    "interpolated_ap": RankingLoss(interpolated_average_precision),
+    "rs": RankingLoss(rank_sort, ("negative_weights", "positives", "second_positives")),
+    "alrp": RankingLoss(alrp, ("negative_weights", "positives", "localisation")),
+}

@@ -10,19 +10,19 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 
 from bucketrank.ops.boxes import centres
 
-KEPT = 8  # sets of shapes remembered: batches of like proportions come again, 6 MB each at 800 x 1333
+CACHED = 8  # sets of map shapes whose anchors are kept: shapes recur; 6 MB per set at 800 x 1333
 
 
 class Anchors(AnchorGenerator):
-    """Every anchor of a batch, level by level: the same for all its images, as these are padded to one size.
+    """The anchors of a batch, per pyramid level; all images share them, because they are padded to one size.
 
-    A cell of a level has one anchor for each ratio (height / width) and, within it, each scale (side in units of the
-    stride). Its centre is the cell's index times the stride. Unlike torchvision's generator this one is told the
-    strides instead of dividing the size of the image by that of the map, which goes wrong where a map is rounded up;
-    it does not round the anchors; and it always gives float32, since float16 cannot place an anchor beyond 2048.
+    Each cell of a level has one anchor per ratio (height / width) and scale (side in units of the stride), ordered by
+    ratio, then by scale. Their centre is the cell's index times the stride. There are three differences from
+    torchvision's generator. The strides are arguments: image size divided by map size is wrong where a map was rounded
+    up. The anchors are not rounded. They are always float32: float16 cannot represent every pixel beyond 2048.
 
-    The usual settings: an RPN has scale 8 and ratios 1/2, 1 and 2; ATSS and PAA one anchor of scale 8, or
-    ``octave(4, 3)``; RetinaNet these three and three ratios. ``size_divisor`` and ``border`` are for :meth:`valid`.
+    Usual settings: scale 8 and ratios 1/2, 1 and 2 for an RPN; one anchor of scale 8, or ``octave(4, 3)``, for ATSS and
+    PAA; ``octave(4, 3)`` and three ratios for RetinaNet. :meth:`valid` uses ``size_divisor`` and ``border``.
 
     >>> anchors = Anchors([8, 16], scales=[4])
     >>> first, second = anchors([torch.zeros(1, 256, 2, 3), torch.zeros(1, 256, 1, 2)])
@@ -53,7 +53,7 @@ class Anchors(AnchorGenerator):
         self.strides = tuple(int(stride) for stride in strides)
         self.size_divisor = size_divisor
         self.border = border
-        self._remembered: dict[tuple[tuple[tuple[int, int], ...], torch.device], list[Tensor]] = {}
+        self._cache: dict[tuple[tuple[tuple[int, int], ...], torch.device], list[Tensor]] = {}
 
     def generate_anchors(
         self,
@@ -62,16 +62,16 @@ class Anchors(AnchorGenerator):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> Tensor:
-        """The anchors of one cell around (0, 0), as torchvision orders them: by ratio, then by scale; not rounded."""
+        """Return the anchors of one cell around (0, 0), in torchvision's order: by ratio, then scale; not rounded."""
         sides = torch.tensor(scales, dtype=torch.float64)
         stretch = torch.tensor(aspect_ratios, dtype=torch.float64).sqrt()[:, None]
         far = torch.stack([(sides / stretch).flatten(), (sides * stretch).flatten()], 1) / 2
         return torch.cat([-far, far], 1).to(device=device, dtype=dtype)
 
     def forward(self, feature_maps: Sequence[Tensor]) -> list[Tensor]:
-        """For each map (B, C, H, W) its anchors (H * W * anchors of a cell, 4), row by row, cell by cell.
+        """Return the anchors (H * W * anchors per cell, 4) of each map (B, C, H, W), row by row, cell by cell.
 
-        The tensors are remembered for the next batch of the same shapes: do not write into them.
+        The tensors are cached for later batches of the same shapes: do not write into them.
         """
         if len(feature_maps) != len(self.strides):
             raise ValueError(
@@ -79,23 +79,23 @@ class Anchors(AnchorGenerator):
             )
         device = feature_maps[0].device
         shapes = tuple((int(height), int(width)) for height, width in (level.shape[-2:] for level in feature_maps))
-        found = self._remembered.pop((shapes, device), None)
-        if found is None:
-            # What an evaluation makes in inference mode could not be used by training afterwards.
+        anchors = self._cache.pop((shapes, device), None)
+        if anchors is None:
+            # Tensors made in inference mode could not be used in training later.
             with torch.inference_mode(mode=False), torch.no_grad():
                 self.set_cell_anchors(torch.float32, device)
-                found = self.grid_anchors(shapes, [(stride, stride) for stride in self.strides])
-        self._remembered[shapes, device] = found  # the latest is last
-        if len(self._remembered) > KEPT:
-            del self._remembered[next(iter(self._remembered))]
-        return list(found)
+                anchors = self.grid_anchors(shapes, [(stride, stride) for stride in self.strides])
+        self._cache[shapes, device] = anchors  # last: the most recently used
+        if len(self._cache) > CACHED:
+            del self._cache[next(iter(self._cache))]
+        return list(anchors)
 
     def valid(self, anchors: Tensor, image_sizes: Sequence[tuple[int, int]]) -> Tensor:
-        """Which of all the anchors (A, 4) take part in each image of (height, width) without padding: bool (B, A).
+        """Return which anchors (A, 4) take part in each image, given as (height, width) without padding: bool (B, A).
 
-        Not those centred on padding: at or beyond the size of the image rounded up to ``size_divisor``, which is what
-        the image would be padded to on its own. Unless ``border`` is None, nor those that reach more than ``border``
-        pixels out of the image; at 0 an anchor may touch the image's edge, not cross it.
+        An anchor centred on padding takes no part. Padding starts at the image's size rounded up to ``size_divisor``,
+        the size to which the image alone would be padded. Unless ``border`` is None, an anchor that reaches more than
+        ``border`` pixels out of the image takes no part either; at 0 it may touch the image's edge but not cross it.
 
         >>> anchors = Anchors([16], scales=[1], size_divisor=32)
         >>> row = torch.cat(anchors([torch.zeros(2, 1, 1, 4)]))  # centred at x = 0, 16, 32, 48
@@ -110,7 +110,7 @@ class Anchors(AnchorGenerator):
         sizes = torch.tensor([(width, height) for height, width in image_sizes], dtype=anchors.dtype)
         sizes = sizes.reshape(-1, 1, 2).to(anchors.device)  # (B, 1, 2) as x, y
         padded = (sizes / self.size_divisor).ceil() * self.size_divisor
-        # Centres and limits are whole numbers; half a pixel keeps the rounding of (x1 + x2) / 2 out of it.
+        # Centres and limits are whole numbers; half a pixel absorbs the rounding of (x1 + x2) / 2.
         inside = (centres(anchors) < padded - 0.5).all(-1)
         if self.border is not None:
             within = (anchors[:, :2] >= -self.border) & (anchors[:, 2:] <= sizes + self.border)
@@ -119,7 +119,7 @@ class Anchors(AnchorGenerator):
 
 
 def octave(base: float, steps: int) -> tuple[float, ...]:
-    """``steps`` scales from ``base`` up to, not including, its double, each the same factor above the one before.
+    """Return ``steps`` scales from ``base`` up to but not including its double, with a constant ratio.
 
     >>> [round(scale, 4) for scale in octave(4, 3)]
     [4.0, 5.0397, 6.3496]

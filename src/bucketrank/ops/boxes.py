@@ -1,4 +1,4 @@
-"""What is asked of boxes: how much two overlap, where the middle is, how central a point lies."""
+"""Geometry of boxes: IoU, centre, and centerness of a point."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from torch import Tensor
 
 
 def paired_iou(boxes: Tensor, objects: Tensor, *, smallest_union: float = 1e-6) -> Tensor:
-    """The IoU of each box with the object in the same place; torchvision's ``box_iou`` would compare all pairs.
+    """Return the IoU of each box with the object at the same index; torchvision's ``box_iou`` compares all pairs.
 
-    Both are (..., 4) and broadcast: ``paired_iou(boxes, objects[:, None])`` does compare all pairs. The union counts as
-    ``smallest_union`` at least, so two boxes without area have IoU 0; boxes in units of the image need a smaller one.
+    Both are (..., 4) and broadcast: ``paired_iou(boxes, objects[:, None])`` compares all pairs. The union is clamped to
+    at least ``smallest_union``, so that two boxes without area have IoU 0. Choose a smaller one for boxes in units of
+    the image.
 
     >>> paired_iou(torch.tensor([[0.0, 0, 2, 2]]), torch.tensor([[1.0, 0, 3, 2]]))  # 2 shared of 4 + 4 - 2
     tensor([0.3333])
@@ -25,20 +26,20 @@ def paired_iou(boxes: Tensor, objects: Tensor, *, smallest_union: float = 1e-6) 
 
 
 def centres(boxes: Tensor) -> Tensor:
-    """The middle (x, y) of each box: (..., 4) to (..., 2)."""
+    """Return the centre (x, y) of each box: (..., 4) to (..., 2)."""
     return (boxes[..., :2] + boxes[..., 2:]) / 2
 
 
 def centerness(points: Tensor, objects: Tensor) -> Tensor:
-    """How near each point (P, 2) lies to the middle of the object (P, 4) in the same row (Tian et al., 2019, Eq. 3).
+    """Return the centerness of each point (P, 2) in the object (P, 4) of the same row (Tian et al., 2019, Eq. 3).
 
-    ``sqrt(min(l, r) / max(l, r) * min(t, b) / max(t, b))`` of the distances to the four sides: 1 in the middle, 0 on
-    the border and outside.
+    With l, r, t and b the distances to the four sides: ``sqrt(min(l, r) / max(l, r) * min(t, b) / max(t, b))``.
+    It is 1 at the centre, and 0 on the border and outside.
 
     >>> centerness(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 0, 5, 4]]))  # sqrt(1/4 * 2/2)
     tensor([0.5000])
     """
     before, after = points - objects[..., :2], objects[..., 2:] - points
     least, most = torch.minimum(before, after).clamp(min=0), torch.maximum(before, after)
-    # Where the object has no extent the least is 0 too, and so is the share.
+    # An object without extent has least = most = 0; dividing by 1 gives it centerness 0.
     return (least / most.masked_fill(most <= 0, 1)).prod(-1).sqrt()

@@ -1,1 +1,6 @@
-"""Recipes as YAML: one for each row of the paper's tables, and small ones for a laptop."""
+"""Recipes: what a recipe is, how its file is read, and the files of the package in ``yaml/``. Needs no torch."""
+
+from bucketrank.recipes.recipe import Recipe, RecipeError, from_dict
+from bucketrank.recipes.recipe_files import load_recipe, recipe_names, recipe_to_yaml
+
+__all__ = ["Recipe", "RecipeError", "from_dict", "load_recipe", "recipe_names", "recipe_to_yaml"]

@@ -1,19 +1,10 @@
-"""A page about runs: curves, tables, precision and recall, images, and the ranked list with its gradients.
+"""A page about runs: curves, tables, precision and recall, images, and ranked lists with their gradients."""
 
-Names are imported when they are asked for: the help of the command does not wait for torch.
-"""
+from typing import TYPE_CHECKING
 
-from typing import TYPE_CHECKING, Any
+from bucketrank.lazy import import_on_use
 
 if TYPE_CHECKING:
-    from bucketrank.report.write import write_report
+    from bucketrank.report.write import write_report as write_report
 
-__all__ = ["write_report"]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "write_report":
-        from bucketrank.report.write import write_report
-
-        return write_report
-    raise AttributeError(f"module 'bucketrank.report' has no attribute {name!r}")
+__all__, __getattr__ = import_on_use(__name__, {"bucketrank.report.write": ("write_report",)})

@@ -1,4 +1,4 @@
-"""The candidates of one image as a run's loss sees them in training: logits, targets and gradients."""
+"""The training candidates of one image: logits, assigned objects, and the gradient of the run's loss."""
 
 from __future__ import annotations
 
@@ -12,82 +12,75 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bucketrank.detectors import Detector
-from bucketrank.detectors.co_detr.detector import CoDETR
 from bucketrank.detectors.criterion import Assigned, Criterion
 from bucketrank.ops.assignment import IGNORED
 from bucketrank.ops.boxes import paired_iou
 
-CLASSIFYING = ("rank", "sort", "cls")  # the terms of a head that train its logits
-
 
 @dataclass(frozen=True)
-class Candidates:
-    """Every class of every candidate that is not ignored, in falling order of the logits."""
+class TrainingCandidates:
+    """One entry per class of each candidate that is not ignored, highest logit first."""
 
     logits: Tensor  # (n,)
     gradients: Tensor  # (n,)
-    positives: Tensor  # (n,) whether an object was assigned
-    ious: Tensor  # (n,) of the predicted box with that object; 0 of negatives
-    classes: Tensor  # (n,) from 0
+    positives: Tensor  # (n,) whether an object of this class was assigned
+    ious: Tensor  # (n,) IoU of the predicted box with that object; 0 for negatives
+    classes: Tensor  # (n,) class indices from 0
     loss: float
 
 
-def candidates(model: Detector, picture: Tensor, target: dict[str, Any]) -> Candidates | None:
-    """Those of the head whose scores become the detections, with the image as a batch of its own.
+def candidates(model: Detector, image: Tensor, target: dict[str, Any]) -> TrainingCandidates | None:
+    """Return the candidates of the head whose scores become the detections, with ``image`` as a batch of one.
 
-    None where the classes share a softmax: there is no list of logits then. The model is left in evaluation mode.
+    Returns None for a head with a softmax over the classes, which has no ranked list of logits. The model is left in
+    evaluation mode.
     """
-    criterion, call = deciding(model)
-    if criterion is None or criterion.softmax:
+    criterion, call = model.detecting_criterion()
+    if criterion.softmax:
         return None
-    seen: list[Assigned] = []
+    calls: list[Assigned] = []
 
-    def keep(module: nn.Module, given: tuple[Assigned]) -> None:  # noqa: ARG001 (torch's signature)
-        seen.append(given[0])
+    def record_call(module: nn.Module, inputs: tuple[Assigned]) -> None:  # noqa: ARG001 (torch's signature)
+        calls.append(inputs[0])
 
-    handle = criterion.register_forward_pre_hook(keep)
+    handle = criterion.register_forward_pre_hook(record_call)
     try:
         with _as_in_training(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # score-based recipes may draw a sample
-            model([picture], [target])
+            torch.manual_seed(0)  # heads with a score-based loss may sample their candidates
+            model([image], [target])
     finally:
         handle.remove()
-    return _ranked(criterion, seen[call])
+    return _ranked(criterion, calls[call])
 
 
-def deciding(model: Detector) -> tuple[Criterion | None, int]:
-    """The criterion of the head whose scores become the detections, and which of its calls that is."""
-    if isinstance(model, CoDETR):
-        # The encoder is compared first, then the layers of the decoder, of which the last detects.
-        return model.criterion, len(model.decoder.layers)
-    every = [module for module in model.modules() if isinstance(module, Criterion)]
-    return (every[-1] if every else None), -1  # heads follow each other: the last one detects
-
-
-def _ranked(criterion: Criterion, found: Assigned) -> Candidates:
+def _ranked(criterion: Criterion, assigned: Assigned) -> TrainingCandidates:
     with torch.enable_grad():
-        logits = found.logits.detach().clone().requires_grad_()
-        terms = criterion(replace(found, logits=logits))
-        loss = torch.stack([term for name, term in terms.items() if name in CLASSIFYING]).sum()
+        logits = assigned.logits.detach().clone().requires_grad_()
+        terms = criterion(replace(assigned, logits=logits))
+        loss = torch.stack([term for name, term in terms.items() if name in criterion.classification_terms]).sum()
         (gradient,) = torch.autograd.grad(loss, logits, allow_unused=True)
     gradients = torch.zeros_like(logits) if gradient is None else gradient
-    rows = torch.where(found.positives)[0]
-    ious = torch.zeros_like(found.logits)
-    ious[rows, found.labels[rows]] = paired_iou(found.boxes, found.objects).to(ious.dtype)
-    positives = torch.zeros_like(found.logits, dtype=torch.bool)
-    positives[rows, found.labels[rows]] = True
-    classes = torch.arange(found.logits.shape[1], device=ious.device).expand_as(ious)
-    taken = found.labels != IGNORED
-    order = found.logits[taken].flatten().argsort(descending=True, stable=True)
-    logit, grad, positive, iou, kind = (
-        values.detach()[taken].flatten()[order].cpu() for values in (found.logits, gradients, positives, ious, classes)
+    rows = torch.where(assigned.positives)[0]
+    ious = torch.zeros_like(assigned.logits)
+    ious[rows, assigned.labels[rows]] = paired_iou(assigned.boxes, assigned.objects).to(ious.dtype)
+    positives = torch.zeros_like(assigned.logits, dtype=torch.bool)
+    positives[rows, assigned.labels[rows]] = True
+    classes = torch.arange(assigned.logits.shape[1], device=ious.device).expand_as(ious)
+    kept = assigned.labels != IGNORED
+    order = assigned.logits[kept].flatten().argsort(descending=True, stable=True)
+    logits, gradients, positives, ious, classes = (
+        values.detach()[kept].flatten()[order].cpu()
+        for values in (assigned.logits, gradients, positives, ious, classes)
     )
-    return Candidates(logit, grad, positive, iou, kind, float(loss.detach()))
+    return TrainingCandidates(logits, gradients, positives, ious, classes, float(loss.detach()))
 
 
 @contextmanager
 def _as_in_training(model: Detector) -> Iterator[None]:
-    """In training mode, except what would change the model or the image: batch norms, dropout, random sizes."""
+    """Put the model in training mode, except for batch norms, dropout and the transform.
+
+    Batch norms would change their statistics, dropout the logits, and the transform the size of the image.
+    """
     model.train()
     for module in [model.transform, *model.modules()]:
         if module is model.transform or isinstance(module, _BatchNorm | nn.Dropout):

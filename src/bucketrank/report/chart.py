@@ -1,4 +1,4 @@
-"""Line charts as SVG: drawn here, so that they are seen without scripts; a script adds the hover."""
+"""Line charts as SVG, complete without scripts; a script adds the values at the pointer."""
 
 from __future__ import annotations
 
@@ -12,64 +12,64 @@ from bucketrank.report.markup import Html, data, join, tag
 
 WIDTH, HEIGHT = 400, 236
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 34  # margins of the plot
-COLOURS = 8  # of runs, in page.css; then they begin again
-MOST_POINTS = 240  # of a line: more than the pixels can show
+COLOURS = 8  # number of line colours in page.css; further runs repeat them, dashed
+MAX_POINTS = 240  # per line; the charts are too small to show more
 
 Points = list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
-class Line:
-    """A line of a chart. ``colour`` is one of COLOURS, counted from 0; ``notes`` are shown with each point."""
+class ChartLine:
+    """A line of a chart; ``notes``, if any, has one text per point."""
 
     name: str
     points: Points
-    colour: int = 0
-    run: int | None = None  # whose line it is, for the legend
+    colour: int = 0  # index from 0 to COLOURS - 1
+    run: int | None = None  # index of the run that the legend shows and hides
     dashed: bool = False
     notes: list[str] = field(default_factory=list)
-    mark: int | None = None  # the point that is marked
+    mark: int | None = None  # index of the point to mark
     mark_name: str = ""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart with its title, and what its axes are."""
+    """The title, axes and lines of a chart."""
 
     title: str
-    x: str
+    x: str  # label of the axis
     y: str
-    lines: list[Line]
+    lines: list[ChartLine]
     x_range: tuple[float, float] | None = None
     y_range: tuple[float, float] | None = None
-    digits: int = 4  # of the values that the hover shows
+    digits: int = 4  # significant digits of the values shown at the pointer
 
 
-def draw(chart: Chart) -> Html:
-    """The chart as a figure, with its numbers for the script."""
+def draw_chart(chart: Chart) -> Html:
+    """Return the chart as a figure, with its numbers as JSON for the script."""
     points = [point for line in chart.lines for point in line.points]
     x_low, x_high = chart.x_range or _range([x for x, _ in points], zero=False)
     y_low, y_high = chart.y_range or _range([y for _, y in points], zero=True)
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
 
-    def place(point: tuple[float, float]) -> tuple[float, float]:
+    def to_pixels(point: tuple[float, float]) -> tuple[float, float]:
         x = LEFT + (point[0] - x_low) / (x_high - x_low) * (right - LEFT)
         y = bottom - (point[1] - y_low) / (y_high - y_low) * (bottom - TOP)
         return round(x, 1), round(y, 1)
 
     parts: list[Html] = []
     for value in ticks(y_low, y_high, most=5):
-        _, y = place((x_low, value))
+        _, y = to_pixels((x_low, value))
         parts += [
             tag("line", x1=LEFT, x2=right, y1=y, y2=y, class_="grid"),
-            tag("text", short(value), x=LEFT - 6, y=y + 4, class_="tick", text_anchor="end"),
+            tag("text", tick_label(value), x=LEFT - 6, y=y + 4, class_="tick", text_anchor="end"),
         ]
     for value in ticks(x_low, x_high, most=6):
-        x, _ = place((value, y_low))
-        parts.append(tag("text", short(value), x=x, y=bottom + 16, class_="tick", text_anchor="middle"))
+        x, _ = to_pixels((value, y_low))
+        parts.append(tag("text", tick_label(value), x=x, y=bottom + 16, class_="tick", text_anchor="middle"))
     parts.append(tag("line", x1=LEFT, x2=right, y1=bottom, y2=bottom, class_="axis"))
     parts.append(tag("text", chart.x, x=right, y=HEIGHT - 4, class_="tick", text_anchor="end"))
-    parts += [_line(line, [place(point) for point in line.points]) for line in chart.lines]
+    parts += [_line(line, [to_pixels(point) for point in line.points]) for line in chart.lines]
     parts.append(tag("g", class_="hover"))
     drawing = tag(
         "svg",
@@ -90,21 +90,21 @@ def draw(chart: Chart) -> Html:
     return tag("figure", caption, drawing, data(numbers), class_="chart")
 
 
-def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> Points:
-    """At most so many points: each the mean of neighbours.
+def thinned(points: Sequence[tuple[float, float]], most: int = MAX_POINTS) -> Points:
+    """Return at most ``most`` points, each the mean of a group of neighbours.
 
     >>> thinned([(1, 4.0), (2, 6.0), (3, 1.0), (4, 3.0)], most=2)
     [(1.5, 5.0), (3.5, 2.0)]
     """
     if len(points) <= most:
         return [(float(x), y) for x, y in points]
-    edges = [round(part * len(points) / most) for part in range(most + 1)]
+    edges = [round(number * len(points) / most) for number in range(most + 1)]
     groups = [points[first:last] for first, last in pairwise(edges)]
-    return [(sum(x for x, _ in each) / len(each), sum(y for _, y in each) / len(each)) for each in groups]
+    return [(sum(x for x, _ in group) / len(group), sum(y for _, y in group) / len(group)) for group in groups]
 
 
 def ticks(low: float, high: float, *, most: int) -> list[float]:
-    """Round numbers between both.
+    """Return at most ``most`` round numbers between ``low`` and ``high``.
 
     >>> ticks(0, 1, most=5)
     [0.0, 0.25, 0.5, 0.75, 1.0]
@@ -119,10 +119,10 @@ def ticks(low: float, high: float, *, most: int) -> list[float]:
     return [low, high]
 
 
-def short(value: float) -> str:
-    """A number for an axis.
+def tick_label(value: float) -> str:
+    """Return a short text for a number on an axis.
 
-    >>> short(20000.0), short(0.25), short(0.30000000000000004)
+    >>> tick_label(20000.0), tick_label(0.25), tick_label(0.30000000000000004)
     ('20k', '0.25', '0.3')
     """
     return f"{value / 1000:g}k" if abs(value) >= 10000 else f"{round(value, 10):g}"
@@ -135,23 +135,23 @@ def _range(values: Sequence[float], *, zero: bool) -> tuple[float, float]:
     return (low, high) if high > low else (low, low + 1)
 
 
-def _line(line: Line, places: Points) -> Html:
-    path = "M" + "L".join(f"{x:g},{y:g}" for x, y in places) if places else ""
+def _line(line: ChartLine, pixels: Points) -> Html:
+    path = "M" + "L".join(f"{x:g},{y:g}" for x, y in pixels) if pixels else ""
     parts = [tag("path", d=path, class_="line dashed" if line.dashed else "line")]
-    if len(places) <= 12:
-        parts += [tag("circle", cx=x, cy=y, r=2.2, class_="dot") for x, y in places]
+    if len(pixels) <= 12:
+        parts += [tag("circle", cx=x, cy=y, r=2.2, class_="dot") for x, y in pixels]
     if line.mark is not None:
-        x, y = places[line.mark]
+        x, y = pixels[line.mark]
         parts.append(tag("circle", tag("title", line.mark_name), cx=x, cy=y, r=5, class_="mark"))
     return tag("g", *parts, class_=f"series c{line.colour}", data_run=line.run)
 
 
 def _in_words(chart: Chart) -> str:
     words = [f"{line.name} ends at {line.points[-1][1]:.{chart.digits}g}" for line in chart.lines if line.points]
-    return "; ".join(words) + "." if words else "There are no numbers."
+    return "; ".join(words) + "." if words else "No data."
 
 
-def _numbers(line: Line, digits: int) -> dict[str, Any]:
+def _numbers(line: ChartLine, digits: int) -> dict[str, Any]:
     return {
         "name": line.name,
         "run": line.run,
@@ -162,6 +162,6 @@ def _numbers(line: Line, digits: int) -> dict[str, Any]:
     }
 
 
-def grid(charts: Sequence[Html]) -> Html:
-    """Charts side by side, as many as fit."""
+def chart_grid(charts: Sequence[Html]) -> Html:
+    """Arrange charts side by side, as many as fit."""
     return tag("div", join(*charts), class_="charts")

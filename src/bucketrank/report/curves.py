@@ -1,4 +1,4 @@
-"""What a run learned over its steps: losses and AP of all runs together."""
+"""Charts of losses and AP over the training steps, with all runs in each chart."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ import math
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from bucketrank.report.chart import COLOURS, Chart, Line, draw, grid, thinned
-from bucketrank.report.folder import RunFolder
+from bucketrank.report.chart import COLOURS, Chart, ChartLine, chart_grid, draw_chart, thinned
+from bucketrank.report.html_tables import table
 from bucketrank.report.markup import Html, tag
-from bucketrank.report.tables import table
+from bucketrank.report.run_folder import RunFolder
 
-NOT_TERMS = ("step", "epoch", "loss", "lr", "seconds")
+NOT_TERMS = ("step", "epoch", "loss", "lr", "seconds")  # columns of train.csv that are no terms of the loss
 METRICS = ("AP", "AP50", "AP75")
-MANY = 8  # terms, from which on they are folded away
+MANY_TERMS = 8  # from this number on, the charts of the terms are collapsed
 
 
 def curves(runs: Sequence[RunFolder]) -> Html:
-    """The charts, and a few numbers of each run."""
+    """Return the charts, and a table with steps, learning rate and time of each run."""
     terms = list(dict.fromkeys(name for run in runs for name in run.train.values if name not in NOT_TERMS))
-    kinds = [kind for kind in ("boxes", "masks") if any(f"{kind}/AP" in run.validation.values for run in runs)]
-    precision = _drawn(_precision(runs, kind, name) for kind in kinds for name in METRICS)
-    loss = _drawn([_losses(runs, "loss", "all terms together")])
-    parts = _drawn(_losses(runs, name, "a term of the loss") for name in terms)
+    iou_types = [each for each in ("boxes", "masks") if any(f"{each}/AP" in run.validation.values for run in runs)]
+    precision = _drawn(_precision(runs, iou_type, name) for iou_type in iou_types for name in METRICS)
+    loss = _drawn([_losses(runs, "loss", "sum of all terms")])
+    term_charts = _drawn(_losses(runs, name, "term of the loss") for name in terms)
     if not precision and not loss:
-        return tag("p", "There are no curves: none of the folders has rows in train.csv or validation.csv.")
-    if len(parts) < MANY:
-        return tag("div", grid(precision), grid([*loss, *parts]), numbers(runs))
-    folded = tag("details", tag("summary", f"The {len(parts)} terms of the loss"), grid(parts))
-    return tag("div", grid([*precision, *loss]), folded, numbers(runs))
+        return tag("p", "No curves: train.csv and validation.csv of these runs have no rows.")
+    if len(term_charts) < MANY_TERMS:
+        return tag("div", chart_grid(precision), chart_grid([*loss, *term_charts]), run_numbers(runs))
+    collapsed = tag("details", tag("summary", f"The {len(term_charts)} terms of the loss"), chart_grid(term_charts))
+    return tag("div", chart_grid([*precision, *loss]), collapsed, run_numbers(runs))
 
 
 def _drawn(charts: Iterable[Chart | None]) -> list[Html]:
-    return [draw(chart) for chart in charts if chart is not None]
+    return [draw_chart(chart) for chart in charts if chart is not None]
 
 
-def numbers(runs: Sequence[RunFolder]) -> Html:
-    """Steps, learning rate and seconds of each run."""
-    head = ["", "steps", "epochs", "highest learning rate", "last learning rate", "seconds a step (median)"]
+def run_numbers(runs: Sequence[RunFolder]) -> Html:
+    """Return a table with steps, learning rate and seconds per step of each run."""
+    head = ["", "steps", "epochs", "highest learning rate", "last learning rate", "seconds per step (median)"]
     rows = []
     for run in runs:
         rates = [value for _, value in run.train.pairs("lr")]
@@ -53,29 +53,31 @@ def numbers(runs: Sequence[RunFolder]) -> Html:
                 f"{median(seconds):.3g}" if seconds else "-",
             ]
         )
-    return table(head, rows, caption="Seconds a step include waiting for images, and whatever else the machine did.")
+    return table(head, rows, caption="Seconds per step include the time spent waiting for images.")
 
 
-def _losses(runs: Sequence[RunFolder], name: str, about: str) -> Chart | None:
+def _losses(runs: Sequence[RunFolder], name: str, y_label: str) -> Chart | None:
     lines = [
-        Line(run.name, thinned(points), colour=number % COLOURS, run=number, dashed=number >= COLOURS)
+        ChartLine(run.name, thinned(points), colour=number % COLOURS, run=number, dashed=number >= COLOURS)
         for number, run in enumerate(runs)
         if (points := run.train.pairs(name))
     ]
-    return Chart(name, "step", about, lines, _steps(lines)) if lines else None
+    return Chart(name, "step", y_label, lines, _steps(lines)) if lines else None
 
 
-def _precision(runs: Sequence[RunFolder], kind: str, name: str) -> Chart | None:
+def _precision(runs: Sequence[RunFolder], iou_type: str, name: str) -> Chart | None:
     lines = []
     for number, run in enumerate(runs):
-        points = [(float(step), 100 * value) for step, value in run.validation.pairs(f"{kind}/{name}")]
+        points = [(float(step), 100 * value) for step, value in run.validation.pairs(f"{iou_type}/{name}")]
         if points:
-            lines.append(Line(run.name, points, colour=number % COLOURS, run=number, dashed=number >= COLOURS))
+            lines.append(ChartLine(run.name, points, colour=number % COLOURS, run=number, dashed=number >= COLOURS))
     return (
-        Chart(f"{name} of {kind}", "step", "per cent, on the validation set", lines, _steps(lines)) if lines else None
+        Chart(f"{name} of {iou_type}", "step", "per cent, on the validation set", lines, _steps(lines))
+        if lines
+        else None
     )
 
 
-def _steps(lines: Sequence[Line]) -> tuple[float, float]:
-    """From 0, so that all charts of a run have the same steps under each other."""
+def _steps(lines: Sequence[ChartLine]) -> tuple[float, float]:
+    """Return a range of steps that starts at 0, so that the charts line up."""
     return 0.0, max(1.0, *(x for line in lines for x, _ in line.points))

@@ -1,4 +1,4 @@
-"""HTML from Python: what is not markup already is escaped, so that a class may be called anything."""
+"""HTML elements from Python; all text that is not :class:`Html` is escaped, so class names may hold any characters."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ EMPTY = frozenset({"br", "circle", "image", "input", "line", "path", "rect", "us
 
 
 class Html(str):
-    """Text that is markup already."""
+    """Text that is already markup and must not be escaped."""
 
     __slots__ = ()
 
 
 def tag(name: str, *content: str | Html, **attributes: Any) -> Html:
-    """An element; an attribute that is None or False is left out, True has no value.
+    """Return an element; an attribute that is None or False is omitted, one that is True has no value.
 
-    ``class_`` is ``class``; other underscores become hyphens.
+    ``class_`` stands for ``class``; other underscores in names become hyphens.
 
     >>> tag("td", "1 < 2", class_="number", data_run=0)
     '<td class="number" data-run="0">1 &lt; 2</td>'
@@ -36,12 +36,12 @@ def tag(name: str, *content: str | Html, **attributes: Any) -> Html:
 
 
 def join(*parts: str | Html) -> Html:
-    """The parts one after the other, those that are plain text escaped."""
+    """Concatenate the parts, escaping those that are plain text."""
     return Html("".join(part if isinstance(part, Html) else escape(part) for part in parts))
 
 
 def data(content: Any, **attributes: Any) -> Html:
-    """Values for the scripts: JSON in which nothing can end the element that holds it."""
+    """Return a script element with JSON for the page's scripts; no string in it can close the element."""
     text = json.dumps(content, allow_nan=False, separators=(",", ":"), ensure_ascii=True).replace("<", "\\u003c")
     return tag("script", Html(text), type="application/json", **attributes)
 

@@ -1,4 +1,4 @@
-"""The detections of one image and its objects: which found which."""
+"""Matching of detections and ground-truth objects per image, by COCO's rule."""
 
 from __future__ import annotations
 
@@ -12,127 +12,133 @@ from torch import Tensor
 
 from bucketrank.ops.boxes import paired_iou
 
-LEAST_IOU = 0.5
-Outcome = Literal["right", "wrong", "excused"]
+MIN_IOU = 0.5
+Outcome = Literal["correct", "wrong", "ignored"]
 
 
 @dataclass(frozen=True)
-class Object:
-    """What is true; ``found_at`` is the score of the detection that found it."""
+class GroundTruthObject:
+    """An annotated object and the score of the detection that matched it."""
 
     category: int
-    box: tuple[float, float, float, float]  # corners
+    box: tuple[float, float, float, float]  # x1, y1, x2, y2
     crowd: bool
     segmentation: Any
-    found_at: float | None = None
+    matched_score: float | None = None  # None: no detection matched it
 
 
 @dataclass(frozen=True)
 class Detection:
-    """What was detected. ``iou`` is that with its object; if it has none, the highest with any of its class."""
+    """A detection and whether it is correct."""
 
     category: int
     box: tuple[float, float, float, float]
     score: float
     outcome: Outcome
-    iou: float
+    iou: float  # with its object; without one, the highest IoU with an object of its class
     segmentation: Any
 
 
 @dataclass(frozen=True)
-class Counts:
-    """Of one image at one score."""
+class MatchCounts:
+    """Numbers of correct and wrong detections and of missed objects, of one image at one threshold."""
 
-    right: int
+    correct: int
     wrong: int
     missed: int
 
     @property
     def f1(self) -> float | None:
-        """None where there is nothing to find and nothing was."""
-        total = 2 * self.right + self.wrong + self.missed
-        return 2 * self.right / total if total else None
+        """F1 score; None without objects and detections."""
+        total = 2 * self.correct + self.wrong + self.missed
+        return 2 * self.correct / total if total else None
 
 
 @dataclass(frozen=True)
-class Matched:
-    """One image: the detections in falling order of their scores, and the objects."""
+class MatchedImage:
+    """One image with its detections, best first, and its objects."""
 
-    image: dict[str, Any]  # its entry in the annotations
+    image: dict[str, Any]  # the entry in the annotation file
     detections: list[Detection]
-    objects: list[Object]
+    objects: list[GroundTruthObject]
 
-    def counts(self, threshold: float) -> Counts:
-        """With the detections from ``threshold`` on."""
-        shown = [each.outcome for each in self.detections if each.score >= threshold]
-        right = shown.count("right")
-        return Counts(right, shown.count("wrong"), sum(not each.crowd for each in self.objects) - right)
+    def counts(self, threshold: float) -> MatchCounts:
+        """Count with the detections whose score is at least ``threshold``."""
+        outcomes = [each.outcome for each in self.detections if each.score >= threshold]
+        correct = outcomes.count("correct")
+        return MatchCounts(correct, outcomes.count("wrong"), sum(not each.crowd for each in self.objects) - correct)
 
 
 def match_all(
     document: Mapping[str, Any], records: Sequence[Mapping[str, Any]], *, images: Sequence[int], lvis: bool = False
-) -> list[Matched]:
-    """The images of these ids, with ``records`` in COCO's result format."""
-    truths: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
-    for entry in document["annotations"]:
-        truths[entry["image_id"]].append(entry)
-    found: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+) -> list[MatchedImage]:
+    """Match the detections ``records``, in COCO's result format, in the images with the ids ``images``."""
+    annotations: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+    for annotation in document["annotations"]:
+        annotations[annotation["image_id"]].append(annotation)
+    by_image: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
     for record in records:
-        found[record["image_id"]].append(record)
+        by_image[record["image_id"]].append(record)
     entries = {image["id"]: image for image in document["images"]}
-    return [match(entries[number], found[number], truths[number], lvis=lvis) for number in images]
+    return [match(entries[image_id], by_image[image_id], annotations[image_id], lvis=lvis) for image_id in images]
 
 
 def match(
     image: Mapping[str, Any],
     records: Sequence[Mapping[str, Any]],
-    truths: Sequence[Mapping[str, Any]],
+    annotations: Sequence[Mapping[str, Any]],
     *,
     lvis: bool = False,
-) -> Matched:
-    """By COCO's rule: in the order of scores each detection takes the free object of its class that it overlaps most.
+) -> MatchedImage:
+    """Match one image by COCO's rule.
 
-    It must overlap it by an IoU of 0.5. A detection that takes none is wrong, unless half of it lies on a crowd of its
-    class; in LVIS also where nobody looked for its class, or not for all of its objects.
+    In the order of their scores, each detection takes the object of its class with the highest IoU among those not yet
+    taken, if that IoU is at least 0.5. A detection without an object is wrong. It is ignored instead if at least half
+    of it lies on a crowd of its class, and in LVIS also if the image was not annotated for its class, or not
+    exhaustively.
     """
     objects = [
-        Object(entry["category_id"], _corners(entry["bbox"]), bool(entry.get("iscrowd", 0)), entry.get("segmentation"))
-        for entry in truths
+        GroundTruthObject(
+            each["category_id"], _corners(each["bbox"]), bool(each.get("iscrowd", 0)), each.get("segmentation")
+        )
+        for each in annotations
     ]
     ordered = sorted(records, key=lambda record: -record["score"])
     boxes = [_corners(record["bbox"]) for record in ordered]
     ious = paired_iou(_tensor(boxes)[:, None], _tensor([each.box for each in objects]))
-    looked_for = {entry["category_id"] for entry in truths} | set(image.get("neg_category_ids", ()))
-    not_all = set(image.get("not_exhaustive_category_ids", ()))
+    annotated = {each["category_id"] for each in annotations} | set(image.get("neg_category_ids", ()))
+    not_exhaustive = set(image.get("not_exhaustive_category_ids", ()))
     detections = []
     for number, (record, box) in enumerate(zip(ordered, boxes, strict=True)):
         category, score = int(record["category_id"]), float(record["score"])
-        same = [each for each, truth in enumerate(objects) if truth.category == category and not truth.crowd]
-        best = max((float(ious[number, each]) for each in same), default=0.0)
-        free = [each for each in same if objects[each].found_at is None and ious[number, each] >= LEAST_IOU]
+        same = [index for index, each in enumerate(objects) if each.category == category and not each.crowd]
+        best = max((float(ious[number, index]) for index in same), default=0.0)
+        free = [index for index in same if objects[index].matched_score is None and ious[number, index] >= MIN_IOU]
         outcome: Outcome = "wrong"
         if free:
-            taken = max(free, key=lambda each: float(ious[number, each]))
-            objects[taken] = replace(objects[taken], found_at=score)
-            outcome, best = "right", float(ious[number, taken])
+            taken = max(free, key=lambda index: float(ious[number, index]))
+            objects[taken] = replace(objects[taken], matched_score=score)
+            outcome, best = "correct", float(ious[number, taken])
         elif any(
-            _on(box, truth.box) >= LEAST_IOU for truth in objects if truth.crowd and truth.category == category
-        ) or (lvis and (category not in looked_for or category in not_all)):
-            outcome = "excused"
+            _share_on_crowd(box, each.box) >= MIN_IOU for each in objects if each.crowd and each.category == category
+        ) or (lvis and (category not in annotated or category in not_exhaustive)):
+            outcome = "ignored"
         detections.append(Detection(category, box, score, outcome, best, record.get("segmentation")))
-    return Matched(dict(image), detections, objects)
+    return MatchedImage(dict(image), detections, objects)
 
 
-def best_and_worst(matched: Sequence[Matched], *, threshold: float, most: int) -> tuple[list[Matched], list[Matched]]:
-    """The images of highest and of lowest F1 at ``threshold``, up to ``most`` of each and none in both.
+def best_and_worst(
+    matched: Sequence[MatchedImage], *, threshold: float, most: int
+) -> tuple[list[MatchedImage], list[MatchedImage]]:
+    """Return the images with the highest and the lowest F1 at ``threshold``, up to ``most`` each; no image is in both.
 
-    Of equal ones, those with more right come first among the best, those with more mistakes among the worst. An image
-    without objects and without detections is neither.
+    Among images of equal F1, the best are those with more correct detections and the worst those with more mistakes.
+    Images without objects and detections are left out.
     """
     rated = [(each, counts, counts.f1) for each in matched for counts in [each.counts(threshold)]]
     rising = sorted(
         ((each, counts, f1) for each, counts, f1 in rated if f1 is not None),
-        key=lambda entry: (entry[2], entry[1].right - entry[1].wrong - entry[1].missed),
+        key=lambda entry: (entry[2], entry[1].correct - entry[1].wrong - entry[1].missed),
     )
     half = (len(rising) + 1) // 2
     best = [each for each, _, _ in rising[::-1][: min(most, half)]]
@@ -149,8 +155,8 @@ def _tensor(boxes: Sequence[Sequence[float]]) -> Tensor:
     return torch.tensor(boxes, dtype=torch.float64).reshape(-1, 4)
 
 
-def _on(box: Sequence[float], crowd: Sequence[float]) -> float:
-    """The share of a box that lies on a crowd's."""
+def _share_on_crowd(box: Sequence[float], crowd: Sequence[float]) -> float:
+    """Return the fraction of the box's area that lies on the box of a crowd."""
     width = min(box[2], crowd[2]) - max(box[0], crowd[0])
     height = min(box[3], crowd[3]) - max(box[1], crowd[1])
     area = (box[2] - box[0]) * (box[3] - box[1])

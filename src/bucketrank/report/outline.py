@@ -1,4 +1,4 @@
-"""The outline of a mask, as a path for SVG."""
+"""The outline of a mask as an SVG path."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from PIL import Image
 
 from bucketrank.data.coco import decode_masks
 
-FINEST = 192  # pixels of the longer side that an outline is followed on
+MAX_SIDE = 192  # masks are reduced to this many pixels on their longer side before they are traced
 
 
 def outline(segmentation: Any, size: tuple[int, int], shown: tuple[int, int]) -> str:
-    """The path around a mask (polygons or RLE) of an image of ``size``, in the pixels of the picture ``shown``.
+    """Return an SVG path around a mask (polygons or RLE), or "" without a mask.
 
-    Both are height and width. Empty without a mask.
+    ``size`` is the height and width of the image, ``shown`` that of the copy whose pixels the path refers to.
     """
     if not segmentation:
         return ""
     mask = decode_masks([segmentation], size)[0].numpy().astype(np.uint8) * 255
-    share = min(1.0, FINEST / max(size))
-    small = max(1, round(size[1] * share)), max(1, round(size[0] * share))
+    scale = min(1.0, MAX_SIDE / max(size))
+    small = max(1, round(size[1] * scale)), max(1, round(size[0] * scale))
     soft: NDArray[np.float32] = np.asarray(Image.fromarray(mask).resize(small, Image.Resampling.BOX), dtype=np.float32)
-    # With a border of zeros a mask at the picture's edge is closed there.
+    # A border of zeros closes the outline of a mask that reaches the edge of the image.
     lines = contour_generator(z=np.pad(soft, 1)).lines(127.5)
-    scale = np.array([shown[1] / small[0], shown[0] / small[1]])
+    to_shown = np.array([shown[1] / small[0], shown[0] / small[1]])
     pieces = []
     for line in lines:
-        corners = np.clip((np.asarray(line) - 0.5) * scale, 0, [shown[1], shown[0]]).round(1)
+        corners = np.clip((np.asarray(line) - 0.5) * to_shown, 0, [shown[1], shown[0]]).round(1)
         corners = corners[np.append(True, (np.diff(corners, axis=0) != 0).any(1))]
         if len(corners) > 2:
             pieces.append("M" + "L".join(f"{x:g},{y:g}" for x, y in corners) + "Z")

@@ -1,4 +1,4 @@
-"""The page: its sections put together in one file that needs nothing else."""
+"""The HTML page: all sections in one file without external resources."""
 
 from __future__ import annotations
 
@@ -15,41 +15,42 @@ from typing import Any
 from bucketrank import __version__
 from bucketrank.report.chart import COLOURS
 from bucketrank.report.curves import curves
-from bucketrank.report.folder import RunFolder
-from bucketrank.report.gradients import in_words
+from bucketrank.report.gradients import describe_loss
+from bucketrank.report.html_tables import class_table, metrics_table, settings_table
+from bucketrank.report.image_panels import StoredImages, image_figure
 from bucketrank.report.markup import Html, join, tag
-from bucketrank.report.measure import Measured
-from bucketrank.report.pictures import Pictures, figure
+from bucketrank.report.measurements import Measurement
 from bucketrank.report.precision import precision_recall
-from bucketrank.report.ranking import legend, ranked_lists
-from bucketrank.report.tables import classes, metrics, settings
+from bucketrank.report.ranked_lists import legend, ranked_lists
+from bucketrank.report.run_folder import RunFolder
 
 GENERATOR = "bucketrank report"
-FEW = 4  # runs that the heading names
-SCRIPTS = ("tip.js", "chart.js", "pictures.js", "ranking.js", "tabs.js")
+MAX_NAMES = 4  # runs named in the heading; with more, it gives their number
+IOU_TYPES = ("boxes", "masks")
+SCRIPTS = ("tip.js", "chart.js", "images.js", "ranked_lists.js", "tabs.js")
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A run and what was measured of it, or why nothing was."""
+class ReportedRun:
+    """A run folder and the measurement of its weights, or the reasons why it is missing."""
 
-    run: RunFolder
-    measured: Measured | None
+    folder: RunFolder
+    measurement: Measurement | None
     gaps: list[str]
 
 
-def page(subjects: Sequence[Subject]) -> str:
-    """The whole page as text."""
-    runs = [subject.run for subject in subjects]
-    pictures = Pictures()
-    panels = [_panel(number, subject, pictures) for number, subject in enumerate(subjects)]
+def render_page(runs: Sequence[ReportedRun]) -> str:
+    """Return the page as text."""
+    folders = [run.folder for run in runs]
+    stored = StoredImages()
+    panels = [_panel(number, run, stored) for number, run in enumerate(runs)]
     content = join(
-        _section("runs", "Runs", _runs(subjects)),
-        _section("curves", "Curves", join(_legend(runs), curves(runs))),
-        _section("numbers", "Average precision", _numbers(subjects)),
-        _section("images", "On the validation images", tag("div", *panels, class_="panels")),
+        _section("runs", "Runs", _runs(runs)),
+        _section("curves", "Curves", join(_legend(folders), curves(folders))),
+        _section("numbers", "Average precision", _average_precision(runs)),
+        _section("images", "Validation images", tag("div", *panels, class_="panels")),
     )
-    names = ", ".join(run.name for run in runs) if len(runs) <= FEW else f"{len(runs)} runs"
+    names = ", ".join(folder.name for folder in folders) if len(runs) <= MAX_NAMES else f"{len(runs)} runs"
     script = "".join(_asset(name) for name in SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return Template(_asset("page.html")).substitute(
@@ -59,7 +60,7 @@ def page(subjects: Sequence[Subject]) -> str:
         digest=digest,
         style=_asset("page.css"),
         content=content,
-        pictures=pictures.html(),
+        images=stored.html(),
         version=__version__,
         date=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC",
         script=script,
@@ -74,184 +75,187 @@ def _section(name: str, title: str, content: Html) -> Html:
     return tag("section", tag("h2", title, id=f"{name}-title"), content, id=name, aria_labelledby=f"{name}-title")
 
 
-def _runs(subjects: Sequence[Subject]) -> Html:
-    cards = [_card(number, subject) for number, subject in enumerate(subjects)]
-    return join(tag("div", *cards, class_="cards"), settings([subject.run for subject in subjects]))
+def _runs(runs: Sequence[ReportedRun]) -> Html:
+    cards = [_card(number, run) for number, run in enumerate(runs)]
+    return join(tag("div", *cards, class_="cards"), settings_table([run.folder for run in runs]))
 
 
-def _card(number: int, subject: Subject) -> Html:
-    run, about = subject.run, subject.run.environment
-    recipe = run.recipe
-    commit = about.get("commit")
-    changed = " with local changes" if about.get("modified") else ""
+def _card(number: int, run: ReportedRun) -> Html:
+    recipe, environment, measurement = run.folder.recipe, run.folder.environment, run.measurement
+    commit = environment.get("commit")
+    changed = " with local changes" if environment.get("modified") else ""
     facts = {
-        "detector": f"{recipe.detector['name']} on {recipe.backbone.name}",
-        "loss": in_words(recipe.loss),
-        "data": str(subject.measured.data if subject.measured else run.data or "not known"),
-        "weights": subject.measured.weights.name if subject.measured else "not measured",
-        "commit": f"{str(commit)[:12]}{changed}" if commit else "not known",
-        "machine": _machine(about),
-        "began": str(about.get("date", "not known")).replace("T", " ").replace("+00:00", " UTC"),
+        "detector": f"{recipe.detector.name} on {recipe.backbone.name}",
+        "loss": describe_loss(recipe.loss),
+        "data": str(measurement.data if measurement else run.folder.data or "unknown"),
+        "weights": measurement.weights.name if measurement else "not measured",
+        "commit": f"{str(commit)[:12]}{changed}" if commit else "unknown",
+        "machine": _machine(environment),
+        "started": str(environment.get("date", "unknown")).replace("T", " ").replace("+00:00", " UTC"),
     }
     rows = [join(tag("dt", key), tag("dd", value)) for key, value in facts.items()]
-    gaps = [*run.gaps, *subject.gaps]
+    gaps = [*run.folder.gaps, *run.gaps]
     missing = tag("ul", *(tag("li", gap) for gap in gaps), class_="gaps") if gaps else Html("")
-    return tag("article", tag("h3", _swatch(number), run.name), tag("dl", *rows), missing, class_="card")
+    return tag("article", tag("h3", _swatch(number), run.folder.name), tag("dl", *rows), missing, class_="card")
 
 
-def _machine(about: dict[str, Any]) -> str:
-    words = [str(about[key]) for key in ("gpu", "processor") if about.get(key)]
-    cores = about.get("cores")
+def _machine(environment: dict[str, Any]) -> str:
+    words = [str(environment[key]) for key in ("gpu", "processor") if environment.get(key)]
+    cores = environment.get("cores")
     if isinstance(cores, int):
         words.append(f"{cores} core{'s' * (cores != 1)}")
-    versions = about.get("versions")
+    versions = environment.get("versions")
     if isinstance(versions, dict) and versions.get("torch"):
         words.append(f"torch {versions['torch']}")
-    return ", ".join(words) or "not known"
+    return ", ".join(words) or "unknown"
 
 
-def _legend(runs: Sequence[RunFolder]) -> Html:
+def _legend(folders: Sequence[RunFolder]) -> Html:
     buttons = [
-        tag("button", _swatch(number), run.name, type="button", data_run=number, aria_pressed="true")
-        for number, run in enumerate(runs)
+        tag("button", _swatch(number), folder.name, type="button", data_run=number, aria_pressed="true")
+        for number, folder in enumerate(folders)
     ]
-    return tag("div", *buttons, class_="legend", role="group", aria_label="Runs in the charts", hidden=len(runs) < 2)
+    return tag("div", *buttons, class_="legend", role="group", aria_label="Runs in the charts", hidden=len(folders) < 2)
 
 
 def _swatch(number: int) -> Html:
     return tag("span", class_=f"swatch c{number % COLOURS}", aria_hidden="true")
 
 
-def _numbers(subjects: Sequence[Subject]) -> Html:
-    names = [subject.run.name for subject in subjects]
+def _average_precision(runs: Sequence[ReportedRun]) -> Html:
     parts: list[Html] = []
-    for kind in ("boxes", "masks"):
-        rows = [_metrics(subject, kind) for subject in subjects]
-        kept = [(name, row) for name, row in zip(names, rows, strict=True) if row]
-        if kept:
-            caption = f"AP and AR of {kind} in per cent. {_source(subjects)}"
-            compare = _comparable(subjects)
-            table = metrics([name for name, _ in kept], [row for _, row in kept], compare=compare, caption=caption)
-            parts += [tag("h3", kind.capitalize()), table]
-    measured = [(subject.run.name, subject.measured) for subject in subjects if subject.measured is not None]
-    for kind in ("boxes", "masks"):
-        kept_classes = [(name, each.results[kind].per_class) for name, each in measured if kind in each.results]
-        if kept_classes:
-            table = classes(
-                [name for name, _ in kept_classes],
-                [each for _, each in kept_classes],
-                compare=_comparable(subjects),
-                caption=f"AP of {kind} by class, in per cent; - where the images have no object of it.",
+    for iou_type in IOU_TYPES:
+        metrics = [(run.folder.name, row) for run in runs if (row := _metrics(run, iou_type))]
+        if metrics:
+            table = metrics_table(
+                [name for name, _ in metrics],
+                [row for _, row in metrics],
+                compare=_comparable(runs),
+                caption=f"AP and AR of {iou_type} in per cent. {_source(runs)}",
             )
-            parts += [tag("h3", f"{kind.capitalize()}, by class"), table]
-    return join(*parts) if parts else tag("p", "There are no numbers yet: no evaluation has been written.")
-
-
-def _metrics(subject: Subject, kind: str) -> dict[str, float]:
-    """As measured now or, without the data, as the last row of validation.csv has them."""
-    if subject.measured is not None:
-        found = subject.measured.results.get(kind)
-        return {} if found is None else found.metrics
-    last = subject.run.validation.last()
-    numbers = {key.removeprefix(f"{kind}/"): value for key, value in last.items() if key.startswith(f"{kind}/")}
-    return numbers if any(math.isfinite(value) for value in numbers.values()) else {}
-
-
-def _source(subjects: Sequence[Subject]) -> str:
-    """Where the numbers come from, said once for the runs that share it."""
-    told: dict[str, list[str]] = {}
-    for subject in subjects:
-        if subject.measured is not None:
-            words = (
-                f"{subject.measured.weights.name} on {subject.measured.images:,} of {subject.measured.total:,} images"
+            parts += [tag("h3", iou_type.capitalize()), table]
+    measured = [(run.folder.name, run.measurement) for run in runs if run.measurement is not None]
+    for iou_type in IOU_TYPES:
+        per_class = [(name, each.results[iou_type].per_class) for name, each in measured if iou_type in each.results]
+        if per_class:
+            table = class_table(
+                [name for name, _ in per_class],
+                [each for _, each in per_class],
+                compare=_comparable(runs),
+                caption=f"AP of {iou_type} per class in per cent; - if the images have no object of the class.",
             )
-        elif subject.run.validation.steps:
-            words = f"step {subject.run.validation.steps[-1]:,} in validation.csv, not measured anew"
+            parts += [tag("h3", f"{iou_type.capitalize()} per class"), table]
+    return join(*parts) if parts else tag("p", "No numbers yet: these runs have not been evaluated.")
+
+
+def _metrics(run: ReportedRun, iou_type: str) -> dict[str, float]:
+    """Return the metrics of the measurement or, without one, of the last row of validation.csv."""
+    if run.measurement is not None:
+        result = run.measurement.results.get(iou_type)
+        return {} if result is None else result.metrics
+    prefix = f"{iou_type}/"
+    row = run.folder.validation.last()
+    metrics = {key.removeprefix(prefix): value for key, value in row.items() if key.startswith(prefix)}
+    return metrics if any(math.isfinite(value) for value in metrics.values()) else {}
+
+
+def _source(runs: Sequence[ReportedRun]) -> str:
+    """Say where the numbers come from, once for all runs with the same source."""
+    by_source: dict[str, list[str]] = {}
+    for run in runs:
+        if run.measurement is not None:
+            weights, count, total = run.measurement.weights.name, run.measurement.images, run.measurement.total
+            source = f"{weights} on {count:,} of {total:,} images"
+        elif run.folder.validation.steps:
+            source = f"step {run.folder.validation.steps[-1]:,} in validation.csv, as logged during training"
         else:
             continue
-        told.setdefault(words, []).append(subject.run.name)
-    if len(told) == 1:
-        text = f"Measured: {next(iter(told))}."
+        by_source.setdefault(source, []).append(run.folder.name)
+    if len(by_source) == 1:
+        text = f"Source: {next(iter(by_source))}."
     else:
-        text = " ".join(f"{', '.join(names)}: {words}." for words, names in told.items())
-    return text + (" In bold the best." if len(subjects) > 1 and _comparable(subjects) else "")
+        text = " ".join(f"{', '.join(names)}: {source}." for source, names in by_source.items())
+    return text + (" The best values are in bold." if len(runs) > 1 and _comparable(runs) else "")
 
 
-def _comparable(subjects: Sequence[Subject]) -> bool:
-    """Whether the numbers are of the same images, as far as can be known; runs without numbers do not matter."""
+def _comparable(runs: Sequence[ReportedRun]) -> bool:
+    """Whether all numbers are for the same images, as far as is known; runs without numbers are left out."""
     measured = {
-        (each.split.annotations.resolve(), each.images)
-        for subject in subjects
-        if (each := subject.measured) is not None
+        (each.split.annotations.resolve(), each.images) for run in runs if (each := run.measurement) is not None
     }
-    told = {subject.run.data for subject in subjects if subject.measured is None and subject.run.validation.steps}
-    return (len(measured) == 1 and not told) or (not measured and len(told) == 1 and None not in told)
+    logged = {run.folder.data for run in runs if run.measurement is None and run.folder.validation.steps}
+    return (len(measured) == 1 and not logged) or (not measured and len(logged) == 1 and None not in logged)
 
 
-def _panel(number: int, subject: Subject, pictures: Pictures) -> Html:
-    run, measured = subject.run, subject.measured
-    title = tag("h3", _swatch(number), run.name, class_="name")
-    if measured is None:
-        needed = "Precision and recall, images and the ranked list need the weights and the data."
-        content = tag("p", " ".join([needed, *run.gaps, *subject.gaps]))
+def _panel(number: int, run: ReportedRun, stored: StoredImages) -> Html:
+    title = tag("h3", _swatch(number), run.folder.name, class_="name")
+    if run.measurement is None:
+        needed = "Precision and recall, images and ranked lists need the weights and the data."
+        content = tag("p", " ".join([needed, *run.folder.gaps, *run.gaps]))
     else:
-        content = _measured(measured, run, pictures, colour=number % COLOURS)
-    return tag("div", title, content, class_="panel", id=f"run-{number}", data_name=run.name)
+        content = _measurement(run.measurement, run.folder, stored, colour=number % COLOURS)
+    return tag("div", title, content, class_="panel", id=f"run-{number}", data_name=run.folder.name)
 
 
-def _measured(measured: Measured, run: RunFolder, pictures: Pictures, *, colour: int) -> Html:
-    threshold = measured.meta.threshold
-    best, worst = measured.best, measured.worst
-    masks = "masks" in measured.results
+def _measurement(measurement: Measurement, folder: RunFolder, stored: StoredImages, *, colour: int) -> Html:
+    threshold, class_names = measurement.meta.threshold, measurement.class_names
+    best, worst = measurement.best, measurement.worst
+    masks = "masks" in measurement.results
     groups = []
-    for title, chosen in (("Best", best), ("Worst", worst)):
-        if chosen:
+    for title, images in (("Best", best), ("Worst", worst)):
+        if images:
             figures = [
-                figure(pictures, measured.split, each, measured.names, threshold=threshold, masks=masks)
-                for each in chosen
+                image_figure(stored, measurement.split, image, class_names, threshold=threshold, masks=masks)
+                for image in images
             ]
             groups.append(join(tag("h5", title), tag("div", *figures, class_="gallery")))
     shown = [*best, *worst]
     present = {each.category for image in shown for each in image.detections}
     present |= {each.category for image in shown for each in image.objects}
     options = [tag("option", "all classes", value="")]
-    options += [tag("option", name, value=key) for key, name in measured.names.items() if key in present]
+    options += [tag("option", name, value=key) for key, name in class_names.items() if key in present]
     controls = tag(
         "div",
         tag("label", "Class ", tag("select", *options, class_="class"), class_="control"),
         tag(
             "label",
-            "Score from ",
+            "Minimum score ",
             tag("input", type="range", min=0, max=1000, step=1, class_="score"),
             tag("output", f"{threshold:.3g}"),
             class_="control",
         ),
-        tag("label", tag("input", type="checkbox", checked=True, class_="truth"), " true objects", class_="control"),
-        tag("button", "stored threshold", type="button", class_="reset"),
+        tag(
+            "label",
+            tag("input", type="checkbox", checked=True, class_="ground-truth"),
+            " ground truth",
+            class_="control",
+        ),
+        tag("button", "Reset to stored threshold", type="button", class_="reset"),
         class_="controls scripted",
     )
     keys = [
         tag("span", tag("span", class_=f"key {name}"), text, class_="entry")
         for name, text in (
-            ("right", "right"),
-            ("wrong", "false alarm"),
-            ("met", "true object"),
+            ("correct", "correct detection"),
+            ("wrong", "wrong detection"),
+            ("detected", "detected object"),
             ("missed", "missed object"),
         )
     ]
     about = (
-        f"By F1 of the image at the stored threshold ({threshold:.3g}), boxes matched at an IoU of 0.5; of equal ones "
-        "those with more right, or more mistakes, come first. Point at a box to see its class, score and IoU."
+        f"The images with the highest and the lowest F1 at the stored threshold ({threshold:.3g}); boxes match from an "
+        "IoU of 0.5. Solid boxes are detections, dashed boxes are ground truth. Point at a box to see its class, score "
+        "and IoU."
     )
     gallery = tag("div", controls, *groups, class_="images", data_threshold=f"{threshold:.8g}")
     return join(
         tag("h4", "Precision and recall"),
-        precision_recall(measured, colour=colour),
+        precision_recall(measurement, colour=colour),
         tag("h4", "Best and worst images"),
         tag("p", about),
         tag("p", *keys, class_="keys"),
-        gallery if groups else tag("p", "None of the images has objects or detections."),
-        tag("h4", "The ranked list and its gradients"),
-        legend(run.recipe.loss, candidates=bool(measured.candidates)),
-        ranked_lists(measured, run.recipe.loss),
+        gallery if groups else tag("p", "No image has objects or detections."),
+        tag("h4", "Ranked lists and gradients"),
+        legend(folder.recipe.loss, candidates=bool(measurement.candidates)),
+        ranked_lists(measurement, folder.recipe.loss),
     )

@@ -1,4 +1,4 @@
-"""From run folders to the page."""
+"""The report of run folders, written as one HTML file."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bucketrank.data import DataError
-from bucketrank.report.folder import RunFolder, read_folders
-from bucketrank.report.measure import Measured, measure
-from bucketrank.report.page import GENERATOR, Subject, page
-from bucketrank.training.atomic import write_text
+from bucketrank.devices import resolve_device
+from bucketrank.model_files.atomic import write_text
+from bucketrank.report.measurements import Measurement, measure_run
+from bucketrank.report.page import GENERATOR, ReportedRun, render_page
+from bucketrank.report.run_folder import RunFolder, read_folders
 
 
 def write_report(
@@ -25,30 +26,32 @@ def write_report(
     device: str = "auto",
     console: Console | None = None,
 ) -> Path:
-    """Write one page about the run folders to the file ``out``, which needs nothing else; returns its path.
+    """Write an HTML page about the run folders ``runs`` to the file ``out`` and return its path.
 
-    Each run's weights are measured on the data it was trained with, or on the folder ``data``; ``most`` takes only the
-    first so many validation images. ``images`` is how many of the best and of the worst are shown. What a folder does
-    not have, or where its data is gone, the page says so and shows the rest. DataError if a folder is no run.
+    The page needs no other files. The weights of each run are measured on the validation images of the data set it was
+    trained on, or of the folder ``data``; ``most`` limits them to the first images. ``images`` is the number of best
+    images to show, and of worst ones. Where files or data are missing, the page says so and shows the rest. DataError
+    if a folder is not a run folder.
     """
     console = console or Console()
     out = Path(out)
     _check(out, images=images, most=most)
-    subjects = []
+    resolve_device(device)
+    reported = []
     folders = read_folders([Path(run) for run in runs])
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        for run in folders:
+        for folder in folders:
             gaps: list[str] = []
-            measured = _measured(run, data, gaps, progress, images=images, most=most, device=device)
-            subjects.append(Subject(run, measured, gaps))
-            for gap in [*run.gaps, *gaps]:
-                console.print(f"{run.name}: {gap}", style="yellow", highlight=False, markup=False, soft_wrap=True)
-    text = page(subjects)
+            measurement = _measure(folder, data, gaps, progress, images=images, most=most, device=device)
+            reported.append(ReportedRun(folder, measurement, gaps))
+            for gap in [*folder.gaps, *gaps]:
+                console.print(f"{folder.name}: {gap}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+    text = render_page(reported)
     try:
         write_text(out, text)
     except OSError as error:
-        raise DataError(f"{out}: cannot be written ({error}); give another file by --out") from error
+        raise DataError(f"{out}: cannot be written ({error}); choose another file with --out") from error
     size = len(text.encode()) / 1e6
     console.print(f"wrote {out} ({size:.1f} MB)", highlight=False, markup=False, soft_wrap=True)
     return out
@@ -64,11 +67,11 @@ def _check(out: Path, *, images: int, most: int | None) -> None:
     if out.exists():
         with out.open("rb") as file:
             if GENERATOR.encode() not in file.read(1000):
-                raise DataError(f"{out}: is there already and is no report; give another file by --out")
+                raise DataError(f"{out}: already exists and is not a bucketrank report; choose another file with --out")
 
 
-def _measured(
-    run: RunFolder,
+def _measure(
+    folder: RunFolder,
     data: Path | str | None,
     gaps: list[str],
     progress: Progress,
@@ -76,30 +79,32 @@ def _measured(
     images: int,
     most: int | None,
     device: str,
-) -> Measured | None:
-    """What the weights find; None if that cannot be measured, and ``gaps`` tells why."""
-    folder = run.data if data is None else Path(data)
-    if run.weights is None:
+) -> Measurement | None:
+    """Measure the weights of a run; if that is not possible, return None and add the reason to ``gaps``."""
+    data_folder = folder.data if data is None else Path(data)
+    if folder.weights is None:
         return None
-    if folder is None:
-        gaps.append("The run does not tell its data: give the folder by --data to see images, and AP by class.")
-        return None
-    if not folder.is_dir():
+    if data_folder is None:
         gaps.append(
-            f"The data is not at {folder} any more: give its folder by --data to see precision and recall, images, the "
-            "ranked list and AP by class."
+            "The run folder does not name its data: give the folder with --data to see images and AP per class."
         )
         return None
-    task = progress.add_task(run.name, total=None)
+    if not data_folder.is_dir():
+        gaps.append(
+            f"The data is no longer at {data_folder}: give its folder with --data to see precision and recall, images, "
+            "ranked lists and AP per class."
+        )
+        return None
+    task = progress.add_task(folder.name, total=None)
     try:
-        return measure(
-            run,
+        return measure_run(
             folder,
+            data_folder,
             images=images,
             most=most,
             device=device,
             advance=lambda done, total: progress.update(task, completed=done, total=total),
         )
-    except (OSError, ValueError) as error:  # of data, weights or recipe; or a run whose scores are no numbers
+    except (OSError, ValueError) as error:  # from data, weights or recipe, or because scores are NaN
         gaps.append(f"The weights could not be measured: {error}")
         return None

@@ -1,1 +1,6 @@
-"""The paper's study: a grid of trainings for each of its tables, run, resumed, measured and written up."""
+"""``bucketrank study``: reproduce the paper's tables.
+
+``grid`` lists the rows of each table, ``study_plan`` the runs that they need, ``run_queue`` trains those that are not
+finished, ``step_measurements`` times steps, and ``study_results`` collects the numbers for ``study_tables``,
+``study_figures`` and ``claims``. ``synthetic_study`` needs no training: it times the losses on synthetic logits.
+"""

@@ -1,19 +1,19 @@
-"""The paper's claims and ours, each with the measured answer."""
+"""The claims of the paper and of this project, each with the measured answer."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from bucketrank.study.results import Mean, Outcome, Result
+from bucketrank.study.study_results import RowResult, SeedMean, StudyOutcome
 
-AGREE = 1e-4  # of the largest entry: gradients of a whole detector in float32 that differ by less are the same
-AS_LONG = 1.05  # of the score-based loss's time
+SAME_GRADIENT = 1e-4  # largest difference, relative to the largest entry, that float32 explains in a whole detector
+AS_LONG = 1.05  # largest ratio to the time of the score-based loss
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What is claimed of a detector, what was measured, and whether it holds; None if that cannot be told."""
+    """A claim about a detector, the measured numbers, and whether the claim holds; None if they are inconclusive."""
 
     claim: str
     detector: str
@@ -21,78 +21,79 @@ class Claim:
     holds: bool | None
 
 
-def claims(outcome: Outcome) -> list[Claim]:
-    """All that the results have something to say about."""
-    found = []
+def claims(outcome: StudyOutcome) -> list[Claim]:
+    """Return every claim for which the results have numbers."""
+    answers = []
     for detector in outcome.detectors:
-        rows = {(each.row.loss, each.row.method): each for each in outcome.of(detector) if each.row.like is None}
+        results = outcome.of(detector)
+        rows = {(result.row.loss, result.row.method): result for result in results if result.row.like is None}
+        pairwise = rows.get(("rs", "pairwise"))
         for loss in ("rs", "ap"):
-            exact, pairs = rows.get((loss, "exact")), rows.get((loss, "pairwise"))
-            if exact and pairs:
-                found += _same_training(outcome, exact, pairs)
-        best = rows.get(("rs", "exact")) or rows.get(("rs", "bucketed"))
-        other = next((each for each in rows.values() if each.scored), None)
-        if best and other:
-            found += [*_beats(best, other), *_as_fast(best)]
-        found += [claim for each in outcome.of(detector) for claim in _longer(each, rows.get(("rs", "pairwise")))]
-    return found
+            if (loss, "exact") in rows and (loss, "pairwise") in rows:
+                answers += _exact_is_pairwise(outcome, rows[loss, "exact"], rows[loss, "pairwise"])
+        ranking = rows.get(("rs", "exact")) or rows.get(("rs", "bucketed"))
+        scored = next((result for result in rows.values() if result.scored), None)
+        if ranking and scored:
+            answers += [*_more_accurate(ranking, scored), *_as_fast(ranking)]
+        if pairwise:
+            answers += [claim for result in results for claim in _longer_is_better(result, pairwise)]
+    return answers
 
 
-def _same_training(outcome: Outcome, exact: Result, pairs: Result) -> list[Claim]:
+def _exact_is_pairwise(outcome: StudyOutcome, exact: RowResult, pairwise: RowResult) -> list[Claim]:
     detector, loss = exact.row.detector, exact.row.loss
-    found = []
-    apart = outcome.measured[detector].gradients.get(loss) if detector in outcome.measured else None
-    if apart is not None:
-        told = f"largest difference {apart:.1e} of the largest entry, in the first step"
-        found.append(
-            Claim(f"{loss.upper()}: the gradients of exact are those of all pairs", detector, told, apart < AGREE)
-        )
-    mine, other = exact.mean(), pairs.mean()
-    if mine and other:
-        difference, noise = mine.mean - other.mean, _noise(mine, other)
-        told = f"{mine.mean:.1f} and {other.mean:.1f} AP: {difference:+.1f}"
+    answers = []
+    difference = outcome.measured[detector].gradients.get(loss) if detector in outcome.measured else None
+    if difference is not None:
+        claim = f"{loss.upper()}: the gradients of exact equal those of pairwise"
+        measured = f"largest difference {difference:.1e} of the largest entry, in the first step"
+        answers.append(Claim(claim, detector, measured, difference < SAME_GRADIENT))
+    exact_ap, pairwise_ap = exact.mean(), pairwise.mean()
+    if exact_ap and pairwise_ap:
+        claim = f"{loss.upper()}: exact and pairwise end with the same AP, within seed noise"
+        gain, noise = exact_ap.mean - pairwise_ap.mean, _noise(exact_ap, pairwise_ap)
+        measured = f"{exact_ap.mean:.1f} and {pairwise_ap.mean:.1f} AP: {gain:+.1f}"
         if math.isnan(noise):
-            told += "; one seed tells nothing about noise"
+            answers.append(Claim(claim, detector, f"{measured}; a single seed has no deviation", None))
         else:
-            told += f"; the seeds' deviation is {noise:.1f}"
-        holds = None if math.isnan(noise) else abs(difference) <= 2 * noise
-        found.append(
-            Claim(f"{loss.upper()}: exact and pairs end with the same AP, within seed noise", detector, told, holds)
-        )
-    return found
+            measured += f"; the seeds' deviation is {noise:.1f}"
+            answers.append(Claim(claim, detector, measured, abs(gain) <= 2 * noise))
+    return answers
 
 
-def _noise(one: Mean, other: Mean) -> float:
-    """The deviation of the difference of two means."""
+def _noise(one: SeedMean, other: SeedMean) -> float:
+    """Return the standard deviation of the difference of two means."""
     return math.sqrt(one.deviation**2 / len(one.values) + other.deviation**2 / len(other.values))
 
 
-def _beats(best: Result, other: Result) -> list[Claim]:
-    mine, theirs = best.mean(), other.mean()
-    if not (mine and theirs):
+def _more_accurate(ranking: RowResult, scored: RowResult) -> list[Claim]:
+    ranking_ap, scored_ap = ranking.mean(), scored.mean()
+    if not (ranking_ap and scored_ap):
         return []
-    wins = sum(a > b for a, b in zip(mine.values, theirs.values, strict=False))
-    seeds = min(len(mine.values), len(theirs.values))
-    told = f"{mine.mean:.1f} against {theirs.mean:.1f} AP ({other.row.title}); ahead with {wins} of {seeds} seeds"
-    holds = wins == seeds if seeds > 1 else None  # a single seed may be luck
-    return [Claim("the ranking loss ends with more AP than the score-based one", best.row.detector, told, holds)]
+    pairs = list(zip(ranking_ap.values, scored_ap.values, strict=False))
+    wins = sum(ours > theirs for ours, theirs in pairs)
+    measured = f"{ranking_ap.mean:.1f} against {scored_ap.mean:.1f} AP ({scored.row.title})"
+    measured += f"; ahead with {wins} of {len(pairs)} seeds"
+    holds = wins == len(pairs) if len(pairs) > 1 else None  # one seed may be chance
+    claim = "the ranking loss ends with more AP than the score-based one"
+    return [Claim(claim, ranking.row.detector, measured, holds)]
 
 
-def _as_fast(best: Result) -> list[Claim]:
-    if best.to_scored is None:
+def _as_fast(ranking: RowResult) -> list[Claim]:
+    ratio = ranking.to_scored
+    if ratio is None:
         return []
-    spread = best.to_scored
-    told = f"{spread.median:.2f} times its time a step (quartiles {spread.low:.2f} to {spread.high:.2f})"
-    name = f"training takes as long as with the score-based loss (at most {AS_LONG:g} times)"
-    return [Claim(name, best.row.detector, told, spread.median <= AS_LONG)]
+    claim = f"training takes as long as with the score-based loss (at most {AS_LONG:g} times)"
+    measured = f"{ratio.median:.2f} times its time per step (quartiles {ratio.low:.2f} to {ratio.high:.2f})"
+    return [Claim(claim, ranking.row.detector, measured, ratio.median <= AS_LONG)]
 
 
-def _longer(each: Result, pairs: Result | None) -> list[Claim]:
-    if each.row.like is None or pairs is None:
+def _longer_is_better(result: RowResult, pairwise: RowResult) -> list[Claim]:
+    longer_ap, pairwise_ap = result.mean(), pairwise.mean()
+    if result.row.like is None or not (longer_ap and pairwise_ap):
         return []
-    mine, theirs = each.mean(), pairs.mean()
-    if not (mine and theirs):
-        return []
-    told = f"{mine.mean:.1f} AP after {each.epochs} epochs, {theirs.mean:.1f} after {pairs.epochs} by all pairs"
-    name = f"{each.row.title}: the time saved buys AP"
-    return [Claim(name, each.row.detector, told, mine.mean > theirs.mean if each.epochs != pairs.epochs else None)]
+    claim = f"{result.row.title}: more epochs in the time saved give more AP"
+    measured = f"{longer_ap.mean:.1f} AP after {result.epochs} epochs"
+    measured += f", {pairwise_ap.mean:.1f} after {pairwise.epochs} by pairwise"
+    holds = longer_ap.mean > pairwise_ap.mean if result.epochs != pairwise.epochs else None
+    return [Claim(claim, result.row.detector, measured, holds)]

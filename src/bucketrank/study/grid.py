@@ -1,6 +1,6 @@
-"""Which trainings make up a table of the paper: rows of a detector with a loss. Nothing here needs torch.
+"""The studies: for each table of the paper its rows, each a detector trained with a loss. Nothing here needs torch.
 
-Every row has two recipes: the paper's, for the paper's hardware and data, and one for a laptop.
+A row has up to two recipes: the paper's, for the paper's hardware and data, and a small one for a laptop.
 """
 
 from __future__ import annotations
@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from bucketrank.paper.paper_rows import paper_row, paper_rows
+
 LAPTOP = ("--inputs.min_size", "256", "--inputs.max_size", "256", "--trainer.pictures", "0")
-EPOCHS = {  # of the laptop recipes in a study
+EPOCHS = {  # of each laptop recipe in a study
     "atss-laptop": 2,
     "brs-detr-laptop": 1,
     "cascade-rcnn-laptop": 2,
@@ -34,7 +36,7 @@ SCORED = ("focal", "ce")
 
 
 def _name(detector: str) -> str:
-    """As in the recipes' names.
+    """Return the detector as written in the names of recipes.
 
     >>> _name("Faster R-CNN")
     'faster-rcnn'
@@ -46,9 +48,10 @@ def _name(detector: str) -> str:
 class Row:
     """A detector trained with a loss by a method.
 
-    ``small`` and ``paper`` are recipes; without one the row is not part of that budget. Rows of one loss share a
-    learning rate, the best of those tried with the first of them. ``like`` is a row whose training time this one may
-    use, for more epochs. ``hyperparameters`` is the paper's count for the loss.
+    ``small`` and ``paper`` are the recipes for the two budgets; without a recipe the row is not part of that budget.
+    The rows of one loss share a learning rate: the best of those tried with the first of these rows. ``like`` is the
+    key of another row, whose training time this row spends on more epochs. ``hyperparameters`` is the paper's count
+    for the loss.
     """
 
     detector: str
@@ -62,48 +65,51 @@ class Row:
 
     @property
     def key(self) -> str:
-        """Its name in files."""
+        """The name of the row in files and in --only."""
         parts = [_name(self.detector), self.loss, self.method, "longer" if self.like else ""]
         return "-".join(part for part in parts if part)
 
     @property
     def title(self) -> str:
-        """The loss, as the paper's tables call it."""
+        """The name of the loss in the paper's tables."""
         return TITLES[self.loss, self.method] + (" for longer" if self.like else "")
 
     @property
     def family(self) -> tuple[str, str]:
-        """Rows that share a learning rate."""
+        """The detector and the loss; rows of the same family share a learning rate."""
         return self.detector, self.loss
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """What makes the laptop's recipe this row's."""
-        chosen = ("--loss", self.loss, *(("--loss.method", self.method) if self.method else ()))
-        return (*LAPTOP, "--schedule.epochs", str(EPOCHS[str(self.small)]), *chosen)
+        """The flags that turn the laptop recipe into this row."""
+        loss = ("--loss", self.loss, *(("--loss.method", self.method) if self.method else ()))
+        return (*LAPTOP, "--schedule.epochs", str(EPOCHS[str(self.small)]), *loss)
 
 
 @dataclass(frozen=True)
 class Study:
-    """A study: its rows, and of which tables of the paper they are."""
+    """The rows of a study and the tables of the paper they belong to.
+
+    ``counted``: show the numbers of hyper-parameters. ``others``: AP, AP50 and AP75 that the paper cites, by title.
+    """
 
     name: str
     title: str
     tables: str
     rows: tuple[Row, ...]
-    counted: bool = False  # whether hyper-parameters are shown
-    others: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)  # published by others: AP, 50, 75
+    counted: bool = False
+    others: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 def _rows(detector: str, small: str | None, paper: str, *losses: str, **own: object) -> tuple[Row, ...]:
-    """Rows by names like ``rs-exact``; ``paper`` is the stem of the recipes' names."""
-    names = {"rs-bucketed": "brs", "ap-bucketed": "bap", "rs-exact": "rs", "ap-exact": "ap", "alrp-exact": "alrp"}
-    found = []
-    for each in losses:
-        loss, _, method = each.partition("-")
-        recipe = f"{paper}-{names.get(each, each)}" if paper else None
-        found.append(Row(detector, loss, method, small, recipe, **own))  # type: ignore[arg-type]
-    return tuple(found)
+    """Return one row per loss, named like ``rs-exact``; ``paper`` is the start of the names of the paper's recipes."""
+    endings = {"rs-bucketed": "brs", "ap-bucketed": "bap", "rs-exact": "rs", "ap-exact": "ap", "alrp-exact": "alrp"}
+    rows = []
+    for name in losses:
+        loss, _, method = name.partition("-")
+        recipe = f"{paper}-{endings.get(name, name)}" if paper else None
+        rows.append(Row(detector, loss, method, small, recipe, **own))  # type: ignore[arg-type]
+    return tuple(rows)
 
 
 RS = ("rs-exact", "rs-pairwise", "rs-bucketed")
@@ -116,8 +122,14 @@ def _dense(detector: str, *, focal: bool) -> tuple[Row, ...]:
     return (*_rows(detector, f"{name}-laptop", f"{name}-r50", *RS, *AP), *scored)
 
 
-def _counted(rows: tuple[Row, ...], counts: Mapping[str, int]) -> tuple[Row, ...]:
-    return tuple(replace(row, hyperparameters=counts[row.loss]) for row in rows)
+def _counted(*rows: Row) -> tuple[Row, ...]:
+    """Return the rows with the paper's numbers of hyper-parameters."""
+    return tuple(replace(row, hyperparameters=_hyperparameters(str(row.paper))) for row in rows)
+
+
+def _hyperparameters(recipe: str) -> int | None:
+    published = paper_row(recipe)
+    return None if published is None else published.hyperparameters
 
 
 DETECTORS = Study(
@@ -177,12 +189,7 @@ DETR = Study(
         Row("Co-DETR Swin-L", "rs", "bucketed", None, "brs-detr-swin-l"),
         Row("Co-DETR Swin-L", "focal", "", None, "co-detr-swin-l"),
     ),
-    others={
-        "DETR, 300 epochs": (42.0, 62.4, 44.2),
-        "DN-DETR, 50 epochs": (48.6, 67.4, 52.7),
-        "DINO, 12 epochs": (49.4, 66.9, 53.8),
-        "H-DETR, 12 epochs": (48.7, 66.4, 52.9),
-    },
+    others={row.row: tuple(row.numbers.values()) for row in paper_rows() if row.table == 6},
 )
 BASELINES = Study(
     "baselines",
@@ -190,19 +197,14 @@ BASELINES = Study(
     "tables 7 and 8",
     (
         *_counted(
-            _rows("Faster R-CNN", "faster-rcnn-laptop", "faster-rcnn-r50", *RS, "ce", "alrp-exact"),
-            {"rs": 3, "ce": 9, "alrp": 3},
+            *_rows("Faster R-CNN", "faster-rcnn-laptop", "faster-rcnn-r50", *RS, "ce", "alrp-exact"),
+            *_rows("ATSS", "atss-laptop", "atss-r50", *RS, "focal", "ap-pairwise", "dr", "alrp-exact"),
+            *_rows("RetinaNet", "retinanet-laptop", "retinanet-r50", "rs-exact", "rs-bucketed", "dr"),
         ),
-        *_counted(
-            _rows("ATSS", "atss-laptop", "atss-r50", *RS, "focal", "ap-pairwise", "dr", "alrp-exact"),
-            {"rs": 1, "focal": 5, "ap": 5, "dr": 5, "alrp": 1},
-        ),
-        *_counted(
-            _rows("RetinaNet", "retinanet-laptop", "retinanet-r50", "rs-exact", "rs-bucketed", "dr"), {"rs": 1, "dr": 5}
-        ),
-        *_counted(_rows("RetinaNet", "retinanet-laptop", "", "focal"), {"focal": 5}),
+        # The paper has no focal loss on RetinaNet; its count is that of focal loss on ATSS.
+        Row("RetinaNet", "focal", "", "retinanet-laptop", hyperparameters=_hyperparameters("atss-r50-focal")),
     ),
     counted=True,
 )
 STUDIES = {study.name: study for study in (DETECTORS, SEGMENTATION, BUDGET, DETR, BASELINES)}
-SYNTHETIC = "synthetic"  # has losses to time, nothing to train
+SYNTHETIC = "synthetic"  # a study that times the losses and trains nothing

@@ -1,20 +1,20 @@
-"""Tables for a paper."""
+"""LaTeX tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-SPELT = {
+SYMBOLS = {
     "\N{PLUS-MINUS SIGN}": r"$\pm$",
     "\N{EN DASH}": "--",
     "\N{ALMOST EQUAL TO}": r"$\approx$",
     "\N{MICRO SIGN}": r"$\mu$",
 }
-SPECIAL = {"\\": r"\textbackslash{}", **{each: "\\" + each for each in "#_%&${}"}}
+SPECIAL = {"\\": r"\textbackslash{}", **{letter: "\\" + letter for letter in "#_%&${}"}}
 
 
 def latex_table(title: str, head: Sequence[str], groups: Sequence[Sequence[Sequence[str]]]) -> str:
-    r"""Groups of rows with a line between; needs the package booktabs.
+    r"""Return a table with a line between groups of rows; it needs the LaTeX package booktabs.
 
     >>> print(latex_table("Times", ["loss", "T_iter"], [[["RS", "0.5 %"]]]))
     % Times; needs \usepackage{booktabs}
@@ -39,9 +39,9 @@ def latex_table(title: str, head: Sequence[str], groups: Sequence[Sequence[Seque
 
 
 def _line(cells: Sequence[str]) -> str:
-    return " & ".join(map(_spelt, cells)) + r" \\"
+    return " & ".join(map(_escape, cells)) + r" \\"
 
 
-def _spelt(text: str) -> str:
+def _escape(text: str) -> str:
     text = "".join(SPECIAL.get(letter, letter) for letter in text)
-    return "".join(SPELT.get(letter, letter) for letter in text)
+    return "".join(SYMBOLS.get(letter, letter) for letter in text)

@@ -1,31 +1,27 @@
-"""Training a detector by a recipe: Lightning runs the loop; the run folder has all that is worth keeping.
+"""Training a detector by a recipe: Lightning runs the loop, the run folder holds the results."""
 
-Names are imported when they are asked for: reading recipes does not wait for torch.
-"""
+from typing import TYPE_CHECKING
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from bucketrank.lazy import import_on_use
 
 if TYPE_CHECKING:
-    from bucketrank.training.recipe import Recipe, RecipeError, load
-    from bucketrank.training.run import Result, train
-    from bucketrank.training.weights import Meta, load_model, save_weights
+    from bucketrank.deploy.evaluate import evaluate as evaluate
+    from bucketrank.model_files.loading import load_model as load_model
+    from bucketrank.model_files.weights import Meta as Meta
+    from bucketrank.model_files.weights import save_weights as save_weights
+    from bucketrank.recipes import Recipe as Recipe
+    from bucketrank.recipes import RecipeError as RecipeError
+    from bucketrank.recipes import load_recipe as load_recipe
+    from bucketrank.training.run import RunResult as RunResult
+    from bucketrank.training.run import train as train
 
-_HOME = {
-    "Meta": "weights",
-    "Recipe": "recipe",
-    "RecipeError": "recipe",
-    "Result": "run",
-    "load": "recipe",
-    "load_model": "weights",
-    "save_weights": "weights",
-    "train": "run",
-}
-
-__all__ = ["Meta", "Recipe", "RecipeError", "Result", "load", "load_model", "save_weights", "train"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"bucketrank.training.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'bucketrank.training' has no attribute {name!r}")
+__all__, __getattr__ = import_on_use(
+    __name__,
+    {
+        "bucketrank.deploy.evaluate": ("evaluate",),
+        "bucketrank.model_files.loading": ("load_model",),
+        "bucketrank.model_files.weights": ("Meta", "save_weights"),
+        "bucketrank.recipes": ("Recipe", "RecipeError", "load_recipe"),
+        "bucketrank.training.run": ("RunResult", "train"),
+    },
+)

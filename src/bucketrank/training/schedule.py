@@ -1,4 +1,4 @@
-"""The learning rate as a function of the step alone, and the optimiser."""
+"""The learning rate, a function of the step alone, and the optimiser."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from bucketrank.training.settings import ScheduleSettings
+from bucketrank.recipes.training_settings import ScheduleSettings
 
-CYCLE_START, CYCLE_END, CYCLE_RISE = 1 / 25, 1e-4, 0.25  # parts of the rate, and of the steps
-WARMUP_MOST = 0.25  # of all steps
+CYCLE_START, CYCLE_END, CYCLE_RISE = 1 / 25, 1e-4, 0.25  # shares of the rate, and of the steps
+MAX_WARMUP = 0.25  # share of all steps
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning rate of every step. It depends on the step alone, so that a resumed run needs no memory of it.
+    """The learning rate of every step. It depends on the step alone, so a resumed run has nothing to restore.
 
     >>> settings = ScheduleSettings(lr=0.01, warmup_steps=2, warmup_factor=0.5, milestones=(2,), epochs=3)
     >>> schedule = Schedule(settings, batch_size=8, steps_per_epoch=4)  # half of 16 images: half of the rate
@@ -30,23 +30,23 @@ class Schedule:
 
     @property
     def total_steps(self) -> int:
-        """Of the whole run."""
+        """Steps of the whole run."""
         total = self.settings.epochs * self.steps_per_epoch
         return total if self.settings.max_steps is None else min(total, self.settings.max_steps)
 
     @property
     def scaled(self) -> float:
-        """The rate for this batch: ``lr`` is meant for ``base_batch`` images."""
+        """The learning rate scaled to this batch size; ``lr`` is meant for ``base_batch`` images."""
         part = self.batch_size / self.settings.base_batch
         return self.settings.lr * {"linear": part, "sqrt": math.sqrt(part), "none": 1.0}[self.settings.scaling]
 
     @property
     def warmup_steps(self) -> int:
-        """As set, but never more than a quarter of a short run."""
-        return min(self.settings.warmup_steps, int(WARMUP_MOST * self.total_steps))
+        """The steps that are set, at most a quarter of the run."""
+        return min(self.settings.warmup_steps, int(MAX_WARMUP * self.total_steps))
 
     def rate(self, step: int) -> float:
-        """The rate of step 0, 1, ..."""
+        """Return the learning rate of step 0, 1, ..."""
         return self.scaled * (self._cycle(step) if self.settings.policy == "one_cycle" else self._steps(step))
 
     def _steps(self, step: int) -> float:
@@ -64,19 +64,19 @@ class Schedule:
 
 
 def build_optimiser(model: nn.Module, settings: ScheduleSettings) -> torch.optim.Optimizer:
-    """The optimiser over what is trained, in groups by the factor of their learning rate (``group["factor"]``)."""
+    """Build the optimiser of all trained parameters, in groups by their factor on the rate (``group["factor"]``)."""
     groups: dict[float, list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             groups.setdefault(_factor(name, settings), []).append(parameter)
-    listed = [{"params": parameters, "factor": factor} for factor, parameters in groups.items()]
+    parameters = [{"params": group, "factor": factor} for factor, group in groups.items()]
     if settings.optimiser == "adamw":
-        return torch.optim.AdamW(listed, lr=settings.lr, weight_decay=settings.weight_decay)
-    return torch.optim.SGD(listed, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
+        return torch.optim.AdamW(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
+    return torch.optim.SGD(parameters, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
 
 
 def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
-    """Give every group its part of the rate."""
+    """Set the learning rate of every group to its factor times ``rate``."""
     for group in optimiser.param_groups:
         group["lr"] = rate * group["factor"]
 

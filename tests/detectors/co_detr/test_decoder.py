@@ -1,4 +1,4 @@
-"""Refinement of boxes, and who learns from whom."""
+"""Refinement of boxes, and the gradients between layers."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def decode(decoder, queries=None):
     return decoder(queries, torch.randn(1, 16, 32), geometry), queries
 
 
-def test_a_fresh_decoder_leaves_the_boxes_where_they_begin():
+def test_an_untrained_decoder_returns_the_initial_boxes():
     torch.manual_seed(0)
     layers, queries = decode(Decoder(SETTINGS, num_classes=2, score=0.01))
     for layer in layers:
@@ -36,45 +36,45 @@ def test_a_fresh_decoder_leaves_the_boxes_where_they_begin():
         assert layer.logits.shape == (1, 5, 2)
 
 
-def test_each_layer_moves_the_boxes_of_the_one_before(decoder):
-    steps = []
+def test_each_layer_refines_the_boxes_of_the_previous_one(decoder):
+    changes = []
     for branch in decoder.boxes:
-        branch.register_forward_hook(lambda _, __, step: steps.append(step))
+        branch.register_forward_hook(lambda _, __, change: changes.append(change))
     layers, queries = decode(decoder)
     boxes = queries.boxes
-    for layer, step in zip(layers, steps, strict=True):
-        boxes = (inverse_sigmoid(boxes) + step).sigmoid()
+    for layer, change in zip(layers, changes, strict=True):
+        boxes = (inverse_sigmoid(boxes) + change).sigmoid()
         torch.testing.assert_close(layer.boxes, boxes)
 
 
-@pytest.mark.parametrize("judged", range(3))
-def test_the_box_of_a_layer_teaches_that_layer_and_the_one_before(decoder, judged):
-    """Look forward twice: by the path of the boxes, not one layer more; the steps are cut off from each other here."""
-    steps = []
+@pytest.mark.parametrize("layer_index", range(3))
+def test_the_box_of_a_layer_trains_that_layer_and_the_previous_one(decoder, layer_index):
+    """DINO's "look forward twice", along the path of the boxes; the hooks cut every other path between the layers."""
+    changes = []
 
-    def cut(module, inputs, step):
-        steps.append(step.detach().requires_grad_())
-        return steps[-1]
+    def cut(module, inputs, change):
+        changes.append(change.detach().requires_grad_())
+        return changes[-1]
 
     for branch in decoder.boxes:
         branch.register_forward_hook(cut)
     layers, _ = decode(decoder)
-    layers[judged].boxes.sum().backward()
-    taught = [step.grad is not None and bool((step.grad.abs() > 0).all()) for step in steps]
-    assert taught == [layer in (judged, judged - 1) for layer in range(3)]
+    layers[layer_index].boxes.sum().backward()
+    trained = [change.grad is not None and bool((change.grad.abs() > 0).all()) for change in changes]
+    assert trained == [each in (layer_index, layer_index - 1) for each in range(3)]
 
 
-def test_where_a_layer_looks_teaches_no_box(decoder):
-    """The class of the last layer depends on the boxes before only through places, which are detached."""
-    steps = []
+def test_attention_locations_pass_no_gradient_to_boxes(decoder):
+    """The class logits of the last layer depend on earlier boxes only through locations, which are detached."""
+    changes = []
     for branch in decoder.boxes:
-        branch.register_forward_hook(lambda _, __, step: steps.append(step))
+        branch.register_forward_hook(lambda _, __, change: changes.append(change))
     layers, _ = decode(decoder)
-    gradients = torch.autograd.grad(layers[-1].logits.sum(), steps, allow_unused=True)
+    gradients = torch.autograd.grad(layers[-1].logits.sum(), changes, allow_unused=True)
     assert all(gradient is None for gradient in gradients)
 
 
-def test_positions_are_the_first_half_of_what_a_box_says_and_content_is_learned():
+def test_positions_are_the_first_half_of_the_box_encoding_and_content_is_learned():
     torch.manual_seed(0)
     selected = SelectedQueries(32, 7)
     boxes = torch.rand(2, 7, 4)
@@ -86,7 +86,7 @@ def test_positions_are_the_first_half_of_what_a_box_says_and_content_is_learned(
     assert selected(boxes[:, :3]).content.shape == (2, 3, 32)  # fewer proposals than queries
 
 
-def test_the_second_half_belongs_to_the_content():
+def test_box_encoding_returns_positions_and_content():
     encoding = BoxEncoding(32)
     positions, content = encoding(torch.rand(1, 3, 4))
     assert positions.shape == content.shape == (1, 3, 32)

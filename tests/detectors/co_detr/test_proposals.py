@@ -1,59 +1,59 @@
-"""The first stage."""
+"""The first stage: proposals of the tokens."""
 
 import torch
 
 from bucketrank.detectors.co_detr.geometry import Geometry
-from bucketrank.detectors.co_detr.proposals import Proposals, Proposer, first_boxes
+from bucketrank.detectors.co_detr.proposals import Proposals, Proposer, initial_boxes
 
 
 def geometry():
-    """20 x 10 cells of which the second image fills 15 x 10; and a level above."""
+    """Return a level of 20 x 10 cells, of which the second image covers 15 x 10, and a coarser level."""
     maps = [torch.zeros(2, 1, 10, 20), torch.zeros(2, 1, 5, 10)]
     return Geometry.of(maps, (80, 160), [(80, 160), (80, 120)])
 
 
-def test_every_token_begins_with_a_box_around_its_cell():
-    where = geometry()
-    boxes, valid = first_boxes(where)
+def test_the_initial_box_of_a_token_is_centred_on_its_cell():
+    token_geometry = geometry()
+    boxes, valid = initial_boxes(token_geometry)
     torch.testing.assert_close(boxes[0, 0], torch.tensor([0.5 / 20, 0.5 / 10, 0.05, 0.05]))
     torch.testing.assert_close(boxes[0, 200], torch.tensor([0.5 / 10, 0.5 / 5, 0.1, 0.1]))
     torch.testing.assert_close(boxes[1, 0], torch.tensor([0.5 / 15, 0.5 / 10, 0.05, 0.05]))
     assert valid[0].all()
-    assert (valid[1] == where.valid[1]).all()
+    assert (valid[1] == token_geometry.valid[1]).all()
 
 
-def test_tokens_at_the_rim_do_not_propose():
+def test_tokens_at_the_border_do_not_propose():
     fine = Geometry.of([torch.zeros(1, 1, 2, 100)], (16, 800), [(16, 800)])
-    _, valid = first_boxes(fine)
+    _, valid = initial_boxes(fine)
     # Of 100 columns the first and the last have their centres within 0.01 of the border.
     assert valid.reshape(2, 100).int().tolist() == [[0] + [1] * 98 + [0]] * 2
     large = Geometry.of([torch.zeros(1, 1, 2, 2)] * 6, (64, 64), [(64, 64)])
-    assert first_boxes(large)[1].reshape(6, 4).all(1).tolist() == [True] * 5 + [False]  # 0.05 * 2^5 > 1
+    assert initial_boxes(large)[1].reshape(6, 4).all(1).tolist() == [True] * 5 + [False]  # 0.05 * 2^5 > 1
 
 
-def test_the_best_are_taken_without_gradient_and_never_from_padding():
+def test_best_is_detached_and_ignores_padding():
     logits = torch.tensor([[[0.1], [0.9], [0.5], [9.0]]], requires_grad=True)
     boxes = torch.arange(16.0).reshape(1, 4, 4).requires_grad_()
-    found = Proposals(logits, boxes, torch.tensor([[True, True, True, False]])).best(2)
-    torch.testing.assert_close(found, boxes.detach()[:, [1, 2]])
-    assert not found.requires_grad
+    best = Proposals(logits, boxes, torch.tensor([[True, True, True, False]])).best(2)
+    torch.testing.assert_close(best, boxes.detach()[:, [1, 2]])
+    assert not best.requires_grad
     assert Proposals(logits, boxes, torch.tensor([[True, True, True, False]])).best(9).shape == (1, 4, 4)
 
 
-def test_a_fresh_proposer_leaves_boxes_where_they_begin():
+def test_an_untrained_proposer_returns_the_initial_boxes():
     torch.manual_seed(0)
-    where = geometry()
-    proposals = Proposer(32, score=0.01)(torch.randn(2, 250, 32), where)
-    torch.testing.assert_close(proposals.boxes, first_boxes(where)[0], rtol=1e-4, atol=1e-5)
+    token_geometry = geometry()
+    proposals = Proposer(32, score=0.01)(torch.randn(2, 250, 32), token_geometry)
+    torch.testing.assert_close(proposals.boxes, initial_boxes(token_geometry)[0], rtol=1e-4, atol=1e-5)
     assert proposals.logits.shape == (2, 250, 1)
     assert abs(proposals.logits.sigmoid().mean().item() - 0.01) < 1e-3
 
 
-def test_what_does_not_propose_is_not_read():
+def test_tokens_that_do_not_propose_get_no_gradient():
     torch.manual_seed(0)
-    where, proposer = geometry(), Proposer(32, score=0.01)
+    token_geometry, proposer = geometry(), Proposer(32, score=0.01)
     memory = torch.randn(2, 250, 32, requires_grad=True)
-    proposer(memory, where).logits.square().sum().backward()
+    proposer(memory, token_geometry).logits.square().sum().backward()
     assert memory.grad is not None
-    read = memory.grad.abs().sum(-1) > 0
-    assert (read == first_boxes(where)[1]).all()
+    has_gradient = memory.grad.abs().sum(-1) > 0
+    assert (has_gradient == initial_boxes(token_geometry)[1]).all()

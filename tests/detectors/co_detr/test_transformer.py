@@ -17,7 +17,7 @@ def geometry():
 
 
 def bilinear(grid, x, y):
-    """The value at (x, y), cells' centres at whole numbers; 0 beyond the border. ``grid`` is (H, W, C)."""
+    """Interpolate ``grid`` (H, W, C) at (x, y); cells have their centres at whole numbers, and it is 0 outside."""
     total = torch.zeros(grid.shape[-1])
     left, top = math.floor(x), math.floor(y)
     for row, column in ((top, left), (top, left + 1), (top + 1, left), (top + 1, left + 1)):
@@ -26,14 +26,14 @@ def bilinear(grid, x, y):
     return total
 
 
-def direct(attention, queries, places, memory, where):
-    """Equation 3 of the paper, query by query, head by head, level by level, point by point."""
+def direct(attention, queries, locations, memory, token_geometry):
+    """Compute equation 3 of the paper for each query, head, level and point."""
     heads, points, levels = SETTINGS.heads, SETTINGS.points, SETTINGS.levels
-    values = attention.value_proj(memory).masked_fill(~where.valid[..., None], 0)
-    steps = attention.sampling_offsets(queries).reshape(*queries.shape[:2], heads, levels, points, 2)
+    values = attention.value_proj(memory).masked_fill(~token_geometry.valid[..., None], 0)
+    offsets = attention.sampling_offsets(queries).reshape(*queries.shape[:2], heads, levels, points, 2)
     weights = attention.attention_weights(queries).reshape(*queries.shape[:2], heads, levels * points).softmax(-1)
     weights = weights.reshape(*queries.shape[:2], heads, levels, points)
-    found = torch.zeros_like(queries)
+    attended = torch.zeros_like(queries)
     for image, query, head in torch.cartesian_prod(*map(torch.arange, (*queries.shape[:2], heads))).tolist():
         part = slice(head * 16, (head + 1) * 16)
         first = 0
@@ -41,62 +41,66 @@ def direct(attention, queries, places, memory, where):
             grid = values[image, first : first + height * width, part].reshape(height, width, 16)
             first += height * width
             for point in range(points):
-                place, step = places[image, query, level], steps[image, query, head, level, point]
+                location, offset = locations[image, query, level], offsets[image, query, head, level, point]
                 extent = torch.tensor([width, height])
-                # A point moves by cells of the map, a box by halves of its sides, a share for each point.
-                moved = place + step / extent if len(place) == 2 else place[:2] + step / points * place[2:] / 2
+                # Offsets of a point are in cells of the map; offsets of a box in half sides, divided by the points.
+                moved = (
+                    location + offset / extent
+                    if len(location) == 2
+                    else location[:2] + offset / points * location[2:] / 2
+                )
                 x, y = (moved * extent - 0.5).tolist()
-                found[image, query, part] += weights[image, query, head, level, point] * bilinear(grid, x, y)
-    return attention.output_proj(found)
+                attended[image, query, part] += weights[image, query, head, level, point] * bilinear(grid, x, y)
+    return attention.output_proj(attended)
 
 
 @pytest.mark.parametrize("coordinates", [2, 4], ids=["points", "boxes"])
-def test_deformable_attention_is_its_definition(coordinates):
+def test_deformable_attention_equals_its_definition(coordinates):
     torch.manual_seed(0)
-    attention, where = DeformableAttention(SETTINGS), geometry()
+    attention, token_geometry = DeformableAttention(SETTINGS), geometry()
     for parameter in attention.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     queries, memory = torch.randn(2, 3, 32), torch.randn(2, 30, 32)
-    places = where.on_maps(torch.rand(2, 3, coordinates))
+    locations = token_geometry.on_maps(torch.rand(2, 3, coordinates))
     with torch.no_grad():
-        found = attention(queries, places, memory, where)
-        wanted = direct(attention, queries, places, memory, where)
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        actual = attention(queries, locations, memory, token_geometry)
+        expected = direct(attention, queries, locations, memory, token_geometry)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_attention_starts_as_a_ring():
     attention = DeformableAttention(TransformerSettings(width=32, heads=8, points=2, levels=3))
-    steps = attention.sampling_offsets.bias.reshape(8, 3, 2, 2)
+    offsets = attention.sampling_offsets.bias.reshape(8, 3, 2, 2)
     directions = [[1, 0], [1, 1], [0, 1], [-1, 1], [-1, 0], [-1, -1], [0, -1], [1, -1]]
     for level in range(3):
-        torch.testing.assert_close(steps[:, level, 0], torch.tensor(directions).float(), rtol=0, atol=1e-6)
-        torch.testing.assert_close(steps[:, level, 1], 2 * steps[:, level, 0])
+        torch.testing.assert_close(offsets[:, level, 0], torch.tensor(directions).float(), rtol=0, atol=1e-6)
+        torch.testing.assert_close(offsets[:, level, 1], 2 * offsets[:, level, 0])
     for parameter in (attention.sampling_offsets.weight, *attention.attention_weights.parameters()):
         assert (parameter == 0).all()
 
 
-def test_padding_says_nothing():
+def test_tokens_on_padding_have_no_influence():
     torch.manual_seed(0)
-    encoder, where = Encoder(SETTINGS).eval(), geometry()
+    encoder, token_geometry = Encoder(SETTINGS).eval(), geometry()
     maps = [torch.randn(2, 32, *shape) for shape in SHAPES]
     other = [part.clone() for part in maps]
-    for part, whole in zip(other, where.maps(where.valid[..., None].float()), strict=True):
+    for part, whole in zip(other, token_geometry.maps(token_geometry.valid[..., None].float()), strict=True):
         part[:] = part.where(whole.bool(), 99.0)
     with torch.no_grad():
-        first, second = encoder(maps, where), encoder(other, where)
-    torch.testing.assert_close(first[where.valid], second[where.valid])
-    assert not torch.allclose(first[~where.valid], second[~where.valid])
+        first, second = encoder(maps, token_geometry), encoder(other, token_geometry)
+    torch.testing.assert_close(first[token_geometry.valid], second[token_geometry.valid])
+    assert not torch.allclose(first[~token_geometry.valid], second[~token_geometry.valid])
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"width": 48}, "channels to be a multiple of 32.*got 48"),
-        ({"width": 32, "heads": 5}, "of its 5 heads, got 32"),
-        ({"points": 0}, "points of at least 1, got 0"),
-        ({"dropout": 1.0}, "dropout from 0 to below 1, got 1.0"),
+        ({"width": 48}, "detector.channels: expected a multiple of 32.*got 48"),
+        ({"width": 32, "heads": 5}, "and of 5, the attention heads, got 32"),
+        ({"points": 0}, "detector.points: expected at least 1, got 0"),
+        ({"dropout": 1.0}, "detector.dropout: expected at least 0 and less than 1, got 1.0"),
     ],
 )
-def test_wrong_sizes_are_named(settings, message):
+def test_invalid_sizes_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
         TransformerSettings(**settings)

@@ -1,4 +1,4 @@
-"""Synthetic images with objects, by seed."""
+"""Synthetic images with objects, drawn by seed."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Of an object's side, as a part of the image's shorter one.
+# Sides of an object, as fractions of the shorter side of the image.
 SMALLEST, LARGEST = 1 / 12, 1 / 2
 
 
 class Scene(NamedTuple):
-    """A batch as the detectors take it."""
+    """A batch of images and targets, in the form that the detectors take."""
 
     images: list[Tensor]
     targets: list[dict[str, Tensor]]
@@ -21,9 +21,9 @@ class Scene(NamedTuple):
 def draw_scene(
     image_size: tuple[int, int], *, batch: int, objects: int, classes: int, masks: bool, seed: int, device: str = "cpu"
 ) -> Scene:
-    """Noise, and in each image so many boxes of all sizes, with ellipses as masks.
+    """Draw images of noise with ``objects`` boxes of all sizes per image, and ellipses as masks.
 
-    Drawn on the CPU, so every device gets the same numbers.
+    The numbers are drawn on the CPU, so that they are the same on every device.
 
     >>> scene = draw_scene((64, 96), batch=2, objects=3, classes=5, masks=True, seed=0)
     >>> [tuple(image.shape) for image in scene.images], tuple(scene.targets[0]["masks"].shape)
@@ -34,7 +34,7 @@ def draw_scene(
     images, targets = [], []
     for _ in range(batch):
         images.append(torch.rand(3, height, width, generator=generator))
-        # Uniform on a logarithmic scale: as many small ones as large ones.
+        # Uniform on a logarithmic scale, so that small objects are as frequent as large ones.
         side = min(height, width) * SMALLEST * (LARGEST / SMALLEST) ** torch.rand(objects, 2, generator=generator)
         corner = torch.rand(objects, 2, generator=generator) * (torch.tensor([width, height]) - side)
         boxes = torch.cat([corner, corner + side], 1)
@@ -46,7 +46,7 @@ def draw_scene(
 
 
 def _ellipses(boxes: Tensor, height: int, width: int) -> Tensor:
-    """(objects, height, width) of 0 and 1."""
+    """Return masks of shape (objects, height, width), 1 inside the ellipse that fills the box."""
     y = torch.arange(height)[None, :, None] + 0.5
     x = torch.arange(width)[None, None, :] + 0.5
     x1, y1, x2, y2 = (edge[:, None, None] for edge in boxes.unbind(1))

@@ -1,4 +1,4 @@
-"""Other formats to a folder in COCO's: Cityscapes' gtFine, Pascal VOC and YOLO."""
+"""Conversion of Cityscapes' gtFine, Pascal VOC and YOLO to a folder in COCO's format."""
 
 from bucketrank.data.convert.cityscapes import convert_cityscapes
 from bucketrank.data.convert.voc import convert_voc

@@ -1,4 +1,4 @@
-"""Cityscapes' fine annotations."""
+"""Conversion of Cityscapes' fine annotations."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from bucketrank.data.convert.writer import Writer, Written, encoded
-from bucketrank.data.pictures import read_numbers
+from bucketrank.data.convert.writer import Writer, Written, encode_mask_and_box
+from bucketrank.data.image_files import read_stored_values
 from bucketrank.data.problems import DataError
 
-# The eight classes with instances that are evaluated, by Cityscapes' own numbers (29 caravan and 30 trailer are not).
+# The eight evaluated classes with instances, by Cityscapes' ids (29 caravan and 30 trailer are not evaluated).
 CATEGORIES = {
     24: "person",
     25: "rider",
@@ -21,42 +21,41 @@ CATEGORIES = {
     32: "motorcycle",
     33: "bicycle",
 }
-INSTANCE = 1000  # a pixel of instance n of class c is c * 1000 + n; one of a group of c is c alone
+INSTANCE = 1000  # a pixel of instance n of class c has the value c * 1000 + n; of a group of c, the value c
 ANNOTATIONS, IMAGES = "_gtFine_instanceIds.png", "_leftImg8bit.png"
 
 
 def convert_cityscapes(source: Path, folder: Path, *, copy: bool = False) -> list[Written]:
-    """``gtFine`` and ``leftImg8bit`` of ``source`` as a folder in COCO's format, with train.json and val.json.
+    """Convert ``gtFine`` and ``leftImg8bit`` of ``source`` to a folder in COCO's format, with train.json and val.json.
 
-    Masks come from the pictures of instance numbers, so that they are exact and end where something is in front.
-    A group of objects that were not told apart becomes a crowd. The test images have no public annotations and are
-    left out.
+    Masks come from the images of instance ids, so that they are exact and exclude occluded parts. A group of objects
+    that were not annotated separately becomes a crowd. The test images are left out; they have no public annotations.
     """
     writer = Writer(source, folder, categories=CATEGORIES, copy=copy)
     written = []
     for split in ("train", "val"):
-        numbered = sorted((source / "gtFine" / split).glob(f"*/*{ANNOTATIONS}"))
-        if not numbered:
+        instance_files = sorted((source / "gtFine" / split).glob(f"*/*{ANNOTATIONS}"))
+        if not instance_files:
             continue
-        for path in numbered:
+        for path in instance_files:
             city, stem = path.parent.name, path.name.removesuffix(ANNOTATIONS)
             image_id, width, height = writer.add_image(source / "leftImg8bit" / split / city / f"{stem}{IMAGES}")
-            numbers = read_numbers(path)
-            if numbers.shape != (height, width):
+            instances = read_stored_values(path)
+            if instances.shape != (height, width):
                 raise DataError(
                     f"{path}: expected one number for each of {width} x {height} pixels, got an array of shape "
-                    f"{numbers.shape}; unpack gtFine again"
+                    f"{instances.shape}; unpack gtFine again"
                 )
-            for number in np.unique(numbers):
-                crowd = bool(number < INSTANCE)
-                category = int(number if crowd else number // INSTANCE)
+            for instance in np.unique(instances):
+                crowd = bool(instance < INSTANCE)
+                category = int(instance if crowd else instance // INSTANCE)
                 if category in CATEGORIES:
-                    mask, box, area = encoded(numbers == number)
+                    mask, box, area = encode_mask_and_box(instances == instance)
                     writer.add_object(image_id, category, box=box, area=area, crowd=crowd, segmentation=mask)
         written.append(writer.write(split))
     if not written:
         raise DataError(
-            f"{source}: no annotations found; looked for gtFine/train/*/*{ANNOTATIONS} and the same below val. "
+            f"{source}: no annotations found; looked for gtFine/train/*/*{ANNOTATIONS} and the same in val. "
             "Unpack gtFine_trainvaltest.zip and leftImg8bit_trainvaltest.zip side by side"
         )
     return written

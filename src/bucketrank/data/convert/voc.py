@@ -1,4 +1,4 @@
-"""Pascal VOC: one XML file for each image."""
+"""Conversion of Pascal VOC, which has one XML file per image."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 
-from bucketrank.data.annotations import inside
+from bucketrank.data.annotations import path_inside
 from bucketrank.data.convert.writer import Writer, Written, read_text
-from bucketrank.data.pictures import SUFFIXES
+from bucketrank.data.image_files import SUFFIXES
 from bucketrank.data.problems import DataError
 
 # fmt: off
@@ -22,19 +22,19 @@ CLASSES = [
 
 
 def convert_voc(source: Path, folder: Path, *, copy: bool = False) -> list[Written]:
-    """``Annotations``, ``JPEGImages`` and ``ImageSets/Main`` of ``source`` as a folder in COCO's format.
+    """Convert ``Annotations``, ``JPEGImages`` and ``ImageSets/Main`` of ``source`` to a folder in COCO's format.
 
-    train.txt, val.txt and test.txt become a file each; a trainval.txt is read where train.txt is missing, and then
-    test.txt, where val.txt is missing, becomes val.json. Without lists all images go into annotations.json. VOC counts
-    pixels from 1 and includes the last: a box from xmin to xmax covers [xmin - 1, xmax].
+    train.txt, val.txt and test.txt become one file each. If train.txt is missing, trainval.txt replaces it, and
+    test.txt becomes val.json if val.txt is missing too. Without these lists, all images go into annotations.json. VOC
+    counts pixels from 1 and includes the last: a box from xmin to xmax covers [xmin - 1, xmax].
 
-    Objects marked difficult become crowds: they are not learnt, and finding them is neither right nor wrong. The
-    classes are VOC's twenty, or, if there are others, all that occur, in alphabetical order.
+    Objects marked difficult become crowds: training leaves them out, and detecting them counts neither as right nor as
+    wrong. The classes are VOC's twenty, or, if others occur, all that occur, in alphabetical order.
     """
-    names = lists(source)
+    names = image_names(source)
     trees = {name: read_xml(source / "Annotations" / f"{name}.xml") for each in names.values() for name in each}
-    found = {_text(each, "name") for tree in trees.values() for each in tree.iter("object")}
-    classes = CLASSES if found <= set(CLASSES) else sorted(found)
+    occurring = {_text(each, "name") for tree in trees.values() for each in tree.iter("object")}
+    classes = CLASSES if occurring <= set(CLASSES) else sorted(occurring)
     ids = {name: number for number, name in enumerate(classes, start=1)}
     writer = Writer(source, folder, categories={number: name for name, number in ids.items()}, copy=copy)
     written = []
@@ -42,22 +42,22 @@ def convert_voc(source: Path, folder: Path, *, copy: bool = False) -> list[Writt
         for name in members:
             image_id, _, _ = writer.add_image(image_of(source, name, trees[name]))
             for each in trees[name].iter("object"):
-                box = corners(each, source / "Annotations" / f"{name}.xml")
+                box = read_box(each, source / "Annotations" / f"{name}.xml")
                 crowd = each.findtext("difficult", "0").strip() == "1"
                 writer.add_object(image_id, ids[_text(each, "name")], box=box, crowd=crowd)
         written.append(writer.write(split))
     return written
 
 
-def lists(source: Path) -> dict[str, list[str]]:
-    """The names of the images of each split."""
+def image_names(source: Path) -> dict[str, list[str]]:
+    """Return the names of the images of each split, without suffix."""
     if not (source / "Annotations").is_dir():
         raise DataError(
-            f"{source}: no folder Annotations; give the folder that holds Annotations and JPEGImages, "
-            "as VOCdevkit/VOC2012"
+            f"{source}: has no folder Annotations; give the folder that contains Annotations and JPEGImages, "
+            "such as VOCdevkit/VOC2012"
         )
     sets = source / "ImageSets" / "Main"
-    read = {name: _lines(sets / f"{name}.txt") for name in ("train", "val", "trainval", "test")}
+    read = {name: _first_words(sets / f"{name}.txt") for name in ("train", "val", "trainval", "test")}
     if not read["train"]:
         read["train"] = read["trainval"]
         if not read["val"]:
@@ -65,24 +65,24 @@ def lists(source: Path) -> dict[str, list[str]]:
     chosen = {name: read[name] for name in ("train", "val", "test") if read[name]}
     if chosen:
         return chosen
-    found = sorted(path.stem for path in (source / "Annotations").glob("*.xml"))
-    if not found:
-        raise DataError(f"{source}: no *.xml in Annotations; give the folder that holds Annotations and JPEGImages")
-    return {"annotations": found}
+    names = sorted(path.stem for path in (source / "Annotations").glob("*.xml"))
+    if not names:
+        raise DataError(f"{source}: no *.xml in Annotations; give the folder that contains Annotations and JPEGImages")
+    return {"annotations": names}
 
 
 def image_of(source: Path, name: str, tree: Element) -> Path:
-    """The image's file: as the XML names it, or else of the XML's own name."""
+    """Return the path of an image: the file that the XML names, or else one with the name of the XML file."""
     stated = tree.findtext("filename", "").strip() or f"{name}.jpg"
-    path = source / "JPEGImages" / inside(stated)
+    path = source / "JPEGImages" / path_inside(stated)
     others = (source / "JPEGImages" / f"{name}{suffix}" for suffix in sorted(SUFFIXES))
     return path if path.is_file() else next((other for other in others if other.is_file()), path)
 
 
-def corners(each: Element, path: Path) -> list[float]:
-    """The box as x, y, width and height, from pixels that are counted from 1."""
+def read_box(element: Element, path: Path) -> list[float]:
+    """Return the box of an object as x, y, width and height; VOC counts pixels from 1."""
     try:
-        box = each.find("bndbox")
+        box = element.find("bndbox")
         left, top, right, bottom = (float(_text(box, side)) for side in ("xmin", "ymin", "xmax", "ymax"))
     except (DataError, ValueError) as error:
         raise DataError(f"{path}: an object's bndbox is incomplete ({error}); correct or remove the object") from error
@@ -90,11 +90,11 @@ def corners(each: Element, path: Path) -> list[float]:
 
 
 def read_xml(path: Path) -> Element:
-    """A small XML file; one that defines a document type, and with it entities, is refused unread."""
+    """Read an XML file; refuse one with a DOCTYPE, which could define entities that expand without limit."""
     parser, tree = expat.ParserCreate(), TreeBuilder()
 
     def refuse(*_: object) -> None:
-        raise DataError(f"{path}: has a DOCTYPE, which VOC's files have not; remove it")
+        raise DataError(f"{path}: has a DOCTYPE, which VOC files do not have; remove it")
 
     parser.StartDoctypeDeclHandler = refuse
     parser.StartElementHandler = tree.start
@@ -103,13 +103,13 @@ def read_xml(path: Path) -> Element:
     try:
         parser.Parse(path.read_bytes(), True)  # noqa: FBT003
     except FileNotFoundError as error:
-        raise DataError(f"{path}: there is no such file; add it, or remove its name from ImageSets") from error
+        raise DataError(f"{path}: does not exist; add it, or remove its name from ImageSets") from error
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); give a file that can") from error
+        raise DataError(f"{path}: cannot be read ({error.strerror}); give a readable file") from error
     except expat.ExpatError as error:
         raise DataError(f"{path}: line {error.lineno}, column {error.offset}: not XML; write it again") from error
     except (LookupError, ValueError) as error:
-        raise DataError(f"{path}: is in an encoding that cannot be read ({error}); save it as UTF-8") from error
+        raise DataError(f"{path}: has an unsupported encoding ({error}); save it as UTF-8") from error
     return tree.close()
 
 
@@ -120,9 +120,9 @@ def _text(element: Element | None, name: str) -> str:
     return text.strip()
 
 
-def _lines(path: Path) -> list[str]:
-    """The first word of each line, none of which may lead out of the folder."""
+def _first_words(path: Path) -> list[str]:
+    """Return the first word of each line as a path; raise DataError if one leaves the folder."""
     if not path.is_file():
         return []
     words: Iterable[list[str]] = (line.split() for line in read_text(path).splitlines())
-    return [str(inside(word[0])) for word in words if word]
+    return [str(path_inside(word[0])) for word in words if word]

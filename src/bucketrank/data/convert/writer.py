@@ -1,4 +1,4 @@
-"""The folder that a conversion writes: images/, and a file of annotations for each split."""
+"""Writing of a converted data set: the folder images/ and one annotation file per split."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import numpy as np
 from faster_coco_eval.core import mask as rle_codec
 from numpy.typing import NDArray
 
-from bucketrank.data.pictures import opened
+from bucketrank.data.image_files import open_image
 from bucketrank.data.problems import DataError
 
 
 @dataclass(frozen=True)
 class Written:
-    """One file of annotations, and what is in it."""
+    """A written annotation file and the number of its images, objects and crowds."""
 
     annotations: Path
     images: int
@@ -28,13 +28,13 @@ class Written:
 
 
 class Writer:
-    """Collects images and objects of one split after the other; each ends with ``write``."""
+    """Collect the images and objects of one split after the other; ``write`` ends a split."""
 
     def __init__(self, source: Path, folder: Path, *, categories: dict[int, str], copy: bool) -> None:
         if not source.is_dir():
-            raise DataError(f"{source}: there is no such folder; give the folder to convert")
+            raise DataError(f"{source}: the folder does not exist; give the folder to convert")
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise DataError(f"{folder}: is there already and not empty; give a new folder to write to")
+            raise DataError(f"{folder}: already exists and is not empty; give a new folder to write to")
         self.source = source
         self.folder = folder
         self.categories = categories
@@ -43,11 +43,11 @@ class Writer:
         self.annotations: list[dict[str, Any]] = []
 
     def add_image(self, path: Path) -> tuple[int, int, int]:
-        """Link or copy an image, under its path in the source; returns its id, width and height."""
-        with opened(path) as picture:
-            width, height = picture.size
+        """Link or copy an image, under its path in the source; return its id, width and height."""
+        with open_image(path) as image:
+            width, height = image.size
         name = path.relative_to(self.source).as_posix()
-        place(path, self.folder / "images" / name, copy=self.copy)
+        link_or_copy(path, self.folder / "images" / name, copy=self.copy)
         self.images.append({"id": len(self.images) + 1, "file_name": name, "width": width, "height": height})
         return len(self.images), width, height
 
@@ -61,7 +61,7 @@ class Writer:
         crowd: bool = False,
         segmentation: Any = None,
     ) -> None:
-        """An object by its box (x, y, width, height); ``area`` is that of the box unless given."""
+        """Add an object with its box (x, y, width, height); ``area`` defaults to that of the box."""
         entry: dict[str, Any] = {
             "id": len(self.annotations) + 1,
             "image_id": image_id,
@@ -75,7 +75,7 @@ class Writer:
         self.annotations.append(entry)
 
     def write(self, split: str) -> Written:
-        """End a split: its annotations go into ``split``.json."""
+        """Write the annotations of a split to ``split``.json and start the next split."""
         path = self.folder / f"{split}.json"
         self.folder.mkdir(parents=True, exist_ok=True)
         categories = [{"id": number, "name": name} for number, name in sorted(self.categories.items())]
@@ -88,19 +88,19 @@ class Writer:
 
 
 def read_text(path: Path) -> str:
-    """A text file; DataError if it cannot be read, or is no UTF-8."""
+    """Read a text file; raise DataError if it cannot be read or is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); give a file that can") from error
+        raise DataError(f"{path}: cannot be read ({error.strerror}); give a readable file") from error
 
 
-def place(source: Path, destination: Path, *, copy: bool) -> None:
-    """A link to the file, or the file itself; it is also copied where the system makes no links."""
+def link_or_copy(source: Path, destination: Path, *, copy: bool) -> None:
+    """Link to the file; copy it if ``copy`` is true or the system does not support links."""
     if destination.is_symlink() or destination.exists():
-        return  # in two splits
+        return  # the image is in two splits
     destination.parent.mkdir(parents=True, exist_ok=True)
     if not copy:
         try:
@@ -112,8 +112,8 @@ def place(source: Path, destination: Path, *, copy: bool) -> None:
     shutil.copyfile(source, destination)
 
 
-def encoded(mask: NDArray[np.bool_]) -> tuple[dict[str, Any], list[float], int]:
-    """A mask (H, W) as compressed RLE, its box and its area."""
+def encode_mask_and_box(mask: NDArray[np.bool_]) -> tuple[dict[str, Any], list[float], int]:
+    """Return a mask (H, W) as compressed RLE, its box (x, y, width, height) and its area."""
     rle = rle_codec.encode(np.asfortranarray(mask.astype(np.uint8)))
     box = [float(each) for each in rle_codec.toBbox(rle)]
     return {"size": list(rle["size"]), "counts": rle["counts"].decode("ascii")}, box, int(rle_codec.area(rle))

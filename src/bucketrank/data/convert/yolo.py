@@ -1,4 +1,4 @@
-"""YOLO: a text file beside each image, with sizes as shares of the image's."""
+"""Conversion of YOLO, which has one text file per image with coordinates relative to the image's size."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Any
 
 import yaml
 
-from bucketrank.data.annotations import inside, is_text
+from bucketrank.data.annotations import is_text, path_inside
 from bucketrank.data.convert.writer import Writer, Written, read_text
-from bucketrank.data.pictures import SUFFIXES
+from bucketrank.data.image_files import SUFFIXES
 from bucketrank.data.problems import DataError
 
-MOST_CLASSES = 100_000  # that are named by their numbers
-SLACK = 0.01  # by which a share may lie outside [0, 1], from rounding
+MOST_CLASSES = 100_000  # that are named by their numbers if no names are given
+SLACK = 0.01  # by which a relative coordinate may lie outside [0, 1], due to rounding
 
 
 def convert_yolo(source: Path, folder: Path, *, copy: bool = False) -> list[Written]:
-    """Images and labels of ``source``, as its ``data.yaml`` names them, as a folder in COCO's format.
+    """Convert the images and labels that ``data.yaml`` in ``source`` names to a folder in COCO's format.
 
-    Without a yaml file images/train and images/val are taken, or images alone; classes are then numbered, or named by
-    a classes.txt. The labels of images/a/b.jpg are in labels/a/b.txt; an image without that file is one without
-    objects. A line is a class and either x, y, width and height of the box, by its centre, or the corners of a polygon,
-    whose box is the least around it. The classes, numbered from 0, get ids from 1.
+    Without a yaml file, the images are those in images/train and images/val, or else in images, and the classes are
+    named by classes.txt, or else by their numbers. The labels of images/a/b.jpg are in labels/a/b.txt; an image without
+    that file has no objects. Each line has a class and either a box (x and y of its centre, width, height) or the
+    corners of a polygon, from which the box is computed. Classes are numbered from 0 and get category ids from 1.
     """
     if not source.is_dir():
-        raise DataError(f"{source}: there is no such folder; give the folder to convert")
+        raise DataError(f"{source}: the folder does not exist; give the folder to convert")
     settings = read_yaml(source)
     splits = {name: images for name in ("train", "val", "test") if (images := images_of(source, settings, name))}
     if not splits:
@@ -43,17 +43,17 @@ def convert_yolo(source: Path, folder: Path, *, copy: bool = False) -> list[Writ
     for split, images in splits.items():
         for path in images:
             image_id, width, height = writer.add_image(path)
-            for number, shares in lines[path]:
+            for number, values in lines[path]:
                 if number not in names:
                     raise DataError(
                         f"{labels_of(source, path)}: class {number} has no name among the {len(names)} of data.yaml; "
                         "add it or correct the label"
                     )
-                if len(shares) == 4:
-                    writer.add_object(image_id, number + 1, box=box_of(shares, width, height))
+                if len(values) == 4:
+                    writer.add_object(image_id, number + 1, box=box_in_pixels(values, width, height))
                 else:
-                    polygon = [share * (height if odd else width) for share, odd in _alternating(shares)]
-                    xs, ys = polygon[::2], polygon[1::2]
+                    xs, ys = [x * width for x in values[::2]], [y * height for y in values[1::2]]
+                    polygon = [coordinate for corner in zip(xs, ys, strict=True) for coordinate in corner]
                     box = [min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)]
                     area = polygon_area(xs, ys)
                     writer.add_object(image_id, number + 1, box=box, area=area, segmentation=[polygon])
@@ -62,64 +62,67 @@ def convert_yolo(source: Path, folder: Path, *, copy: bool = False) -> list[Writ
 
 
 def read_yaml(source: Path) -> dict[str, Any]:
-    """data.yaml, or the only yaml file of the folder."""
-    found = sorted([*source.glob("*.yaml"), *source.glob("*.yml")])
-    path = source / "data.yaml" if (source / "data.yaml") in found else found[0] if len(found) == 1 else None
-    if path is None:
+    """Return the content of data.yaml, or of the only yaml file in the folder; empty if there is none."""
+    candidates = sorted([*source.glob("*.yaml"), *source.glob("*.yml")])
+    if source / "data.yaml" in candidates:
+        path = source / "data.yaml"
+    elif len(candidates) == 1:
+        path = candidates[0]
+    else:
         return {}
     try:
         settings = yaml.safe_load(read_text(path))
     except DataError:
         raise
-    # The other exceptions are those of values that are not what their tag or look says, like 2001-99-99.
+    # PyYAML raises the other exceptions for values that do not fit their type, such as the date 2001-99-99.
     except (yaml.YAMLError, AttributeError, LookupError, RecursionError, ValueError) as error:
         raise DataError(f"{path}: not YAML ({error}); correct it") from error
     if not isinstance(settings, dict):
-        # Not what it holds: a few lines of YAML may stand for gigabytes.
+        # The content is not shown: a few lines of YAML may expand to gigabytes.
         raise DataError(f"{path}: expected names, train and val, got a {type(settings).__name__}; correct it")
     return settings
 
 
 def images_of(source: Path, settings: dict[str, Any], name: str) -> list[Path]:
-    """The images of a split: a folder, a list of folders, or a text file with a path a line."""
+    """Return the images of a split, which data.yaml gives as a folder, a list of folders, or a text file of paths."""
     stated = settings.get(name, f"images/{name}" if not settings else None)
     paths = [stated] if isinstance(stated, str) else stated or []
     if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
         raise DataError(f"{source}: data.yaml gives no path for {name}; write a folder, or a list of folders")
-    found: list[Path] = []
+    images: list[Path] = []
     for each in paths:
         path = within(source, settings, each)
         if path.suffix == ".txt" and path.is_file():
             names = read_text(path).split("\n")
-            found += [within(source, settings, line.strip()) for line in names if line.strip()]
+            images += [within(source, settings, line.strip()) for line in names if line.strip()]
         else:
-            found += list_images(path)
-    if settings and stated and not found:
-        raise DataError(f"{source}: data.yaml gives {stated!r} for {name}, where no images are; correct the path")
-    return found
+            images += list_images(path)
+    if settings and stated and not images:
+        raise DataError(f"{source}: data.yaml gives {stated!r} for {name}, which has no images; correct the path")
+    return images
 
 
 def within(source: Path, settings: dict[str, Any], stated: str) -> Path:
-    """A stated path below the source, also below its ``path``; nothing outside is read.
+    """Return a path of data.yaml below ``source``, or below its setting ``path``; raise DataError if it is outside.
 
-    Exports of Roboflow say ../train/images for the train/images beside the yaml file: leading dots are dropped.
+    Leading ``../`` are dropped: Roboflow's exports write ../train/images for train/images next to the yaml file.
     """
     while stated.startswith(("./", "../")):
         stated = stated.partition("/")[2]
-    below = source / inside(stated)
+    below = source / path_inside(stated)
     root = settings.get("path")
     if not below.exists() and isinstance(root, str) and not Path(root).is_absolute():
-        return source / inside(f"{root}/{stated}")
+        return source / path_inside(f"{root}/{stated}")
     return below
 
 
 def list_images(folder: Path) -> list[Path]:
-    """The image files below a folder."""
+    """Return the image files below a folder."""
     return sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
 
 
 def labels_of(source: Path, image: Path) -> Path:
-    """The text file of an image: the last folder named images is exchanged for labels."""
+    """Return the text file of an image: the last folder named images is replaced by labels."""
     parts = list(image.relative_to(source).with_suffix(".txt").parts)
     if "images" in parts:
         parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
@@ -127,35 +130,35 @@ def labels_of(source: Path, image: Path) -> Path:
 
 
 def read_labels(source: Path, image: Path) -> list[tuple[int, list[float]]]:
-    """Class and shares of every line."""
+    """Return the class and the relative coordinates of every line."""
     path = labels_of(source, image)
     if not path.is_file():
         return []
-    found = []
+    labels = []
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         words = line.split()
         if not words:
             continue
         try:
-            label, shares = int(words[0]), [float(word) for word in words[1:]]
+            label, values = int(words[0]), [float(word) for word in words[1:]]
         except ValueError as error:
             raise DataError(f"{path}: line {number}: expected numbers, got {line!r:.60}; correct the line") from error
-        if len(shares) != 4 and (len(shares) < 6 or len(shares) % 2):
+        if len(values) != 4 and (len(values) < 6 or len(values) % 2):
             raise DataError(
                 f"{path}: line {number}: expected a class and 4 numbers, or at least 3 pairs of x and y, got "
-                f"{len(shares)} numbers; correct the line"
+                f"{len(values)} numbers; correct the line"
             )
-        if label < 0 or not all(math.isfinite(each) and -SLACK <= each <= 1 + SLACK for each in shares):
+        if label < 0 or not all(math.isfinite(each) and -SLACK <= each <= 1 + SLACK for each in values):
             raise DataError(
-                f"{path}: line {number}: expected a class from 0 and shares of the image's size from 0 to 1, got "
+                f"{path}: line {number}: expected a class from 0 and coordinates from 0 to 1, got "
                 f"{line!r:.60}; divide pixels by the width and height"
             )
-        found.append((label, shares))
-    return found
+        labels.append((label, values))
+    return labels
 
 
 def class_names(source: Path, settings: dict[str, Any], *, highest: int) -> dict[int, str]:
-    """The classes by number: from data.yaml, from classes.txt, or numbers up to the highest label."""
+    """Return the names of the classes from data.yaml, from classes.txt, or else their numbers up to ``highest``."""
     names = settings.get("names")
     if names is None and (source / "classes.txt").is_file():
         lines = read_text(source / "classes.txt").split("\n")
@@ -173,17 +176,13 @@ def class_names(source: Path, settings: dict[str, Any], *, highest: int) -> dict
     return {number: str(name) for number, name in named.items()}
 
 
-def box_of(shares: list[float], width: int, height: int) -> list[float]:
-    """x, y, width and height in pixels, from shares and by the centre."""
-    x, y, w, h = shares
+def box_in_pixels(values: list[float], width: int, height: int) -> list[float]:
+    """Return x, y, width and height in pixels from a relative box, given by its centre."""
+    x, y, w, h = values
     return [(x - w / 2) * width, (y - h / 2) * height, w * width, h * height]
 
 
 def polygon_area(xs: list[float], ys: list[float]) -> float:
-    """Of a polygon that does not cross itself."""
+    """Return the area of a polygon that does not cross itself."""
     pairs = zip(xs, ys, xs[1:] + xs[:1], ys[1:] + ys[:1], strict=True)
     return abs(sum(x1 * y2 - x2 * y1 for x1, y1, x2, y2 in pairs)) / 2
-
-
-def _alternating(shares: list[float]) -> list[tuple[float, bool]]:
-    return [(share, bool(position % 2)) for position, share in enumerate(shares)]

@@ -1,5 +1,5 @@
-"""Co-DETR (Zong et al., ICCV 2023), with ranking losses BRS-DETR: ``detector`` joins the parts, each is one file."""
+"""Co-DETR (Zong et al., ICCV 2023), called BRS-DETR with RS loss. ``co_detr`` joins the parts, one file each."""
 
-from bucketrank.detectors.co_detr.detector import CoDETR
+from bucketrank.detectors.co_detr.co_detr import CoDETR
 
 __all__ = ["CoDETR"]

@@ -1,4 +1,4 @@
-"""The auxiliary heads over the encoder's maps: ATSS and Faster R-CNN, made of the parts of the detectors so named."""
+"""The auxiliary heads over the encoder's maps, built from the parts of ATSS and Faster R-CNN."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from torch import Tensor, nn
 from torchvision.models.detection._utils import BoxCoder
 from torchvision.models.detection.image_list import ImageList
 
+from bucketrank.catalogue import LossSettings
 from bucketrank.detectors import box_head, rpn
 from bucketrank.detectors.atss import ATSS, anchor_centerness, assign_anchors
 from bucketrank.detectors.box_head import BoxHead
 from bucketrank.detectors.co_detr.queries import Candidates
-from bucketrank.detectors.criterion import Terms, build_criterion, named
-from bucketrank.detectors.dense import compared
+from bucketrank.detectors.criterion import LossTerms, build_criterion, named
+from bucketrank.detectors.dense_detector import assigned_anchors
 from bucketrank.detectors.dense_head import DenseHead
 from bucketrank.detectors.rpn import RPN
-from bucketrank.detectors.settings import LossSettings
 from bucketrank.detectors.targets import Target
 from bucketrank.ops.anchors import Anchors, octave
 
 STRIDES = (8, 16, 32, 64, 128)
-POOLED = STRIDES[:4]
-# Weights of the published recipes: of the classification of a head under a ranking and a score-based loss...
+POOLED_STRIDES = STRIDES[:4]
+# The published weight of a head, under a ranking loss and under a score-based loss.
 RANKING_WEIGHT, SCORED_WEIGHT = 5.0, 12.0
-# ... and of its boxes, beside that, where they are not balanced: 120 = 12 * 10 and 24 = 12 * 2.
+# The published weights of the box losses, relative to the weight of the head: 120 = 12 * 10 and 24 = 12 * 2.
 ROI_BOX_WEIGHT, ATSS_BOX_WEIGHT = 10.0, 2.0
 
 
 @dataclass(frozen=True)
 class AuxiliarySettings:
-    """What the auxiliary heads share. ``weight`` is that of their losses; None is the recipe's.
+    """Settings that the auxiliary heads share. ``weight`` applies to their losses; None means the published weight.
 
-    ``sampling`` is for score-based training: whether Faster R-CNN has cross-entropy on a sample, or the decoder's loss
-    on all candidates.
+    ``sampling`` applies to score-based losses: if true, Faster R-CNN trains with cross-entropy on a sample, otherwise
+    with the decoder's loss on all candidates.
     """
 
     width: int
@@ -58,7 +58,7 @@ class AuxiliarySettings:
 
 
 class AuxiliaryATSS(nn.Module):
-    """The head of ATSS, with one convolution a tower and one anchor a place."""
+    """The head of ATSS, with one convolution per tower and one anchor per location."""
 
     def __init__(self, settings: AuxiliarySettings) -> None:
         super().__init__()
@@ -83,30 +83,34 @@ class AuxiliaryATSS(nn.Module):
             prior=self.criterion.initial_score,
         )
 
-    def forward(self, images: ImageList, maps: list[Tensor], truths: list[Target]) -> tuple[Terms, Candidates]:
-        """The terms of the head, and the anchors with what the encoder says at their places."""
+    def forward(
+        self, images: ImageList, maps: list[Tensor], ground_truths: list[Target]
+    ) -> tuple[LossTerms, Candidates]:
+        """Return the loss terms of the head, and the anchors with the encoder's features at their locations."""
         output = self.head(maps)
         anchors = torch.cat(self.anchors(maps))
         valid = self.anchors.valid(anchors, images.image_sizes)
-        matches = assign_anchors(anchors, valid, truths, per_level=output.per_level, topk=self.topk)
-        found = compared(output, anchors, matches=matches, truths=truths, coder=self.coder, quality=anchor_centerness)
-        places = torch.cat([part.flatten(2).transpose(1, 2) for part in maps], 1)  # (B, A, C), one anchor a place
-        candidates = Candidates([anchors] * len(matches), list(places), matches)
-        return named("atss", self.criterion(found)), candidates
+        matches = assign_anchors(anchors, valid, ground_truths, per_level=output.per_level, topk=self.topk)
+        assigned = assigned_anchors(
+            output, anchors, matches=matches, ground_truths=ground_truths, coder=self.coder, quality=anchor_centerness
+        )
+        # (B, A, C): one anchor per location, so locations and anchors have the same order.
+        features = torch.cat([level.flatten(2).transpose(1, 2) for level in maps], 1)
+        candidates = Candidates([anchors] * len(matches), list(features), matches)
+        return named("atss", self.criterion(assigned)), candidates
 
 
 class AuxiliaryRCNN(nn.Module):
-    """The two stages of Faster R-CNN, with nine anchors a place.
+    """The two stages of Faster R-CNN, with nine anchors per location.
 
-    Score-based training is Co-DETR's: cross-entropy on a sample of 256 anchors and 512 proposals an image. Ranking
-    losses take all.
+    With a score-based loss they train as in Co-DETR, with cross-entropy on a sample of 256 anchors and 512 proposals
+    per image. With a ranking loss they train on all candidates.
     """
 
     def __init__(self, settings: AuxiliarySettings) -> None:
         super().__init__()
-        sampled = settings.loss.name == "focal" and settings.sampling
-        loss = replace(settings.loss, name="ce") if sampled else settings.loss
-        proposing = replace(
+        loss = settings.loss.sampled() if settings.sampling else settings.loss
+        rpn_recipe = replace(
             rpn.RECIPE,
             ranking_weight=rpn.RECIPE.ranking_weight * settings.ranking_weight,
             scored_weight=settings.scored_weight,
@@ -120,9 +124,9 @@ class AuxiliaryRCNN(nn.Module):
             candidates=settings.proposal_candidates,
             size_divisor=settings.size_divisor,
             coder_weights=(1.0, 1.0, 1.0, 1.0),
-            recipe=proposing,
+            recipe=rpn_recipe,
         )
-        deciding = replace(
+        roi_recipe = replace(
             box_head.RECIPE,
             ranking_weight=settings.ranking_weight,
             scored_weight=settings.scored_weight,
@@ -134,18 +138,20 @@ class AuxiliaryRCNN(nn.Module):
             num_classes=settings.num_classes,
             loss=loss,
             hidden=settings.hidden,
-            strides=POOLED,
-            recipe=deciding,
+            strides=POOLED_STRIDES,
+            recipe=roi_recipe,
         )
 
-    def forward(self, images: ImageList, maps: list[Tensor], truths: list[Target]) -> tuple[Terms, Candidates]:
-        """The terms of both stages, and the proposals with the mean of what was pooled for them."""
-        proposals, terms = self.rpn(images, maps, truths)
-        trained = self.roi.train_on(maps, proposals, truths, images.image_sizes)
-        features = trained.pooled.mean((2, 3)).split([len(boxes) for boxes in trained.proposals])
-        candidates = Candidates(trained.proposals, list(features), trained.matches)
-        return named("rpn", terms) | named("roi", trained.terms), candidates
+    def forward(
+        self, images: ImageList, maps: list[Tensor], ground_truths: list[Target]
+    ) -> tuple[LossTerms, Candidates]:
+        """Return the loss terms of both stages, and the proposals with the mean of their pooled features."""
+        proposals, terms = self.rpn(images, maps, ground_truths)
+        step = self.roi.train_on(maps, proposals, ground_truths, images.image_sizes)
+        features = step.pooled.mean((2, 3)).split([len(boxes) for boxes in step.proposals])
+        candidates = Candidates(step.proposals, list(features), step.matches)
+        return named("rpn", terms) | named("roi", step.terms), candidates
 
 
-# To add an auxiliary head: write its class, and name it here.
+# To add an auxiliary head, write its class and add it here.
 AUXILIARY: dict[str, type[AuxiliaryRCNN | AuxiliaryATSS]] = {"faster_rcnn": AuxiliaryRCNN, "atss": AuxiliaryATSS}

@@ -1,4 +1,4 @@
-"""The decoder: queries that look at the image, layer by layer, each layer moving their boxes."""
+"""The decoder: in each layer queries attend to the image and their boxes are refined."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from torch import Tensor, nn
 
 from bucketrank.detectors.co_detr.branches import box_branch, class_branch
 from bucketrank.detectors.co_detr.geometry import Geometry, inverse_sigmoid, sine_encoding
-from bucketrank.detectors.co_detr.transformer import DecoderLayer, TransformerSettings, run, start_linear
+from bucketrank.detectors.co_detr.transformer import DecoderLayer, TransformerSettings, run_layer
+from bucketrank.detectors.initialisation import initialise_linear
 
 
 @dataclass(frozen=True)
 class Queries:
-    """K for each of B images: what they ask, where, and the boxes they start from."""
+    """K queries for each of B images: content, positional encodings, and initial boxes."""
 
     content: Tensor  # (B, K, C)
     positions: Tensor  # (B, K, C)
-    boxes: Tensor  # (B, K, 4) centre and size, in units of the image, without gradient
+    boxes: Tensor  # (B, K, 4) as (cx, cy, w, h) in units of the image, without gradient
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """What one layer says of the queries."""
+    """The predictions of one layer for the queries."""
 
     logits: Tensor  # (B, K, classes)
-    boxes: Tensor  # (B, K, 4) centre and size, in units of the image
+    boxes: Tensor  # (B, K, 4) as (cx, cy, w, h) in units of the image
 
 
 class Decoder(nn.Module):
     """Layers with their own branches for classes and boxes.
 
-    A layer begins with the boxes of the one before, without gradient. The box it is judged by begins with the same,
-    with the gradient of the layer before, and only of that one: each layer looks forward twice (Zhang et al., DINO,
-    2022).
+    A layer attends at the boxes of the previous layer, detached. The boxes in its loss refine the same boxes, but keep
+    the gradient of the previous layer, and of that layer only: DINO's "look forward twice" (Zhang et al., 2022).
     """
 
     def __init__(self, settings: TransformerSettings, *, num_classes: int, score: float) -> None:
@@ -47,37 +47,37 @@ class Decoder(nn.Module):
         self.boxes = nn.ModuleList(box_branch(width) for _ in range(count))
 
     def forward(self, queries: Queries, memory: Tensor, geometry: Geometry) -> list[Decoded]:
-        """What each layer says."""
+        """Return the predictions of each layer."""
         hidden, decoded = queries.content, []
-        before = begin = queries.boxes.detach()
+        previous = reference = queries.boxes.detach()  # the same boxes, with and without gradient
         for layer, classes, boxes in zip(self.layers, self.classes, self.boxes, strict=True):
-            places = geometry.on_maps(begin)
-            inputs = (hidden, queries.positions, places, memory, geometry)
-            hidden = run(layer, *inputs, again=self.checkpointing and self.training)
-            step = boxes(hidden).float()
-            decoded.append(Decoded(classes(hidden), (step + inverse_sigmoid(before)).sigmoid()))
-            before = (step + inverse_sigmoid(begin)).sigmoid()
-            begin = before.detach()
+            locations = geometry.on_maps(reference)
+            inputs = (hidden, queries.positions, locations, memory, geometry)
+            hidden = run_layer(layer, *inputs, checkpointing=self.checkpointing and self.training)
+            change = boxes(hidden).float()
+            decoded.append(Decoded(classes(hidden), (change + inverse_sigmoid(previous)).sigmoid()))
+            previous = (change + inverse_sigmoid(reference)).sigmoid()
+            reference = previous.detach()
         return decoded
 
 
 class BoxEncoding(nn.Module):
-    """What a transformer is told of a box: two vectors from the waves of its centre and size."""
+    """Encode a box as two vectors, from the sine encoding of its centre and size."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.width = width
         self.project = nn.Linear(2 * width, 2 * width)
         self.norm = nn.LayerNorm(2 * width)
-        start_linear(self.project)
+        initialise_linear(self.project)
 
     def forward(self, boxes: Tensor) -> Sequence[Tensor]:
-        """``boxes`` (B, K, 4) in units of the image, to two of (B, K, C)."""
+        """Return two encodings (B, K, C) of ``boxes`` (B, K, 4) in units of the image."""
         return torch.chunk(self.norm(self.project(sine_encoding(boxes, self.width // 2))), 2, -1)
 
 
 class SelectedQueries(nn.Module):
-    """The queries that detect: what they ask is learned, where they ask comes from the proposals (mixed selection)."""
+    """The queries that detect: content is learned, boxes are the best proposals (DINO's mixed selection)."""
 
     def __init__(self, width: int, count: int) -> None:
         super().__init__()
@@ -87,6 +87,6 @@ class SelectedQueries(nn.Module):
 
     def forward(self, boxes: Tensor) -> Queries:
         positions, _ = self.encoding(boxes)
-        # A small image has fewer tokens, and so fewer proposals, than there are queries.
+        # A small image may have fewer tokens, hence fewer proposals, than queries.
         content = self.content[: boxes.shape[1]].expand(len(boxes), -1, -1)
         return Queries(content, positions, boxes)

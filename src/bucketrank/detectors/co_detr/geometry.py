@@ -1,4 +1,4 @@
-"""Where the tokens of a batch lie, and how places are told to a transformer."""
+"""The locations of the tokens of a batch, and their sine encoding."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-EDGE = 1e-5  # how near to 0 and 1 a coordinate may come before its logit is taken
-TEMPERATURE = 10000.0  # the longest wavelength, in units of the shortest
+EDGE = 1e-5  # minimum distance of a coordinate from 0 and 1 when its logit is computed
+TEMPERATURE = 10000.0  # ratio of the longest to the shortest wavelength
 
 
 @dataclass(frozen=True)
 class Geometry:
     """The S tokens of a batch of B images: the cells of its L maps, row by row, level after level.
 
-    The images of a batch are padded to one size; places are in units of the image without padding.
+    The images of a batch are padded to one size; locations are in units of the image without padding.
     """
 
     image_sizes: list[tuple[int, int]]  # height and width without padding
-    shapes: list[tuple[int, int]]  # of the maps
-    extents: Tensor  # (L, 2) the same
+    shapes: list[tuple[int, int]]  # height and width of the maps
+    extents: Tensor  # (L, 2) the shapes as a tensor
     starts: Tensor  # (L,) the first token of each map
     levels: Tensor  # (S,) the map of each token
-    valid: Tensor  # (B, S) whether it is on the image, not on padding
+    valid: Tensor  # (B, S) whether a token lies on the image and not on padding
     centres: Tensor  # (B, S, 2) x and y of the cells' centres
-    ratios: Tensor  # (B, L, 2) how much of each map's width and height is image
+    ratios: Tensor  # (B, L, 2) the share of each map's width and height that the image covers
 
     @classmethod
     def of(cls, maps: Sequence[Tensor], padded: tuple[int, int], image_sizes: list[tuple[int, int]]) -> Geometry:
-        """Of maps (B, C, H, W) of images padded to ``padded``.
+        """Return the geometry of maps (B, C, H, W) of images padded to ``padded`` (height, width).
 
-        A cell is on the image if its first pixel is, as if the image's mask were resized to the map by nearest pixels.
+        A cell lies on the image if its first pixel does, as if the image's mask were resized by nearest neighbour.
         """
         device = maps[0].device
         shapes = [(int(level.shape[-2]), int(level.shape[-1])) for level in maps]
@@ -42,15 +42,15 @@ class Geometry:
         for number, shape in enumerate(shapes):
             rows, columns = (torch.arange(cells, device=device) for cells in shape)
             inside = [
-                cells * whole // len(cells) < own[:, None]
-                for cells, whole, own in zip((rows, columns), padded, sizes.unbind(1), strict=True)
+                cells * padded_size // len(cells) < image_size[:, None]
+                for cells, padded_size, image_size in zip((rows, columns), padded, sizes.unbind(1), strict=True)
             ]  # (B, rows) and (B, columns)
-            seen = [axis.sum(1, keepdim=True) for axis in inside]
-            y, x = ((cells + 0.5) / count for cells, count in zip((rows, columns), seen, strict=True))
+            covered = [axis.sum(1, keepdim=True) for axis in inside]
+            y, x = ((cells + 0.5) / count for cells, count in zip((rows, columns), covered, strict=True))
             valid.append((inside[0][:, :, None] & inside[1][:, None]).flatten(1))
             grid = torch.broadcast_tensors(x[:, None], y[:, :, None])
             centres.append(torch.stack(grid, -1).flatten(1, 2))
-            ratios.append(torch.cat([seen[1] / shape[1], seen[0] / shape[0]], 1))
+            ratios.append(torch.cat([covered[1] / shape[1], covered[0] / shape[0]], 1))
             levels.append(torch.full((shape[0] * shape[1],), number, device=device))
         extents = torch.tensor(shapes, device=device)
         counts = extents.prod(1)
@@ -66,24 +66,24 @@ class Geometry:
         )
 
     def maps(self, tokens: Tensor) -> list[Tensor]:
-        """The maps (B, C, H, W) that ``tokens`` (B, S, C) were."""
+        """Reshape ``tokens`` (B, S, C) to maps (B, C, H, W)."""
         parts = tokens.split([height * width for height, width in self.shapes], 1)
         return [part.transpose(1, 2).unflatten(2, shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
-    def on_maps(self, places: Tensor) -> Tensor:
-        """``places`` (B, Q, 2 or 4), points or boxes in units of the image, in units of each map: (B, Q, L, 2 or 4)."""
-        ratios = self.ratios.repeat(1, 1, places.shape[-1] // 2)
-        return places[:, :, None] * ratios[:, None]
+    def on_maps(self, locations: Tensor) -> Tensor:
+        """Convert points or boxes (B, Q, 2 or 4) from units of the image to units of each map (B, Q, L, 2 or 4)."""
+        ratios = self.ratios.repeat(1, 1, locations.shape[-1] // 2)
+        return locations[:, :, None] * ratios[:, None]
 
 
-def sine_encoding(places: Tensor, width: int) -> Tensor:
-    """``places`` (..., n) from 0 to 1 as (..., n * width) waves: sine and cosine in turn, ever longer."""
-    steps = torch.arange(width // 2, device=places.device)
+def sine_encoding(coordinates: Tensor, width: int) -> Tensor:
+    """Encode coordinates (..., n) from 0 to 1 as (..., n * width): alternating sine and cosine, wavelengths rising."""
+    steps = torch.arange(width // 2, device=coordinates.device)
     frequencies = 2 * math.pi * TEMPERATURE ** (-2 * steps / width)
-    angles = places.float()[..., None] * frequencies
+    angles = coordinates.float()[..., None] * frequencies
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(-3)
 
 
-def inverse_sigmoid(places: Tensor) -> Tensor:
-    """The logits of coordinates; those at or beyond 0 and 1 are taken as just inside."""
-    return places.float().clamp(EDGE, 1 - EDGE).logit()
+def inverse_sigmoid(coordinates: Tensor) -> Tensor:
+    """Return the logits of coordinates, clamped to the range from EDGE to 1 - EDGE."""
+    return coordinates.float().clamp(EDGE, 1 - EDGE).logit()

@@ -1,4 +1,4 @@
-"""Extra queries from the positives of the auxiliary heads: many for one object, their objects known beforehand."""
+"""Extra queries from the positives of the auxiliary heads: many for one object, and assigned to it in advance."""
 
 from __future__ import annotations
 
@@ -10,70 +10,71 @@ from torchvision.ops import box_convert
 
 from bucketrank.detectors.co_detr.decoder import BoxEncoding, Queries
 from bucketrank.detectors.co_detr.geometry import EDGE
-from bucketrank.detectors.co_detr.transformer import start_linear
+from bucketrank.detectors.initialisation import initialise_linear
 from bucketrank.ops.assignment import IGNORED, NEGATIVE
 
-FEWEST = 9  # of one head for an image, so that there are some where there is no object
-NOBODY = -1
+FEWEST = 9  # queries per head and image, so that a batch without objects has some too
+PADDING = -1  # row of a query without a candidate
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """What an auxiliary head was trained on, for each image."""
+    """The candidates that an auxiliary head was trained on, per image."""
 
     boxes: list[Tensor]  # (A, 4) in pixels
-    features: list[Tensor]  # (A, C) what the encoder says of each
-    matches: list[Tensor]  # (A,) the object of each, NEGATIVE or IGNORED
+    features: list[Tensor]  # (A, C) the encoder's features
+    matches: list[Tensor]  # (A,) the object of each candidate, NEGATIVE or IGNORED
 
 
 class AuxiliaryQueries(nn.Module):
-    """The queries of one auxiliary head; the decoder that answers them is the one that detects."""
+    """The queries of one auxiliary head, for the same decoder that detects."""
 
-    def __init__(self, width: int, *, most: int) -> None:
+    def __init__(self, width: int, *, limit: int) -> None:
         super().__init__()
-        self.most = most
+        self.limit = limit
         self.encoding = BoxEncoding(width)
         self.project = nn.Linear(width, width)
         self.norm = nn.LayerNorm(width)
-        self.head = nn.Parameter(torch.randn(width))  # tells the queries of this head from those of others
-        start_linear(self.project)
+        self.head = nn.Parameter(torch.randn(width))  # distinguishes the queries of this head from those of other heads
+        initialise_linear(self.project)
 
-    def forward(self, found: Candidates, image_sizes: list[tuple[int, int]]) -> tuple[Queries, list[Tensor]]:
-        """The queries, K for each image, and their objects (K,)."""
-        chosen = draw(found.matches, most=self.most)
+    def forward(self, candidates: Candidates, image_sizes: list[tuple[int, int]]) -> tuple[Queries, list[Tensor]]:
+        """Return the queries, K for each image, and per image the object (K,) of each."""
+        drawn = draw(candidates.matches, limit=self.limit)
         boxes, features, matches = [], [], []
-        for number, (rows, (height, width)) in enumerate(zip(chosen, image_sizes, strict=True)):
-            here, missing = rows[rows != NOBODY], int((rows == NOBODY).sum())
-            scale = found.boxes[number].new_tensor([width, height, width, height])
-            units = box_convert(found.boxes[number][here].detach() / scale, "xyxy", "cxcywh").float()
-            boxes.append(torch.cat([units, units.new_tensor([0.5, 0.5, 1, 1]).expand(missing, 4)]))
-            own = found.features[number][here]
-            features.append(torch.cat([own, own.new_zeros(missing, own.shape[1])]))
-            match = found.matches[number][here]
+        for number, (rows, (height, width)) in enumerate(zip(drawn, image_sizes, strict=True)):
+            own, missing = rows[rows != PADDING], int((rows == PADDING).sum())
+            scale = candidates.boxes[number].new_tensor([width, height, width, height])
+            relative_boxes = box_convert(candidates.boxes[number][own].detach() / scale, "xyxy", "cxcywh").float()
+            boxes.append(torch.cat([relative_boxes, relative_boxes.new_tensor([0.5, 0.5, 1, 1]).expand(missing, 4)]))
+            feature = candidates.features[number][own]
+            features.append(torch.cat([feature, feature.new_zeros(missing, feature.shape[1])]))
+            match = candidates.matches[number][own]
             matches.append(torch.cat([match, match.new_full((missing,), IGNORED)]))
-        # An anchor may reach out of its image.
-        started = torch.stack(boxes).clamp(EDGE, 1 - EDGE)
-        positions, content = self.encoding(started)
+        # An anchor may extend beyond its image.
+        initial = torch.stack(boxes).clamp(EDGE, 1 - EDGE)
+        positions, content = self.encoding(initial)
         content = content + self.norm(self.project(torch.stack(features)))
-        return Queries(content, positions + self.head, started), matches
+        return Queries(content, positions + self.head, initial), matches
 
 
-def draw(matches: list[Tensor], *, fewest: int = FEWEST, most: int) -> list[Tensor]:
-    """For each image the rows (K,) of its candidates that become queries: positives, then negatives; K is one number.
+def draw(matches: list[Tensor], *, fewest: int = FEWEST, limit: int) -> list[Tensor]:
+    """Return, per image, the rows (K,) of the candidates that become queries: positives, then negatives.
 
-    K is the most positives that an image has, within ``fewest`` and ``most``. Of more positives than K a random set is
-    taken; of negatives, what is lacking. Where candidates do not suffice, the rest is ``NOBODY``.
+    K is the same for all images: the largest number of positives of an image, but at least ``fewest`` and at most
+    ``limit``. If an image has more positives than K, a random subset is drawn; if it has fewer, random negatives fill
+    up. If there are not enough candidates, the remaining rows are ``PADDING``.
     """
     positives = [torch.where(match >= 0)[0] for match in matches]
     negatives = [torch.where(match == NEGATIVE)[0] for match in matches]
-    count = min(max([fewest, *map(len, positives)]), most)
-    chosen = []
+    count = min(max([fewest, *map(len, positives)]), limit)
+    drawn = []
     for positive, negative in zip(positives, negatives, strict=True):
-        taken = _some(positive, count)
-        taken = torch.cat([taken, _some(negative, count - len(taken))])
-        chosen.append(torch.cat([taken, taken.new_full((count - len(taken),), NOBODY)]))
-    return chosen
+        rows = _random_subset(positive, count)
+        rows = torch.cat([rows, _random_subset(negative, count - len(rows))])
+        drawn.append(torch.cat([rows, rows.new_full((count - len(rows),), PADDING)]))
+    return drawn
 
 
-def _some(rows: Tensor, count: int) -> Tensor:
+def _random_subset(rows: Tensor, count: int) -> Tensor:
     return rows[torch.randperm(len(rows), device=rows.device)[:count]] if len(rows) > count else rows

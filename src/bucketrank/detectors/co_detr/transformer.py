@@ -1,7 +1,8 @@
-"""The layers of the transformer, on the deformable attention of transformers; no other file knows that library.
+"""The layers of the encoder and the decoder, around the deformable attention of the library transformers.
 
-Only its attention is taken: it brings a CUDA kernel where the package ``kernels`` is installed, and its parameters have
-kept their names. The layers around it have not (between 5.0 and 5.22), which would make checkpoints unreadable.
+Only the attention comes from that library. It has a CUDA kernel if the package ``kernels`` is installed, and the names
+of its parameters are stable. The names in its encoder and decoder layers changed between 5.0 and 5.22, which would make
+checkpoints unreadable.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from transformers import DeformableDetrConfig
 from transformers.models.deformable_detr.modeling_deformable_detr import DeformableDetrMultiscaleDeformableAttention
 
 from bucketrank.detectors.co_detr.geometry import Geometry, sine_encoding
+from bucketrank.detectors.initialisation import initialise_linear
 
 
 @dataclass(frozen=True)
 class TransformerSettings:
-    """The sizes of the transformer. ``checkpointing`` recomputes a layer in the backward pass instead of storing it."""
+    """Sizes of the transformer. With ``checkpointing``, the backward pass recomputes the activations of each layer."""
 
     width: int = 256
     heads: int = 8
@@ -37,21 +39,20 @@ class TransformerSettings:
     def __post_init__(self) -> None:
         for name in ("heads", "points", "feedforward", "encoder_layers", "decoder_layers"):
             if getattr(self, name) < 1:
-                raise ValueError(f"co_detr: expected {name} of at least 1, got {getattr(self, name)}")
+                raise ValueError(f"detector.{name}: expected at least 1, got {getattr(self, name)}")
         if self.width % 32 or self.width % self.heads:
             raise ValueError(
-                f"co_detr: expected channels to be a multiple of 32, the groups of its norms, and of its {self.heads} "
-                f"heads, got {self.width}"
+                f"detector.channels: expected a multiple of 32, the groups of the norms, and of {self.heads}, the "
+                f"attention heads, got {self.width}"
             )
         if not 0 <= self.dropout < 1:
-            raise ValueError(f"co_detr: expected dropout from 0 to below 1, got {self.dropout}")
+            raise ValueError(f"detector.dropout: expected at least 0 and less than 1, got {self.dropout}")
 
 
 class DeformableAttention(DeformableDetrMultiscaleDeformableAttention):
-    """Every query looks at ``points`` places on every map, for each of its heads (Zhu et al., ICLR 2021, Eq. 3).
+    """Every head of a query samples ``points`` locations on every map (Zhu et al., Deformable DETR, ICLR 2021, Eq. 3).
 
-    Where it looks starts as a ring of directions, one for each head, a point further out than the one before; all count
-    alike.
+    Initially each head samples along its own direction, point k at k cells from the query, with equal weights.
     """
 
     def __init__(self, settings: TransformerSettings) -> None:
@@ -60,10 +61,10 @@ class DeformableAttention(DeformableDetrMultiscaleDeformableAttention):
         angles = torch.arange(settings.heads) * (2 * math.pi / settings.heads)
         ring = torch.stack([angles.cos(), angles.sin()], 1)
         ring = ring / ring.abs().amax(1, keepdim=True)
-        far = torch.arange(1, settings.points + 1)[:, None]
-        steps = (ring[:, None, None] * far).expand(-1, settings.levels, -1, -1)  # (heads, levels, points, 2)
+        distances = torch.arange(1, settings.points + 1)[:, None]
+        offsets = (ring[:, None, None] * distances).expand(-1, settings.levels, -1, -1)  # (heads, levels, points, 2)
         with torch.no_grad():
-            self.sampling_offsets.bias.copy_(steps.flatten())
+            self.sampling_offsets.bias.copy_(offsets.flatten())
         nn.init.zeros_(self.sampling_offsets.weight)
         for layer in (self.attention_weights, self.value_proj, self.output_proj):
             nn.init.zeros_(layer.bias)
@@ -71,14 +72,14 @@ class DeformableAttention(DeformableDetrMultiscaleDeformableAttention):
         nn.init.xavier_uniform_(self.value_proj.weight)
         nn.init.xavier_uniform_(self.output_proj.weight)
 
-    def forward(self, queries: Tensor, places: Tensor, memory: Tensor, geometry: Geometry) -> Tensor:
-        """``queries`` (B, Q, C) at ``places`` (B, Q, L, 2 or 4), in units of the maps, look at ``memory`` (B, S, C)."""
+    def forward(self, queries: Tensor, locations: Tensor, memory: Tensor, geometry: Geometry) -> Tensor:
+        """Attend from queries (B, Q, C) to ``memory`` (B, S, C) at ``locations`` (B, Q, L, 2 or 4) on the maps."""
         attended: Tensor
         attended, _ = super().forward(
             hidden_states=queries,
             attention_mask=geometry.valid,
             encoder_hidden_states=memory,
-            reference_points=places,
+            reference_points=locations,
             spatial_shapes=geometry.extents,
             spatial_shapes_list=geometry.shapes,
             level_start_index=geometry.starts,
@@ -87,7 +88,7 @@ class DeformableAttention(DeformableDetrMultiscaleDeformableAttention):
 
 
 class FeedForward(nn.Module):
-    """Two layers around a ReLU, added and normalised."""
+    """Two linear layers with a ReLU between, a residual connection and a norm."""
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
@@ -101,15 +102,15 @@ class FeedForward(nn.Module):
         self.norm = nn.LayerNorm(settings.width)
         for layer in self.layers:
             if isinstance(layer, nn.Linear):
-                start_linear(layer)
+                initialise_linear(layer)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        found: Tensor = self.norm(hidden + self.layers(hidden))
-        return found
+        output: Tensor = self.norm(hidden + self.layers(hidden))
+        return output
 
 
 class EncoderLayer(nn.Module):
-    """Tokens look at tokens."""
+    """Deformable self-attention of the tokens, and a feed-forward block."""
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
@@ -118,14 +119,14 @@ class EncoderLayer(nn.Module):
         self.norm = nn.LayerNorm(settings.width)
         self.feedforward = FeedForward(settings)
 
-    def forward(self, tokens: Tensor, positions: Tensor, places: Tensor, geometry: Geometry) -> Tensor:
-        attended = self.attention(tokens + positions, places, tokens, geometry)
-        found: Tensor = self.feedforward(self.norm(tokens + self.dropout(attended)))
-        return found
+    def forward(self, tokens: Tensor, positions: Tensor, locations: Tensor, geometry: Geometry) -> Tensor:
+        attended = self.attention(tokens + positions, locations, tokens, geometry)
+        output: Tensor = self.feedforward(self.norm(tokens + self.dropout(attended)))
+        return output
 
 
 class DecoderLayer(nn.Module):
-    """Queries look at each other, then at the tokens."""
+    """Self-attention of the queries, deformable attention to the tokens, and a feed-forward block."""
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
@@ -139,17 +140,19 @@ class DecoderLayer(nn.Module):
         self.feedforward = FeedForward(settings)
         nn.init.xavier_uniform_(self.self_attention.out_proj.weight)
 
-    def forward(self, hidden: Tensor, positions: Tensor, places: Tensor, memory: Tensor, geometry: Geometry) -> Tensor:
-        asked = hidden + positions
-        attended, _ = self.self_attention(asked, asked, hidden, need_weights=False)
+    def forward(
+        self, hidden: Tensor, positions: Tensor, locations: Tensor, memory: Tensor, geometry: Geometry
+    ) -> Tensor:
+        positioned = hidden + positions
+        attended, _ = self.self_attention(positioned, positioned, hidden, need_weights=False)
         hidden = self.self_norm(hidden + self.dropout(attended))
-        attended = self.attention(hidden + positions, places, memory, geometry)
-        found: Tensor = self.feedforward(self.norm(hidden + self.dropout(attended)))
-        return found
+        attended = self.attention(hidden + positions, locations, memory, geometry)
+        output: Tensor = self.feedforward(self.norm(hidden + self.dropout(attended)))
+        return output
 
 
 class Encoder(nn.Module):
-    """From maps to memory: the tokens after layers in which each looks at others of all maps."""
+    """The encoder: the cells of all maps become tokens, which attend to each other in every layer."""
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
@@ -158,24 +161,19 @@ class Encoder(nn.Module):
         self.level_positions = nn.Parameter(torch.randn(settings.levels, settings.width))
 
     def forward(self, maps: Sequence[Tensor], geometry: Geometry) -> Tensor:
-        """(B, S, C) from maps (B, C, H, W)."""
-        tokens = torch.cat([part.flatten(2).transpose(1, 2) for part in maps], 1)
-        # On padding, which nobody looks at, places lie beyond 1.
-        waves = sine_encoding(geometry.centres.flip(-1).clamp(max=1), self.width // 2)
-        positions = waves + self.level_positions[geometry.levels]
-        places = geometry.on_maps(geometry.centres)
+        """Return the memory (B, S, C) of maps (B, C, H, W)."""
+        tokens = torch.cat([level.flatten(2).transpose(1, 2) for level in maps], 1)
+        # Locations on padding exceed 1; no query attends to them.
+        encoded = sine_encoding(geometry.centres.flip(-1).clamp(max=1), self.width // 2)
+        positions = encoded + self.level_positions[geometry.levels]
+        locations = geometry.on_maps(geometry.centres)
         for layer in self.layers:
-            tokens = run(layer, tokens, positions, places, geometry, again=self.checkpointing and self.training)
+            checkpointing = self.checkpointing and self.training
+            tokens = run_layer(layer, tokens, positions, locations, geometry, checkpointing=checkpointing)
         return tokens
 
 
-def run(layer: nn.Module, *inputs: Any, again: bool) -> Tensor:
-    """``layer(*inputs)``; with ``again`` its inner values are not kept but computed again in the backward pass."""
-    found: Tensor = checkpoint(layer, *inputs, use_reentrant=False) if again else layer(*inputs)
-    return found
-
-
-def start_linear(layer: nn.Linear) -> None:
-    """As the transformer's layers start."""
-    nn.init.xavier_uniform_(layer.weight)
-    nn.init.zeros_(layer.bias)
+def run_layer(layer: nn.Module, *inputs: Any, checkpointing: bool) -> Tensor:
+    """Return ``layer(*inputs)``; with ``checkpointing``, the backward pass recomputes its activations."""
+    output: Tensor = checkpoint(layer, *inputs, use_reentrant=False) if checkpointing else layer(*inputs)
+    return output

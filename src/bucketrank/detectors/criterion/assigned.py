@@ -1,4 +1,4 @@
-"""What a head hands to the criterion."""
+"""The input of a criterion: the candidates of a batch with their predictions and the objects assigned to them."""
 
 from __future__ import annotations
 
@@ -15,28 +15,30 @@ from bucketrank.ops.assignment import IGNORED
 
 @dataclass(frozen=True)
 class Assigned:
-    """The R candidates of a batch (anchors, proposals or queries), what was predicted for them and what they should be.
+    """The R candidates of a batch (anchors, proposals or queries) with their predictions and targets.
 
-    The rows of all images follow each other. P of them are positive; what only positives have is in their order.
+    The rows of all images follow each other. P rows are positive; tensors of P rows keep the order of the positives.
+    The deltas are what the head regresses: a box relative to its candidate, as ``BoxCoder`` encodes it, or for a DETR's
+    queries the box itself as (cx, cy, w, h) in units of the image.
     """
 
-    logits: Tensor  # (R, C), or (R, C + 1) with a background logit last
+    logits: Tensor  # (R, C), or (R, C + 1) with the background logit last
     labels: Tensor  # (R,) the class of a positive, NEGATIVE or IGNORED
-    images: Tensor  # (R,) the image a row belongs to
-    boxes: Tensor  # (P, 4) predicted
-    objects: Tensor  # (P, 4) the objects assigned
-    codes: Tensor  # (P, 4) predicted, as the coder codes boxes
-    object_codes: Tensor  # (P, 4)
+    image_index: Tensor  # (R,) the image that a row belongs to
+    boxes: Tensor  # (P, 4) the predicted boxes
+    objects: Tensor  # (P, 4) the boxes of the assigned objects
+    box_deltas: Tensor  # (P, 4) the predicted deltas
+    target_deltas: Tensor  # (P, 4) the deltas of the assigned objects
     quality_logits: Tensor | None = None  # (P,) of the branch that predicts how well a box fits
-    quality: Tensor | None = None  # (P,) what that branch should say
+    quality_targets: Tensor | None = None  # (P,) from 0 to 1
 
     @property
     def positives(self) -> Tensor:
-        """(R,) mask."""
+        """(R,) whether each row is positive."""
         return self.labels >= 0
 
     def targets(self, values: Tensor | float) -> Tensor:
-        """(R, C) as the losses take them: ``values`` (P,) at the positives' classes, 0 elsewhere, ignored rows -1."""
+        """Return targets (R, C) for a loss: ``values`` (P,) at the positives' classes, -1 in ignored rows, else 0."""
         targets = torch.zeros_like(self.logits)
         rows = torch.where(self.positives)[0]
         targets[rows, self.labels[rows]] = (
@@ -44,76 +46,79 @@ class Assigned:
         )
         return targets.masked_fill_((self.labels == IGNORED)[:, None], -1)
 
+    @classmethod
+    def from_candidates(
+        cls,
+        logits: Tensor,
+        box_deltas: Tensor,
+        *,
+        candidates: Sequence[Tensor],
+        matches: Sequence[Tensor],
+        ground_truths: Sequence[dict[str, Tensor]],
+        coder: BoxCoder,
+        quality_logits: Tensor | None = None,
+    ) -> Assigned:
+        """Build the input of a criterion from anchors or proposals.
 
-def assigned(
-    logits: Tensor,
-    codes: Tensor,
-    *,
-    candidates: Sequence[Tensor],
-    matches: Sequence[Tensor],
-    truths: Sequence[dict[str, Tensor]],
-    coder: BoxCoder,
-    quality_logits: Tensor | None = None,
-) -> Assigned:
-    """Put a batch together. ``logits`` is (R, C); ``codes`` (R, 4), or (R, C, 4) where every class has its box.
+        ``logits`` is (R, C); ``box_deltas`` is (R, 4), or (R, C, 4) with one box per class. Per image, ``candidates``
+        is (A, 4) and ``matches`` (A,) holds the object of each candidate, NEGATIVE or IGNORED. ``ground_truths`` holds
+        one dict per image with ``boxes`` and ``labels``; classes count from 0.
+        """
+        labels, image_index, objects = _targets_of(matches, ground_truths)
+        rows = torch.where(labels >= 0)[0]
+        anchors = torch.cat(list(candidates))[rows].float()
+        # Heads return half precision under autocast; decoding and ranking need float32.
+        per_class = box_deltas.dim() == 3 and box_deltas.shape[1] > 1
+        deltas = (box_deltas[rows, labels[rows]] if per_class else box_deltas.reshape(-1, 4)[rows]).float()
+        return cls(
+            logits=logits.float(),
+            labels=labels,
+            image_index=image_index,
+            boxes=coder.decode_single(deltas, anchors),
+            objects=objects,
+            box_deltas=deltas,
+            target_deltas=coder.encode_single(objects, anchors),
+            quality_logits=None if quality_logits is None else quality_logits[rows].float(),
+        )
 
-    For each image: ``candidates`` (A, 4), ``matches`` (A,) the object of each, NEGATIVE or IGNORED, and ``truths``, its
-    objects with ``boxes`` and ``labels``, the classes counted from 0.
-    """
-    label, images, wanted = _wanted(matches, truths)
-    rows = torch.where(label >= 0)[0]
-    anchors = torch.cat(list(candidates))[rows].float()
-    # Under autocast heads speak half precision; coding and ranking need the digits.
-    found = (
-        codes[rows, label[rows]] if codes.dim() == 3 and codes.shape[1] > 1 else codes.reshape(-1, 4)[rows]
-    ).float()
-    return Assigned(
-        logits=logits.float(),
-        labels=label,
-        images=images,
-        boxes=coder.decode_single(found, anchors),
-        objects=wanted,
-        codes=found,
-        object_codes=coder.encode_single(wanted, anchors),
-        quality_logits=None if quality_logits is None else quality_logits[rows].float(),
-    )
+    @classmethod
+    def from_queries(
+        cls,
+        logits: Tensor,
+        boxes: Tensor,
+        *,
+        matches: Sequence[Tensor],
+        ground_truths: Sequence[dict[str, Tensor]],
+        image_sizes: Sequence[tuple[int, int]],
+    ) -> Assigned:
+        """Build the input of a criterion from a DETR's queries.
 
-
-def assigned_queries(
-    logits: Tensor,
-    boxes: Tensor,
-    *,
-    matches: Sequence[Tensor],
-    truths: Sequence[dict[str, Tensor]],
-    image_sizes: Sequence[tuple[int, int]],
-) -> Assigned:
-    """Put a batch of a DETR's queries together: ``logits`` (B, Q, C), ``boxes`` (B, Q, 4) and ``matches`` (Q,) of each.
-
-    The boxes are centre and size in units of the image of (height, width); that is also how they are coded.
-    """
-    labels, images, objects = _wanted(matches, truths)
-    rows = torch.where(labels >= 0)[0]
-    scales = torch.tensor([(width, height) * 2 for height, width in image_sizes], device=boxes.device).float()
-    scales = scales[images[rows]]
-    found = boxes.flatten(0, 1)[rows].float()
-    return Assigned(
-        logits=logits.flatten(0, 1).float(),
-        labels=labels,
-        images=images,
-        boxes=box_convert(found, "cxcywh", "xyxy") * scales,
-        objects=objects,
-        codes=found,
-        object_codes=box_convert(objects / scales, "xyxy", "cxcywh"),
-    )
+        ``logits`` is (B, Q, C), ``boxes`` (B, Q, 4) as (cx, cy, w, h) in units of the image, ``matches`` (Q,) per
+        image, and a size in ``image_sizes`` is (height, width).
+        """
+        labels, image_index, objects = _targets_of(matches, ground_truths)
+        rows = torch.where(labels >= 0)[0]
+        scales = torch.tensor([(width, height) * 2 for height, width in image_sizes], device=boxes.device).float()
+        scales = scales[image_index[rows]]
+        relative_boxes = boxes.flatten(0, 1)[rows].float()
+        return cls(
+            logits=logits.flatten(0, 1).float(),
+            labels=labels,
+            image_index=image_index,
+            boxes=box_convert(relative_boxes, "cxcywh", "xyxy") * scales,
+            objects=objects,
+            box_deltas=relative_boxes,
+            target_deltas=box_convert(objects / scales, "xyxy", "cxcywh"),
+        )
 
 
-def _wanted(matches: Sequence[Tensor], truths: Sequence[dict[str, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
-    """The label and the image of every row, and the objects (P, 4) of the positives."""
+def _targets_of(matches: Sequence[Tensor], ground_truths: Sequence[dict[str, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the label (R,) and the image (R,) of every row, and the objects (P, 4) of the positives."""
     labels, objects = [], []
-    for match, truth in zip(matches, truths, strict=True):
+    for match, ground_truth in zip(matches, ground_truths, strict=True):
         labels.append(match.clone())
         positive = torch.where(match >= 0)[0]
-        labels[-1][positive] = truth["labels"][match[positive]]
-        objects.append(truth["boxes"][match[positive]])
-    images = [torch.full_like(match, image) for image, match in enumerate(matches)]
-    return torch.cat(labels), torch.cat(images), torch.cat(objects).float()
+        labels[-1][positive] = ground_truth["labels"][match[positive]]
+        objects.append(ground_truth["boxes"][match[positive]])
+    image_index = [torch.full_like(match, image) for image, match in enumerate(matches)]
+    return torch.cat(labels), torch.cat(image_index), torch.cat(objects).float()

@@ -1,150 +1,161 @@
-"""The ranking losses: every candidate takes part; boxes by GIoU, weighted by confidence."""
+"""The criteria of the ranking losses: all candidates are ranked; the box loss is GIoU, weighted by confidence."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from bucketrank.catalogue import RankingSettings
+from bucketrank.catalogue.loss_specs import ALRPSettings, APSettings
 from bucketrank.detectors.criterion.assigned import Assigned
-from bucketrank.detectors.criterion.base import Criterion, HeadRecipe, Terms, confidences, dice_errors
-from bucketrank.detectors.settings import LossSettings
+from bucketrank.detectors.criterion.base import Criterion, HeadRecipe, LossTerms, confidences, dice_errors
 from bucketrank.losses import alrp_loss, ap_loss, dr_loss, rank_sort_loss, self_balance
-from bucketrank.losses.functional import ALRP_METHODS, check_settings
 from bucketrank.ops.boxes import paired_iou
 
-# The label of a positive whose box does not overlap at all: above 0, or it would count as a negative.
+# The target of a positive whose box does not overlap its object. It must exceed 0, the target of a negative.
 SMALLEST_LABEL = 1e-6
 
-COCO_EPOCH = 7330  # iterations with 16 images each, of those with objects
+COCO_EPOCH = 7330  # iterations over the COCO training images with objects, 16 per batch
 
 
 class Ranked(Criterion):
-    """What the ranking losses share."""
+    """Base class of the ranking losses."""
 
     ranking = True
-    delta = 1.0
+    classification_terms: ClassVar[tuple[str, ...]] = ("rank",)
 
-    def __init__(self, settings: LossSettings, recipe: HeadRecipe) -> None:
-        super().__init__(settings, recipe)
-        if settings.delta is not None:
-            self.delta = settings.delta
-        self.check()
-
-    def check(self) -> None:
-        """Raise unless the settings are ones of this loss."""
-        check_settings(f"loss {self.settings.name}", self.delta, self.settings.method)
-
-    def forward(self, found: Assigned) -> Terms:
+    def forward(self, assigned: Assigned) -> LossTerms:
         weight = self.recipe.ranking_weight
-        return {name: weight * term for name, term in self.terms(found).items()}
+        return {name: weight * term for name, term in self.terms(assigned).items()}
 
-    def terms(self, found: Assigned) -> Terms:
-        """The terms before the head's weight."""
+    def terms(self, assigned: Assigned) -> LossTerms:
+        """Return the terms before the head's weight applies: the ranking, and the box losses with fixed weights."""
+        (rank,) = self.scope.rank(self.loss, assigned.logits, assigned.targets(1.0), image_index=assigned.image_index)
+        return {"rank": rank, **self.weighted_box_terms(assigned)}
+
+    def loss(self, logits: Tensor, targets: Tensor, errors: Tensor | None) -> Sequence[Tensor]:
+        """Return the terms of the loss of one ranking.
+
+        ``errors`` (P,) are the localisation errors of the positives for losses that rank them too, otherwise None.
+        """
         raise NotImplementedError
 
-    def boxes(self, found: Assigned) -> dict[str, tuple[float, Tensor]]:
-        """The box losses by name, each with its weight.
+    def list_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return torch.stack([*self.loss(logits, targets, None)]).sum()
 
-        A mean over positives, weighted by confidence (upstream: the highest score of any class) unless the head's
-        recipe says otherwise.
+    def box_terms(self, assigned: Assigned) -> dict[str, tuple[float, Tensor]]:
+        """Return the box losses by name, each with its weight.
+
+        Each is a mean over the positives, weighted by confidence unless the head's recipe says otherwise. The
+        confidence is the highest score of any class, as in the published code.
         """
-        weights = confidences(found.logits[found.positives])
+        weights = confidences(assigned.logits[assigned.positives])
         weights = weights if self.recipe.confident else torch.ones_like(weights)
-        return {name: (weight, self.mean(errors, weights)) for name, (weight, errors) in self.box_parts(found).items()}
+        parts = self.box_parts(assigned).items()
+        return {name: (weight, self.mean(errors, weights)) for name, (weight, errors) in parts}
 
-    def weighted_boxes(self, found: Assigned) -> Terms:
-        """The box losses by name, for losses that do not balance them."""
-        return {name: weight * term for name, (weight, term) in self.boxes(found).items()}
+    def weighted_box_terms(self, assigned: Assigned) -> LossTerms:
+        """Return the weighted box losses by name, for losses that do not balance them."""
+        return {name: weight * term for name, (weight, term) in self.box_terms(assigned).items()}
 
     def masks(self, logits: Tensor, targets: Tensor, *, confidences: Tensor, balance: Tensor) -> Tensor:
         return self.mean(dice_errors(logits, targets), confidences)
 
 
-class RankSort(Ranked):
-    """RS loss (BRS with ``method="bucketed"``); boxes and masks are balanced to its value: nothing is to be tuned."""
+class SmoothedRanked(Ranked):
+    """Base class of the losses that compare logits through a smoothed step: they have delta and method."""
 
-    delta = 0.5
+    settings: RankingSettings
 
-    def terms(self, found: Assigned) -> Terms:
-        labels = paired_iou(found.boxes.detach(), found.objects).clamp(min=SMALLEST_LABEL)
-        ranking, sorting = self.scope.rank(self._loss, found.logits, found.targets(labels), images=found.images)
-        boxes = self.boxes(found).items()
-        balanced = {name: self_balance(term, to=ranking + sorting) for name, (_, term) in boxes}
+    @property
+    def delta(self) -> float:
+        """Half the width of the ramp of the smoothed step."""
+        return self.settings.effective_delta
+
+
+class RankSort(SmoothedRanked):
+    """RS loss (BRS with ``method="bucketed"``). Box and mask losses are scaled to its value: no weight needs tuning."""
+
+    classification_terms: ClassVar[tuple[str, ...]] = ("rank", "sort")
+
+    def terms(self, assigned: Assigned) -> LossTerms:
+        ious = paired_iou(assigned.boxes.detach(), assigned.objects).clamp(min=SMALLEST_LABEL)
+        targets = assigned.targets(ious)
+        ranking, sorting = self.scope.rank(self.loss, assigned.logits, targets, image_index=assigned.image_index)
+        box_terms = self.box_terms(assigned).items()
+        balanced = {name: self_balance(term, to=ranking + sorting) for name, (_, term) in box_terms}
         return {"rank": ranking, "sort": sorting, **balanced}
 
-    def _loss(self, logits: Tensor, targets: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor]:
+    def loss(self, logits: Tensor, targets: Tensor, errors: Tensor | None) -> Sequence[Tensor]:
         return rank_sort_loss(logits, targets, delta=self.delta, method=self.settings.method)
 
     def masks(self, logits: Tensor, targets: Tensor, *, confidences: Tensor, balance: Tensor) -> Tensor:
         return self_balance(super().masks(logits, targets, confidences=confidences, balance=balance), to=balance)
 
 
-class AveragePrecision(Ranked):
+class AveragePrecision(SmoothedRanked):
     """AP loss (BAP with ``method="bucketed"``)."""
 
-    def terms(self, found: Assigned) -> Terms:
-        (rank,) = self.scope.rank(self._loss, found.logits, found.targets(1.0), images=found.images)
-        return {"rank": rank, **self.weighted_boxes(found)}
+    settings: APSettings
 
-    def _loss(self, logits: Tensor, targets: Tensor, _: Tensor | None) -> tuple[Tensor]:
+    def loss(self, logits: Tensor, targets: Tensor, errors: Tensor | None) -> Sequence[Tensor]:
         settings = self.settings
         return (ap_loss(logits, targets, delta=self.delta, method=settings.method, interpolate=settings.interpolate),)
 
 
-class ALRP(Ranked):
-    """aLRP loss; the weight of the boxes is set anew every ``balance_period`` iterations, from those before."""
+class ALRP(SmoothedRanked):
+    """aLRP loss. The weight of the box loss is recomputed from the terms of the last ``balance_period`` iterations."""
 
+    settings: ALRPSettings
     balance: Tensor
     sums: Tensor
     seen: Tensor
 
-    def __init__(self, settings: LossSettings, recipe: HeadRecipe) -> None:
+    def __init__(self, settings: ALRPSettings, recipe: HeadRecipe) -> None:
         super().__init__(settings, recipe)
         self.period = settings.balance_period or COCO_EPOCH
         self.register_buffer("balance", torch.tensor(50.0))
         self.register_buffer("sums", torch.zeros(2))
         self.register_buffer("seen", torch.tensor(0))
 
-    def check(self) -> None:
-        check_settings(f"loss {self.settings.name}", self.delta, self.settings.method, ALRP_METHODS)
-
-    def terms(self, found: Assigned) -> Terms:
-        # An error of 1 is a box that only just deserves its object: GIoU loss runs to 2, and is halved.
-        errors = self.box_errors(found) / (2 * (1 - self.recipe.least_iou))
+    def terms(self, assigned: Assigned) -> LossTerms:
+        # As in LRP, (1 - IoU) / (1 - minimum IoU), with half the GIoU loss, which reaches 2, in place of 1 - IoU.
+        errors = self.box_errors(assigned) / (2 * (1 - self.recipe.least_iou))
         classification, localisation = self.scope.rank(
-            self._loss, found.logits, found.targets(1.0), images=found.images, values=errors
+            self.loss, assigned.logits, assigned.targets(1.0), image_index=assigned.image_index, values=errors
         )
         balanced = localisation * self.balance.clone()
         if self.training:
-            self._account(classification.detach(), localisation.detach())
+            self._update_balance(classification.detach(), localisation.detach())
         return {"rank": classification, "box": balanced}
 
-    def _loss(self, logits: Tensor, targets: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor]:
-        localisation = logits.new_zeros(0) if values is None else values
+    def loss(self, logits: Tensor, targets: Tensor, errors: Tensor | None) -> Sequence[Tensor]:
+        localisation = logits.new_zeros(0) if errors is None else errors
         return alrp_loss(logits, targets, localisation, delta=self.delta, method=self.settings.method)
 
+    def list_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        errors = (1 - targets[targets > 0]) / (2 * (1 - self.recipe.least_iou))
+        classification, _ = self.loss(logits, targets, errors)
+        return classification
+
     @torch.no_grad()
-    def _account(self, classification: Tensor, localisation: Tensor) -> None:
+    def _update_balance(self, classification: Tensor, localisation: Tensor) -> None:
         self.sums += torch.stack([classification, localisation])
         self.seen += 1
-        full = self.seen >= self.period
-        fresh = self.sums.sum() / self.sums[1].clamp(min=1e-10)
-        self.balance.copy_(torch.where(full & (self.sums[1] > 0), fresh, self.balance))
-        self.sums.mul_(torch.where(full, 0.0, 1.0))
-        self.seen.mul_(torch.where(full, 0, 1))
+        period_ended = self.seen >= self.period
+        new_balance = self.sums.sum() / self.sums[1].clamp(min=1e-10)
+        self.balance.copy_(torch.where(period_ended & (self.sums[1] > 0), new_balance, self.balance))
+        self.sums.mul_(torch.where(period_ended, 0.0, 1.0))
+        self.seen.mul_(torch.where(period_ended, 0, 1))
 
 
 class DR(Ranked):
-    """DR loss: distributions ranked instead of entries."""
+    """DR loss, which ranks the distributions of positives and negatives instead of single logits."""
 
     prior = 0.5
 
-    def check(self) -> None:
-        """DR loss has neither delta nor method."""
-
-    def terms(self, found: Assigned) -> Terms:
-        (rank,) = self.scope.rank(self._loss, found.logits, found.targets(1.0), images=found.images)
-        return {"rank": rank, **self.weighted_boxes(found)}
-
-    def _loss(self, logits: Tensor, targets: Tensor, _: Tensor | None) -> tuple[Tensor]:
+    def loss(self, logits: Tensor, targets: Tensor, errors: Tensor | None) -> Sequence[Tensor]:
         return (dr_loss(logits, targets),)

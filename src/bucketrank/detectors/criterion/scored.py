@@ -1,4 +1,4 @@
-"""The score-based losses: one score at a time. The baselines, each with what its recipe has."""
+"""The criteria of the score-based losses, which treat each score on its own: the baselines of the ranking losses."""
 
 from __future__ import annotations
 
@@ -7,33 +7,41 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchvision.ops import sigmoid_focal_loss
 
+from bucketrank.catalogue.loss_specs import FocalSettings
 from bucketrank.detectors.criterion.assigned import Assigned
-from bucketrank.detectors.criterion.base import Criterion, Terms
-from bucketrank.ops.assignment import IGNORED
+from bucketrank.detectors.criterion.base import Criterion, LossTerms
+from bucketrank.ops.assignment import IGNORED, NEGATIVE
 
 
 class Scored(Criterion):
-    """What the score-based losses share: classification, boxes, and the quality branch where the head has one."""
+    """Base class of the score-based losses: classification, boxes, and the quality branch if the head has one."""
 
-    def forward(self, found: Assigned) -> Terms:
+    def forward(self, assigned: Assigned) -> LossTerms:
         weight = self.recipe.scored_weight
-        return {name: weight * term for name, term in self.terms(found).items()}
+        return {name: weight * term for name, term in self.terms(assigned).items()}
 
-    def terms(self, found: Assigned) -> Terms:
-        """The terms before the head's weight."""
-        taken = found.labels != IGNORED
-        norm = self.scope.total((taken if self.samples else found.positives).sum().float()).clamp(min=1)
-        terms = {"cls": self.scope.total(self.classification(found.logits[taken], found.labels[taken])) / norm}
-        parts = self.box_parts(found).items()
-        if found.quality_logits is None or found.quality is None:
+    def terms(self, assigned: Assigned) -> LossTerms:
+        """Return the terms before the head's weight applies."""
+        used = assigned.labels != IGNORED
+        norm = self.scope.total((used if self.samples else assigned.positives).sum().float()).clamp(min=1)
+        terms = {"cls": self.scope.total(self.classification(assigned.logits[used], assigned.labels[used])) / norm}
+        parts = self.box_parts(assigned).items()
+        if assigned.quality_logits is None or assigned.quality_targets is None:
             return terms | {name: weight * self.scope.total(errors.sum()) / norm for name, (weight, errors) in parts}
-        quality = F.binary_cross_entropy_with_logits(found.quality_logits, found.quality, reduction="sum")
-        boxes = {name: weight * self.mean(errors, found.quality) for name, (weight, errors) in parts}
+        quality = F.binary_cross_entropy_with_logits(assigned.quality_logits, assigned.quality_targets, reduction="sum")
+        boxes = {name: weight * self.mean(errors, assigned.quality_targets) for name, (weight, errors) in parts}
         return terms | boxes | {"quality": self.recipe.quality_weight * self.scope.total(quality) / norm}
 
     def classification(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The sum over the candidates (R, C), none of them ignored."""
+        """Return the sum of the loss over candidates (R, C), none of which is ignored."""
         raise NotImplementedError
+
+    def list_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        used = targets >= 0
+        positives = targets[used] > 0
+        labels = torch.where(positives, 0, NEGATIVE)
+        norm = used.sum() if self.samples else positives.sum()
+        return self.classification(logits[used][:, None], labels) / norm.clamp(min=1)
 
     def masks(self, logits: Tensor, targets: Tensor, *, confidences: Tensor, balance: Tensor) -> Tensor:
         return self.mean(
@@ -46,15 +54,20 @@ class Focal(Scored):
     """Focal loss over all candidates, divided by the number of positives."""
 
     prior = 0.01
+    settings: FocalSettings
+
+    @property
+    def matching_focal(self) -> tuple[float, float]:  # type: ignore[override]
+        return self.settings.focal_alpha, self.settings.focal_gamma
 
     def classification(self, logits: Tensor, labels: Tensor) -> Tensor:
-        alpha, gamma = self.settings.focal_alpha, self.settings.focal_gamma
+        alpha, gamma = self.matching_focal
         total: Tensor = sigmoid_focal_loss(logits, _one_hot(logits, labels), alpha, gamma, reduction="sum")
         return total
 
 
 class CrossEntropy(Scored):
-    """Cross-entropy: in the R-CNNs over a balanced sample, with softmax and background in their box heads."""
+    """Cross-entropy. The R-CNNs compute it over a balanced sample; their box heads have a softmax with background."""
 
     @property
     def samples(self) -> bool:

@@ -1,4 +1,4 @@
-"""A ranking loss for an existing torchvision detector, in place.
+"""Replace the losses of an existing torchvision detector by a ranking loss, in place.
 
 >>> import torch
 >>> from torchvision.models.detection import retinanet_resnet50_fpn
@@ -10,9 +10,9 @@
 >>> _ = undo(model)
 """
 
-from bucketrank.integrations.torchvision.signatures import check_signatures
+from bucketrank.integrations.torchvision.expected_signatures import check_signatures
 
-check_signatures()  # before the classes below are built on them
+check_signatures()  # before the import below, which subclasses what is checked
 
 from bucketrank.integrations.torchvision.switch import undo, use_ranking_loss  # noqa: E402
 

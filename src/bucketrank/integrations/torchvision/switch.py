@@ -1,4 +1,4 @@
-"""Switching a torchvision detector to a ranking loss, and back."""
+"""Switch a torchvision detector to a ranking loss, and back."""
 
 from __future__ import annotations
 
@@ -13,97 +13,120 @@ from torchvision.models.detection.roi_heads import RoIHeads
 from torchvision.models.detection.rpn import RegionProposalNetwork
 from torchvision.models.detection.ssd import SSD
 
-from bucketrank.integrations.ranking import Ranking
-from bucketrank.integrations.torchvision.dense import RankingFCOSHead, RankingRetinaNetHead, RankingSSD
-from bucketrank.integrations.torchvision.roi_heads import RankingRoIHeads
-from bucketrank.integrations.torchvision.rpn import RankingRPN
+from bucketrank.choices import Method
+from bucketrank.integrations.ranking_loss import LossName, RankingLoss
+from bucketrank.integrations.torchvision.one_stage import RankingFCOSHead, RankingRetinaNetHead, RankingSSD
+from bucketrank.integrations.torchvision.ranking_roi_heads import RankingRoIHeads
+from bucketrank.integrations.torchvision.ranking_rpn import RankingRPN
 
 Model = TypeVar("Model", bound=nn.Module)
 
-# Which part of a model computes losses ("" is the model itself), and which part cuts detections by score.
-PARTS: dict[type[nn.Module], tuple[list[str], list[str]]] = {
+# The submodules that compute losses, and those with a score threshold; "" is the model itself.
+SUBMODULES: dict[type[nn.Module], tuple[list[str], list[str]]] = {
     FasterRCNN: (["rpn", "roi_heads"], ["rpn", "roi_heads"]),  # MaskRCNN and KeypointRCNN are subclasses
     RetinaNet: (["head"], [""]),
     FCOS: (["head"], [""]),
     SSD: ([""], [""]),
 }
-RANKING: dict[type[nn.Module], type[nn.Module]] = {
+RANKING_CLASSES: dict[type[nn.Module], type[nn.Module]] = {
     RegionProposalNetwork: RankingRPN,
     RoIHeads: RankingRoIHeads,
     RetinaNetHead: RankingRetinaNetHead,
     FCOSHead: RankingFCOSHead,
     SSD: RankingSSD,
 }
-
-
-MEMO = "_before_ranking"  # where a model keeps what it was
+ORIGINAL = "_before_ranking"  # the attribute of the model that holds its Original
 
 
 @dataclass
-class Before:
-    """What a model was before the switch."""
+class Original:
+    """The classes and score thresholds that :func:`undo` restores."""
 
     classes: list[tuple[nn.Module, type[nn.Module]]]
     thresholds: list[tuple[nn.Module, float]]
 
 
-def use_ranking_loss(model: Model, *, loss: str = "rs", method: str = "exact", delta: float | None = None) -> Model:
+def use_ranking_loss(
+    model: Model,
+    *,
+    loss: LossName = "rs",
+    method: Method = "exact",
+    delta: float | None = None,
+    box_weight: float | None = None,
+) -> Model:
     """Give ``model`` a ranking loss, in place: FasterRCNN, MaskRCNN, KeypointRCNN, RetinaNet, FCOS or SSD.
 
-    ``loss`` is ``"rs"`` (Rank & Sort) or ``"ap"``; ``method`` and ``delta`` are those of the losses. The logits of all
-    classes, anchors and images of a batch are ranked in one list, none sampled; boxes are trained by GIoU,
-    self-balanced. In the loss dict ``<name>_rank`` and ``<name>_sort`` take the place of the classification loss.
+    ``loss`` is ``"rs"`` (Rank & Sort) or ``"ap"``. ``method`` and ``delta`` are those of the losses. The logits of all
+    classes, anchors and images of a batch form one ranking, without sampling. In the loss dict ``<name>_rank`` and
+    ``<name>_sort`` replace the classification loss.
+
+    Boxes are trained by GIoU loss. By default its value is self-balanced to that of the ranking terms of the same
+    head, for ``"rs"`` and ``"ap"`` alike. The published code self-balances Rank & Sort only and gives AP loss a weight
+    tuned per detector (2 in ATSS, 1 in PAA); a number for ``box_weight`` multiplies the GIoU loss instead of
+    balancing it.
 
     No parameter is changed, added or removed. Where the classifier is a softmax with background (RoI heads, SSD) the
-    log-odds of its probabilities are ranked, so it predicts after the call what it predicted before. Only the score
-    thresholds are set to 0: scores are ranks now, and the best k are kept.
+    log-odds of its probabilities are ranked, so predictions do not change. The score thresholds are set to 0, because
+    the scores become ranks; inference still keeps the best ``detections_per_img``.
 
-    A second call replaces the settings. :func:`undo` takes the ranking loss away again.
+    A second call replaces the settings. :func:`undo` restores the model's own loss.
     """
-    ranking = Ranking(loss=loss, method=method, delta=delta)
-    if MEMO in vars(model):
-        undo(model)  # a part may have been replaced since: start afresh
-    owners, cutters = _parts(model)
+    ranking_loss = RankingLoss(loss=loss, method=method, delta=delta, box_weight=box_weight)
+    _check_model("use_ranking_loss", model)
+    if ORIGINAL in vars(model):
+        undo(model)  # a submodule may have been replaced since the first call
+    owners, thresholded = _submodules(model)
     for owner in owners:
-        _check(model, owner)
-    thresholds = [(part, part.score_thresh) for part in cutters]
-    vars(model)[MEMO] = Before([(owner, type(owner)) for owner in owners], thresholds)
+        _check_owner(model, owner)
+    thresholds = [(part, part.score_thresh) for part in thresholded]
+    vars(model)[ORIGINAL] = Original([(owner, type(owner)) for owner in owners], thresholds)
     for owner in owners:
-        owner.__class__ = RANKING[type(owner)]
-        owner.ranking = ranking
-    for part in cutters:
+        owner.__class__ = RANKING_CLASSES[type(owner)]
+        owner.ranking_loss = ranking_loss
+    for part in thresholded:
         part.score_thresh = 0.0
     return model
 
 
 def undo(model: Model) -> Model:
-    """Give ``model`` back its own loss and its score thresholds; its parameters stay as they are."""
-    if MEMO not in vars(model):
-        raise ValueError(f"undo: expected a model after use_ranking_loss, got {type(model).__name__} with its own loss")
-    before: Before = vars(model).pop(MEMO)
-    for part, original in before.classes:
-        part.__class__ = original
-        del vars(part)["ranking"]
-    for part, threshold in before.thresholds:
+    """Restore the model's own loss and its score thresholds, in place; the parameters keep their values.
+
+    Raises ``TypeError`` for a model that :func:`use_ranking_loss` does not support, and ``ValueError`` for a supported
+    model that has no ranking loss.
+    """
+    _check_model("undo", model)
+    if ORIGINAL not in vars(model):
+        raise ValueError(
+            f"undo: expected a model with a ranking loss, got {type(model).__name__} with its own loss; "
+            "call use_ranking_loss first"
+        )
+    original: Original = vars(model).pop(ORIGINAL)
+    for part, original_class in original.classes:
+        part.__class__ = original_class
+        del vars(part)["ranking_loss"]
+    for part, threshold in original.thresholds:
         vars(part)["score_thresh"] = threshold
     return model
 
 
-def _parts(model: nn.Module) -> tuple[list[Any], list[Any]]:
-    """The parts of ``model`` that compute losses and those that cut by score."""
-    for known, (owners, cutters) in PARTS.items():
-        if isinstance(model, known):
-            return [model.get_submodule(name) for name in owners], [model.get_submodule(name) for name in cutters]
-    raise TypeError(
-        "use_ranking_loss: expected torchvision's FasterRCNN, MaskRCNN, KeypointRCNN, RetinaNet, FCOS or SSD, got "
-        f"{type(model).__name__}; pass a wrapped model before it is wrapped, and for any other see docs/any-model.md"
-    )
+def _check_model(caller: str, model: object) -> None:
+    if not isinstance(model, tuple(SUBMODULES)):
+        raise TypeError(
+            f"{caller}: expected torchvision's FasterRCNN, MaskRCNN, KeypointRCNN, RetinaNet, FCOS or SSD, got "
+            f"{type(model).__name__}; pass a wrapped model without its wrapper; for other models see docs/any-model.md"
+        )
 
 
-def _check(model: nn.Module, owner: nn.Module) -> None:
-    """Raise unless ``owner`` computes torchvision's losses: of a subclass one cannot know what it computes."""
-    if type(owner) not in RANKING:
-        names = ", ".join(known.__name__ for known in RANKING)
+def _submodules(model: nn.Module) -> tuple[list[Any], list[Any]]:
+    """Return the submodules of a supported ``model`` that compute losses, and those with a score threshold."""
+    owners, thresholded = next(names for supported, names in SUBMODULES.items() if isinstance(model, supported))
+    return [model.get_submodule(name) for name in owners], [model.get_submodule(name) for name in thresholded]
+
+
+def _check_owner(model: nn.Module, owner: nn.Module) -> None:
+    """Raise unless ``owner`` is torchvision's own class; a subclass may compute other losses."""
+    if type(owner) not in RANKING_CLASSES:
+        names = ", ".join(original.__name__ for original in RANKING_CLASSES)
         raise TypeError(
             f"use_ranking_loss: expected the losses of {type(model).__name__} in one of torchvision's own {names}, "
             f"got {type(owner).__name__}; for a loss of your own see docs/any-model.md"

@@ -1,13 +1,13 @@
-"""A ranking loss for the detection transformers of transformers 5, in one line and in place.
+"""Replace the loss of a detection transformer of transformers 5 by a ranking loss, in place.
 
-The loss of these models is ``model.loss_function``; :func:`use_ranking_loss` puts Rank & Sort or AP loss there, for
-every decoder layer, the encoder's proposals and the denoising queries. Weights, inference and the training script,
-with the Trainer, Accelerate or a plain loop, stay as they are.
+These models call ``model.loss_function``. :func:`use_ranking_loss` puts Rank & Sort or AP loss there, for every decoder
+layer, the encoder's proposals and the denoising queries. Weights, inference and the training script (Trainer,
+Accelerate or a plain loop) stay as they are.
 """
 
 from bucketrank.integrations.transformers.library import check_library
 
-check_library()  # before anything else reads from transformers: a library that does not fit should say so itself
+check_library()  # before the import below, which relies on what is checked
 
 from bucketrank.integrations.transformers.adapter import undo, use_ranking_loss  # noqa: E402
 

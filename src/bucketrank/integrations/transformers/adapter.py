@@ -1,4 +1,4 @@
-"""Giving a model the ranking loss, and taking it back."""
+"""Give a model of transformers a ranking loss, and restore its own."""
 
 from __future__ import annotations
 
@@ -8,39 +8,42 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from bucketrank.integrations.ranking import Ranking
+from bucketrank.choices import Method
+from bucketrank.integrations.ranking_loss import LossName, RankingLoss
 from bucketrank.integrations.transformers.criterion import Target
 from bucketrank.integrations.transformers.layouts import (
-    Call,
-    Result,
+    LossInput,
+    LossOutput,
     Settings,
-    d_fine,
-    deimv2,
-    detr,
-    grouped,
-    rt_detr,
+    d_fine_loss,
+    deimv2_loss,
+    detr_loss,
+    grouped_detr_loss,
+    rt_detr_loss,
 )
 
 Model = TypeVar("Model", bound=nn.Module)
 
-MODELS: dict[str, Callable[[Call, Settings], Result]] = {
-    "DeformableDetrForObjectDetection": detr,
-    "DabDetrForObjectDetection": detr,
-    "ConditionalDetrForObjectDetection": detr,
-    "RTDetrForObjectDetection": rt_detr,
-    "RTDetrV2ForObjectDetection": rt_detr,
-    "DFineForObjectDetection": d_fine,
-    "Deimv2ForObjectDetection": deimv2,
-    "LwDetrForObjectDetection": grouped,
-    "RfDetrForObjectDetection": grouped,
+FamilyLoss = Callable[[LossInput, Settings], LossOutput]
+
+FAMILY_LOSSES: dict[str, FamilyLoss] = {
+    "DeformableDetrForObjectDetection": detr_loss,
+    "DabDetrForObjectDetection": detr_loss,
+    "ConditionalDetrForObjectDetection": detr_loss,
+    "RTDetrForObjectDetection": rt_detr_loss,
+    "RTDetrV2ForObjectDetection": rt_detr_loss,
+    "DFineForObjectDetection": d_fine_loss,
+    "Deimv2ForObjectDetection": deimv2_loss,
+    "LwDetrForObjectDetection": grouped_detr_loss,
+    "RfDetrForObjectDetection": grouped_detr_loss,
 }
 
 _SOFTMAX = (
-    "its classifier is a softmax with a no-object class, so its logits say how the classes of one query compare and "
-    "not how queries compare, which a ranking needs"
+    "its classifier is a softmax with a no-object class, so its logits compare the classes of one query, while a "
+    "ranking has to compare queries"
 )
-_TEXT = "it scores queries against the words of a prompt, so its logits have no fixed classes to be ranked over"
-_MASKS = "its loss matches and trains masks, which the ranking loss does not cover yet"
+_TEXT = "it scores queries against the words of a prompt, so it has no fixed classes to rank"
+_MASKS = "its loss matches and trains masks, which the ranking loss does not support yet"
 REFUSED = {
     "DetrForObjectDetection": _SOFTMAX,
     "YolosForObjectDetection": _SOFTMAX,
@@ -56,15 +59,15 @@ REFUSED = {
 }
 
 
-class RankingLoss:
-    """What ``model.loss_function`` becomes.
+class LossFunction:
+    """The ``model.loss_function`` of a model with a ranking loss.
 
-    Not a module: transformers would register that as a part of the model and go on with its own loss. Not a closure
-    either, so that a model can be copied and pickled with it.
+    It is not a module: transformers would register a module as a part of the model and keep its own loss. It is not a
+    closure, so that the model can be copied and pickled.
     """
 
-    def __init__(self, family: Callable[[Call, Settings], Result], settings: Settings) -> None:
-        self.family, self.settings = family, settings
+    def __init__(self, family_loss: FamilyLoss, settings: Settings) -> None:
+        self.family_loss, self.settings = family_loss, settings
         self.replaced: dict[str, Any] = {}
         self.hooks: list[Any] = []
         self.proposals: tuple[Tensor, Tensor] | None = None
@@ -73,113 +76,128 @@ class RankingLoss:
         self,
         logits: Tensor,
         labels: list[Target],
-        device: torch.device,  # noqa: ARG002  what the models pass
+        device: torch.device,  # noqa: ARG002  the models pass it
         pred_boxes: Tensor,
         config: Any,
         outputs_class: Tensor | None = None,
         outputs_coord: Tensor | None = None,
         enc_outputs_class: Tensor | None = None,
         enc_outputs_coord: Tensor | None = None,
-        **more: Any,
-    ) -> Result:
-        more |= {"enc_outputs_class": enc_outputs_class, "enc_outputs_coord": enc_outputs_coord}
-        # Costs and box losses need more digits than bfloat16 has, and so does a ranking.
+        **extras: Any,
+    ) -> LossOutput:
+        extras |= {"enc_outputs_class": enc_outputs_class, "enc_outputs_coord": enc_outputs_coord}
+        # bfloat16 is too coarse for matching costs, box losses and rankings.
         with torch.autocast(logits.device.type, enabled=False):
-            call = Call(
-                logits=_precise(logits),
-                labels=[{**target, "boxes": _precise(target["boxes"])} for target in labels],
-                boxes=_precise(pred_boxes),
+            inputs = LossInput(
+                logits=_at_least_float32(logits),
+                labels=[{**target, "boxes": _at_least_float32(target["boxes"])} for target in labels],
+                boxes=_at_least_float32(pred_boxes),
                 config=config,
-                classes=_precise(outputs_class),
-                coordinates=_precise(outputs_coord),
-                more={name: _precise(value) for name, value in more.items()},
-                proposals=_precise(self.proposals),
+                layer_logits=_at_least_float32(outputs_class),
+                layer_boxes=_at_least_float32(outputs_coord),
+                extras={name: _at_least_float32(value) for name, value in extras.items()},
+                proposals=_at_least_float32(self.proposals),
             )
-            return self.family(call, self.settings)
+            return self.family_loss(inputs, self.settings)
 
     def keep_proposals(self, _module: nn.Module, _inputs: Any, outputs: Any) -> None:
-        """Hook of Deformable DETR's inner model: the outer one does not hand the encoder's proposals to its loss."""
+        """Keep the encoder's proposals, which the model does not pass to its loss: a hook of its inner model."""
         self.proposals = (outputs.enc_outputs_class, outputs.enc_outputs_coord_logits)
 
-    def forget_proposals(self, _module: nn.Module, _inputs: Any, _outputs: Any) -> None:
-        """Hook of the model itself: nothing is kept alive between two calls."""
+    def drop_proposals(self, _module: nn.Module, _inputs: Any, _outputs: Any) -> None:
+        """Release the proposals after each call: a hook of the model itself."""
         self.proposals = None
 
 
 def use_ranking_loss(
     model: Model,
     *,
-    loss: str = "rs",
-    method: str = "exact",
+    loss: LossName = "rs",
+    method: Method = "exact",
     delta: float | None = None,
+    box_weight: float | None = None,
     class_cost: float | None = None,
 ) -> Model:
-    """Train ``model`` with a ranking loss instead of its classification loss; in place, and returned.
+    """Replace the classification loss of ``model`` by a ranking loss; change the model in place and return it.
 
-    ``loss`` is ``"rs"`` (the labels are the IoUs of matched boxes) or ``"ap"``; ``method`` and ``delta`` are those of
-    the losses. L1 and GIoU loss are balanced against the ranking loss, layer by layer, so the model's weights for them
-    no longer count. ``class_cost`` replaces the weight of the class in the Hungarian matching: the paper doubles it
-    to 4. A second call changes the settings; :func:`undo` restores the model's own loss. Not saved with the weights:
-    call it again after ``from_pretrained``.
+    ``loss`` is ``"rs"`` (Rank & Sort, whose labels are the IoUs of matched boxes) or ``"ap"``. ``method`` and ``delta``
+    are those of the losses. ``class_cost`` replaces the weight of the class in the Hungarian matching; the paper
+    doubles it, from 2 to 4.
+
+    By default L1 and GIoU loss are each self-balanced to the ranking loss of the same layer, for ``"rs"`` and ``"ap"``
+    alike, so the model's weights for them have no effect. The published code self-balances Rank & Sort only and gives
+    AP loss a fixed weight; a number for ``box_weight`` does so here: L1 and GIoU loss keep the model's weights,
+    multiplied by that number.
+
+    A second call replaces the settings. :func:`undo` restores the model's own loss. The loss is not saved with the
+    weights: call this function again after ``from_pretrained``.
     """
-    settings = Settings(Ranking(loss, method, delta), class_cost)
-    family = _family(model)
+    settings = Settings(RankingLoss(loss, method, delta, box_weight), class_cost)
+    family_loss = _family_loss("use_ranking_loss", model)
+    if not getattr(model.config, "use_focal_loss", True):
+        raise TypeError(f"use_ranking_loss: expected config.use_focal_loss to be True, got False: {_SOFTMAX}")
     if class_cost is not None and not class_cost >= 0:
         raise ValueError(f"use_ranking_loss: expected class_cost to be a number of at least 0, got {class_cost!r}")
-    if isinstance(_current(model), RankingLoss):
+    if _ranking_function(model) is not None:
         undo(model)
-    ranking_loss = RankingLoss(family, settings)
-    ranking_loss.replaced = {name: model.__dict__[name] for name in ("_loss_function",) if name in model.__dict__}
-    holder: Any = model
-    if family is detr and getattr(holder.config, "two_stage", False):
-        ranking_loss.hooks = [
-            holder.model.register_forward_hook(ranking_loss.keep_proposals),
-            holder.register_forward_hook(ranking_loss.forget_proposals, always_call=True),
+    function = LossFunction(family_loss, settings)
+    function.replaced = {name: model.__dict__[name] for name in ("_loss_function",) if name in model.__dict__}
+    untyped_model: Any = model
+    if family_loss is detr_loss and getattr(untyped_model.config, "two_stage", False):
+        function.hooks = [
+            untyped_model.model.register_forward_hook(function.keep_proposals),
+            untyped_model.register_forward_hook(function.drop_proposals, always_call=True),
         ]
-    holder.loss_function = ranking_loss
+    untyped_model.loss_function = function
     return model
 
 
 def undo(model: Model) -> Model:
-    """Restore the loss that ``model`` had before :func:`use_ranking_loss`; in place, and returned."""
-    current = _current(model)
-    if not isinstance(current, RankingLoss):
-        raise TypeError(
-            f"undo: expected a model with the loss of use_ranking_loss, got {type(model).__name__} with {current!r}; "
-            "nothing was changed"
+    """Restore the loss that ``model`` had before :func:`use_ranking_loss`; change the model in place and return it.
+
+    Raises ``TypeError`` for a model that :func:`use_ranking_loss` does not support, and ``ValueError`` for a supported
+    model that has no ranking loss.
+    """
+    _family_loss("undo", model)
+    function = _ranking_function(model)
+    if function is None:
+        raise ValueError(
+            f"undo: expected a model with a ranking loss, got {type(model).__name__} with its own loss; "
+            "call use_ranking_loss first"
         )
-    for hook in current.hooks:
+    for hook in function.hooks:
         hook.remove()
     del model.__dict__["_loss_function"]
-    model.__dict__.update(current.replaced)
+    model.__dict__.update(function.replaced)
     return model
 
 
-def _current(model: nn.Module) -> Any:
-    return model.__dict__.get("_loss_function")
+def _ranking_function(model: nn.Module) -> LossFunction | None:
+    """Return the loss function of a model with a ranking loss, None for a model with its own loss."""
+    function = model.__dict__.get("_loss_function")
+    return function if isinstance(function, LossFunction) else None
 
 
-def _family(model: nn.Module) -> Callable[[Call, Settings], Result]:
-    # By name, through the bases: asking for the classes themselves would import all of these models.
+def _family_loss(caller: str, model: nn.Module) -> FamilyLoss:
+    """Return the loss of the model's family; raise ``TypeError`` if the model is not supported."""
+    # Compared by name, because importing the classes would import all of these models.
     bases = [base.__name__ for base in type(model).__mro__ if base.__module__.startswith("transformers.")]
     name = type(model).__name__
     for base in bases:
         if base in REFUSED:
-            raise TypeError(f"use_ranking_loss: expected a detector with sigmoid scores, got {name}: {REFUSED[base]}")
-        if base in MODELS:
-            if not getattr(model.config, "use_focal_loss", True):
-                raise TypeError(f"use_ranking_loss: expected config.use_focal_loss to be True, got False: {_SOFTMAX}")
-            return MODELS[base]
+            raise TypeError(f"{caller}: expected a detector with sigmoid scores, got {name}: {REFUSED[base]}")
+        if base in FAMILY_LOSSES:
+            return FAMILY_LOSSES[base]
     raise TypeError(
-        f"use_ranking_loss: expected one of {', '.join(MODELS)}, got {name}; call it on the transformers model itself, "
-        "before DistributedDataParallel, torch.compile or another wrapper"
+        f"{caller}: expected one of {', '.join(FAMILY_LOSSES)}, got {name}; pass the transformers model itself, "
+        "without DistributedDataParallel, torch.compile or another wrapper"
     )
 
 
-def _precise(value: Any) -> Any:
-    """Tensors of floats in float32 at least; all else as it is."""
+def _at_least_float32(value: Any) -> Any:
+    """Return float tensors, also inside tuples, in float32 or a wider dtype, and any other value unchanged."""
     if isinstance(value, tuple):
-        return tuple(_precise(part) for part in value)
+        return tuple(_at_least_float32(part) for part in value)
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return value
     return value.to(torch.promote_types(value.dtype, torch.float32))

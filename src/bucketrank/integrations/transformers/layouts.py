@@ -1,92 +1,111 @@
-"""How the families of models hand their layers to the loss.
+"""The layouts in which families of models pass the outputs of their layers to the loss.
 
-There are three ways. The DETRs stack the layers first, ``(L, B, Q, C)``. RT-DETR and its kin stack the batch first and
-put the denoising queries before the others in every layer, ``(B, L, DN + Q, C)``. LW-DETR and RF-DETR stack as the
-DETRs do and hold several groups of queries, ``(L, B, G Q, C)``, each matched by itself.
+There are three layouts:
+
+- Deformable DETR, DAB-DETR and Conditional DETR stack the layers first: ``(L, B, Q, C)``.
+- RT-DETR, D-FINE and DEIMv2 stack the batch first, with the DN denoising queries before the others in every layer:
+  ``(B, L, DN + Q, C)``.
+- LW-DETR and RF-DETR stack the layers first and hold G groups of queries, each matched on its own: ``(L, B, G Q, C)``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bucketrank.integrations.ranking import Ranking
-from bucketrank.integrations.transformers.criterion import RANKED, Target, balance, rank_instead, total
+from bucketrank.integrations.ranking_loss import RankingLoss
+from bucketrank.integrations.transformers.criterion import (
+    BOX_TERMS,
+    RANKING_TERMS,
+    Target,
+    balance,
+    replace_classification,
+    weighted_sum,
+)
 from bucketrank.integrations.transformers.library import library_class
 
-Result = tuple[Tensor, dict[str, Tensor], list[dict[str, Tensor]] | None]
+LossOutput = tuple[Tensor, dict[str, Tensor], list[dict[str, Tensor]] | None]  # loss, its terms, auxiliary outputs
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the user chose."""
+    """The ranking loss and the matcher's class cost, as given to ``use_ranking_loss``."""
 
-    ranking: Ranking
+    ranking_loss: RankingLoss
     class_cost: float | None
 
 
 @dataclass(frozen=True)
-class Call:
-    """The arguments with which a model calls its loss, in float32 or better."""
+class LossInput:
+    """The arguments that a model passes to its loss, in float32 or a wider dtype."""
 
     logits: Tensor
     labels: list[Target]
     boxes: Tensor
     config: Any
-    classes: Tensor | None  # of all layers
-    coordinates: Tensor | None
-    more: dict[str, Any]
-    proposals: tuple[Tensor, Tensor] | None  # of Deformable DETR's encoder: logits and box logits of every token
+    layer_logits: Tensor | None  # of all decoder layers
+    layer_boxes: Tensor | None
+    extras: dict[str, Any]  # arguments that only some families pass
+    proposals: tuple[Tensor, Tensor] | None  # two-stage Deformable DETR: logits and box logits of every encoder token
 
 
-def detr(call: Call, settings: Settings) -> Result:
-    """Deformable DETR, DAB-DETR, Conditional DETR."""
-    criterion = rank_instead(_detr_criterion(call.config), settings.ranking, settings.class_cost)
-    outputs, auxiliary = _layer_first(call)
-    losses = criterion(outputs, call.labels)
-    if call.proposals is not None:
-        losses |= _two_stage(criterion, call.proposals, call.labels)
-    losses = balance(losses)
-    return total(losses, weight=1), losses, auxiliary
+def detr_loss(inputs: LossInput, settings: Settings) -> LossOutput:
+    """Compute the loss of Deformable DETR, DAB-DETR and Conditional DETR."""
+    criterion = replace_classification(_detr_criterion(inputs.config), settings.ranking_loss, settings.class_cost)
+    outputs, auxiliary = _layers_first(inputs)
+    losses = criterion(outputs, inputs.labels)
+    if inputs.proposals is not None:
+        losses |= _proposal_losses(criterion, inputs.proposals, inputs.labels)
+    losses = balance(losses, settings.ranking_loss)
+    return weighted_sum(losses, _weights(inputs.config, settings.ranking_loss, class_weight=1)), losses, auxiliary
 
 
-def grouped(call: Call, settings: Settings) -> Result:
-    """LW-DETR, RF-DETR."""
-    config = call.config
-    groups = call.logits.shape[1] // config.num_queries  # group_detr in training, 1 in evaluation
+def grouped_detr_loss(inputs: LossInput, settings: Settings) -> LossOutput:
+    """Compute the loss of LW-DETR and RF-DETR."""
+    config = inputs.config
+    groups = inputs.logits.shape[1] // config.num_queries  # group_detr in training, 1 in evaluation
     matcher = library_class("loss_lw_detr", "LwDetrHungarianMatcher")(
         class_cost=config.class_cost, bbox_cost=config.bbox_cost, giou_cost=config.giou_cost
     )
-    criterion = rank_instead(
+    criterion = replace_classification(
         library_class("loss_lw_detr", "LwDetrImageLoss")(
             matcher, config.num_labels, config.focal_alpha, ["labels", "boxes", "cardinality"], groups
         ),
-        settings.ranking,
+        settings.ranking_loss,
         settings.class_cost,
     )
-    outputs, auxiliary = _layer_first(call)
-    outputs["enc_outputs"] = _layer(call.more["enc_outputs_class"], call.more["enc_outputs_coord"])
-    losses = balance(criterion(outputs, call.labels))
-    weight = getattr(config, "class_loss_coefficient", 1)  # transformers 5.0 did not have it
-    return total(losses, weight=weight), losses, auxiliary
+    outputs, auxiliary = _layers_first(inputs)
+    outputs["enc_outputs"] = _layer(inputs.extras["enc_outputs_class"], inputs.extras["enc_outputs_coord"])
+    losses = balance(criterion(outputs, inputs.labels), settings.ranking_loss)
+    class_weight = getattr(config, "class_loss_coefficient", 1)  # transformers 5.0 has no such setting
+    return weighted_sum(losses, _weights(config, settings.ranking_loss, class_weight)), losses, auxiliary
 
 
-def rt_detr(call: Call, settings: Settings) -> Result:
-    """RT-DETR and RT-DETRv2."""
-    return _denoised(call, settings, library_class("loss_rt_detr", "RTDetrLoss"), "loss_vfl")
+def rt_detr_loss(inputs: LossInput, settings: Settings) -> LossOutput:
+    """Compute the loss of RT-DETR and RT-DETRv2."""
+    return _denoising_detr_loss(inputs, settings, library_class("loss_rt_detr", "RTDetrLoss"), "loss_vfl")
 
 
-def d_fine(call: Call, settings: Settings) -> Result:
-    """D-FINE."""
-    return _denoised(_inside(call), settings, library_class("loss_d_fine", "DFineLoss"), "loss_vfl")
+def d_fine_loss(inputs: LossInput, settings: Settings) -> LossOutput:
+    """Compute the loss of D-FINE."""
+    return _denoising_detr_loss(_clamped(inputs), settings, library_class("loss_d_fine", "DFineLoss"), "loss_vfl")
 
 
-def deimv2(call: Call, settings: Settings) -> Result:
-    """DEIMv2."""
-    return _denoised(_inside(call), settings, library_class("loss_deimv2", "Deimv2Loss"), "loss_mal")
+def deimv2_loss(inputs: LossInput, settings: Settings) -> LossOutput:
+    """Compute the loss of DEIMv2."""
+    return _denoising_detr_loss(_clamped(inputs), settings, library_class("loss_deimv2", "Deimv2Loss"), "loss_mal")
+
+
+def _weights(config: Any, ranking_loss: RankingLoss, class_weight: float) -> dict[str, float]:
+    """Return the weight of each term: the class weight, and for boxes with a fixed weight the model's own times it."""
+    weights = dict.fromkeys((*RANKING_TERMS, *BOX_TERMS), class_weight)
+    if ranking_loss.box_weight is not None:
+        weights["loss_bbox"] = ranking_loss.box_weight * config.bbox_loss_coefficient
+        weights["loss_giou"] = ranking_loss.box_weight * config.giou_loss_coefficient
+    return weights
 
 
 def _detr_criterion(config: Any) -> Any:
@@ -97,81 +116,84 @@ def _detr_criterion(config: Any) -> Any:
     return criterion(matcher, config.num_labels, config.focal_alpha, ["labels", "boxes", "cardinality"])
 
 
-def _layer(logits: Tensor, boxes: Tensor, **more: Tensor) -> dict[str, Tensor]:
-    return {"logits": logits, "pred_boxes": boxes, **more}
+def _layer(logits: Tensor, boxes: Tensor) -> dict[str, Tensor]:
+    return {"logits": logits, "pred_boxes": boxes}
 
 
-def _layer_first(call: Call) -> tuple[dict[str, Any], list[dict[str, Tensor]] | None]:
-    outputs: dict[str, Any] = _layer(call.logits, call.boxes)
-    if not call.config.auxiliary_loss or call.classes is None or call.coordinates is None:
+def _layers_first(inputs: LossInput) -> tuple[dict[str, Any], list[dict[str, Tensor]] | None]:
+    outputs: dict[str, Any] = _layer(inputs.logits, inputs.boxes)
+    if not inputs.config.auxiliary_loss or inputs.layer_logits is None or inputs.layer_boxes is None:
         return outputs, None
-    auxiliary = [_layer(*layer) for layer in zip(call.classes[:-1], call.coordinates[:-1], strict=True)]
+    auxiliary = [_layer(*layer) for layer in zip(inputs.layer_logits[:-1], inputs.layer_boxes[:-1], strict=True)]
     return outputs | {"auxiliary_outputs": auxiliary}, auxiliary
 
 
-def _two_stage(criterion: Any, proposals: tuple[Tensor, Tensor], labels: list[Target]) -> dict[str, Tensor]:
-    """The encoder's proposals of Deformable DETR, for which transformers has no loss at all.
+def _proposal_losses(criterion: Any, proposals: tuple[Tensor, Tensor], labels: list[Target]) -> dict[str, Tensor]:
+    """Return the losses of the encoder's proposals in Deformable DETR, for which transformers has no loss.
 
-    The model keeps the tokens with the highest logit of class 0, whatever they show: so that one is ranked, and every
-    object is of class 0. A token on padding has box logits of infinity, a box no object is matched to.
+    The model keeps the tokens with the highest logit of class 0, for objects of any class. So only this logit is ranked
+    and every object is of class 0. A token on padding has infinite box logits; no object is matched to such a box.
     """
-    logits, boxes = proposals
+    logits, box_logits = proposals
     objects = [{**target, "class_labels": torch.zeros_like(target["class_labels"])} for target in labels]
     criterion.losses = ["labels", "boxes"]
-    losses = criterion(_layer(logits[..., :1], boxes.sigmoid()), objects)
+    losses = criterion(_layer(logits[..., :1], box_logits.sigmoid()), objects)
     return {f"{key}_enc": value for key, value in losses.items()}
 
 
-def _inside(call: Call) -> Call:
-    """Boxes clamped to the image, as D-FINE and DEIMv2 do before their loss."""
-    more = dict(call.more)
-    if more.get("enc_topk_bboxes") is not None:
-        more["enc_topk_bboxes"] = more["enc_topk_bboxes"].clamp(0, 1)
-    coordinates = None if call.coordinates is None else call.coordinates.clamp(0, 1)
-    return Call(
-        call.logits, call.labels, call.boxes.clamp(0, 1), call.config, call.classes, coordinates, more, call.proposals
-    )
+def _clamped(inputs: LossInput) -> LossInput:
+    """Clamp the boxes to the image, as D-FINE and DEIMv2 do before their loss."""
+    extras = dict(inputs.extras)
+    if extras.get("enc_topk_bboxes") is not None:
+        extras["enc_topk_bboxes"] = extras["enc_topk_bboxes"].clamp(0, 1)
+    layer_boxes = None if inputs.layer_boxes is None else inputs.layer_boxes.clamp(0, 1)
+    return replace(inputs, boxes=inputs.boxes.clamp(0, 1), layer_boxes=layer_boxes, extras=extras)
 
 
-def _denoised(call: Call, settings: Settings, library: Any, classification: str) -> Result:
-    criterion = rank_instead(library(call.config), settings.ranking, settings.class_cost)
-    # The criterion weighs its terms itself.
-    criterion.weight_dict |= dict.fromkeys(RANKED, criterion.weight_dict[classification])
-    meta = call.more.get("denoising_meta_values")
-    counts = None if meta is None else meta["dn_num_split"]
-    logits, boxes = (t if counts is None else t.split(counts, 1)[1] for t in (call.logits, call.boxes))
+def _denoising_detr_loss(
+    inputs: LossInput, settings: Settings, library_criterion: Any, classification: str
+) -> LossOutput:
+    ranking_loss = settings.ranking_loss
+    criterion = replace_classification(library_criterion(inputs.config), ranking_loss, settings.class_cost)
+    # These criteria multiply their terms by weight_dict themselves.
+    criterion.weight_dict |= dict.fromkeys(RANKING_TERMS, criterion.weight_dict[classification])
+    if ranking_loss.box_weight is not None:
+        criterion.weight_dict |= {term: ranking_loss.box_weight * criterion.weight_dict[term] for term in BOX_TERMS}
+    denoising = inputs.extras.get("denoising_meta_values")
+    counts = None if denoising is None else denoising["dn_num_split"]  # denoising queries, other queries
+    logits, boxes = (t if counts is None else t.split(counts, 1)[1] for t in (inputs.logits, inputs.boxes))
     outputs: dict[str, Any] = _layer(logits, boxes)
     auxiliary = None
-    if call.config.auxiliary_loss:
+    if inputs.config.auxiliary_loss:
         stacks = {
-            "logits": call.classes,
-            "pred_boxes": call.coordinates,
-            "pred_corners": call.more.get("predicted_corners"),
-            "ref_points": call.more.get("initial_reference_points"),
+            "logits": inputs.layer_logits,
+            "pred_boxes": inputs.layer_boxes,
+            "pred_corners": inputs.extras.get("predicted_corners"),
+            "ref_points": inputs.extras.get("initial_reference_points"),
         }
-        given = {name: stack for name, stack in stacks.items() if stack is not None}
-        queries = given if counts is None else {n: stack.split(counts, 2)[1] for n, stack in given.items()}
-        encoder = _layer(call.more["enc_topk_logits"], call.more["enc_topk_bboxes"])
-        auxiliary = [*_batch_first(queries)[:-1], encoder]
+        present = {name: stack for name, stack in stacks.items() if stack is not None}
+        queries = present if counts is None else {n: stack.split(counts, 2)[1] for n, stack in present.items()}
+        encoder = _layer(inputs.extras["enc_topk_logits"], inputs.extras["enc_topk_bboxes"])
+        auxiliary = [*_unstacked(queries)[:-1], encoder]
         outputs["auxiliary_outputs"] = auxiliary
         if counts is not None:
-            denoised = {n: stack.split(counts, 2)[0] for n, stack in given.items()}
-            outputs |= {"dn_auxiliary_outputs": _batch_first(denoised), "denoising_meta_values": meta}
-    losses = balance(criterion(outputs, call.labels))
+            denoised = {n: stack.split(counts, 2)[0] for n, stack in present.items()}
+            outputs |= {"dn_auxiliary_outputs": _unstacked(denoised), "denoising_meta_values": denoising}
+    losses = balance(criterion(outputs, inputs.labels), ranking_loss)
     return torch.stack(list(losses.values())).sum(), losses, auxiliary
 
 
-def _batch_first(stacks: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-    """The layers of stacks (B, L, ...), told apart from the last.
+def _unstacked(stacks: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Split stacks (B, L, ...) into L layers, aligned at the last layer.
 
-    D-FINE and DEIMv2 predict once more, ahead of their first layer, and that without the distributions of box edges:
-    stacks of those are shorter by one. The distributions of the last layer teach those of the others.
+    D-FINE and DEIMv2 make one more prediction before their first layer, without distributions of box edges, so the
+    stacks of distributions are shorter by one. The distributions of the last layer are targets for the other layers.
     """
-    taught = {}
+    teacher = {}
     if "pred_corners" in stacks:
-        taught = {"teacher_corners": stacks["pred_corners"][:, -1], "teacher_logits": stacks["logits"][:, -1]}
+        teacher = {"teacher_corners": stacks["pred_corners"][:, -1], "teacher_logits": stacks["logits"][:, -1]}
     layers = []
-    for back in range(stacks["logits"].shape[1], 0, -1):
-        layer = {name: stack[:, -back] for name, stack in stacks.items() if back <= stack.shape[1]}
-        layers.append(layer | taught if "pred_corners" in layer else layer)
+    for from_end in range(stacks["logits"].shape[1], 0, -1):
+        layer = {name: stack[:, -from_end] for name, stack in stacks.items() if from_end <= stack.shape[1]}
+        layers.append(layer | teacher if "pred_corners" in layer else layer)
     return layers

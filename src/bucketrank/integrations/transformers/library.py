@@ -1,4 +1,4 @@
-"""What the adapter relies on in transformers, checked when it is imported."""
+"""Functions and classes of transformers that the adapter relies on, checked when it is imported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _REFINED = (*_DENOISED, "predicted_corners", "initial_reference_points")
 _TERM = ("self", "loss", "outputs", "targets", "indices", "num_boxes")
 _MATCHER = ("class_cost", "bbox_cost", "giou_cost")
 
-# The parameters each of these must begin with. What the models pass to the loss is what the library's own takes.
+# The first parameters of each function or class, by module of transformers.loss. The models call our loss with the
+# arguments of the library's own loss.
 EXPECTED = {
     "loss_deformable_detr": {
         "DeformableDetrForObjectDetectionLoss": _CALL,
@@ -48,7 +49,7 @@ EXPECTED = {
 
 
 def check_library() -> None:
-    """Raise ``ImportError``, with the supported versions, unless this transformers is one the adapter fits."""
+    """Raise ``ImportError``, naming the supported versions, if the installed transformers does not fit the adapter."""
     if find_spec("transformers") is None:
         raise ImportError(
             f"bucketrank.integrations.transformers: expected {SUPPORTED}, got none; "
@@ -57,31 +58,31 @@ def check_library() -> None:
     version = import_module("transformers").__version__
     if int(version.split(".")[0]) < 5:
         _refuse(version, "transformers 5 or newer", f"version {version}")
-    hook = import_module("transformers").PreTrainedModel.__dict__.get("loss_function")
-    if not isinstance(hook, property) or hook.fset is None:
-        _refuse(version, "PreTrainedModel.loss_function to be a property that can be set", repr(hook))
+    loss_function = import_module("transformers").PreTrainedModel.__dict__.get("loss_function")
+    if not isinstance(loss_function, property) or loss_function.fset is None:
+        _refuse(version, "PreTrainedModel.loss_function to be a property with a setter", repr(loss_function))
     for module, functions in EXPECTED.items():
-        # The later models came after 5.0: where their loss is not there, neither are they.
+        # Some models were added after 5.0. A version without their loss has no such models either.
         if find_spec(f"transformers.loss.{module}") is None:
             continue
         for name, parameters in functions.items():
-            got = _parameters(module, name)
-            if got[: len(parameters)] != parameters:
-                _refuse(version, f"{module}.{name}({', '.join(parameters)})", f"({', '.join(got)})")
+            actual = _parameters(module, name)
+            if actual[: len(parameters)] != parameters:
+                _refuse(version, f"{module}.{name}({', '.join(parameters)})", f"({', '.join(actual)})")
 
 
 def library_class(module: str, name: str) -> Any:
-    """A class or function of ``transformers.loss``; imported at the first use, as its module imports much."""
+    """Return a class or function of ``transformers.loss``, imported here because its module is slow to import."""
     return getattr(import_module(f"transformers.loss.{module}"), name)
 
 
 def _parameters(module: str, name: str) -> tuple[str, ...]:
-    found: Any = import_module(f"transformers.loss.{module}")
+    attribute: Any = import_module(f"transformers.loss.{module}")
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if found is None:
-        return ("nothing of this name",)
-    return tuple(inspect.signature(found).parameters)
+        attribute = getattr(attribute, part, None)
+    if attribute is None:
+        return ("no such name",)
+    return tuple(inspect.signature(attribute).parameters)
 
 
 def _refuse(version: str, expected: str, got: str) -> None:

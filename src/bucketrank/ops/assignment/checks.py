@@ -1,4 +1,4 @@
-"""What the assigners take and give: the two codes, and checks of the arguments."""
+"""The values NEGATIVE and IGNORED of an assignment, and the argument checks that the assigners share."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ NEGATIVE, IGNORED = -1, -2  # as torchvision's Matcher numbers them
 
 
 def without_objects(anchors: Tensor, valid: Tensor | None) -> Tensor:
-    """The assignment where nothing is found: all negative, what is not valid ignored."""
+    """Return the assignment of an image without objects: valid anchors are negative, the others ignored."""
     assignment = torch.full(anchors.shape[:1], NEGATIVE, device=anchors.device)
     return assignment if valid is None else assignment.masked_fill_(~valid, IGNORED)
 
 
 def precise(tensor: Tensor) -> Tensor:
-    """``tensor`` in the widest float its device has."""
+    """Return ``tensor`` in the widest float type of its device."""
     return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)
 
 
 def check_boxes(name: str, **arguments: Tensor) -> None:
-    """Raise unless each argument holds boxes."""
+    """Raise unless each argument is a float tensor (n, 4)."""
     for argument, boxes in arguments.items():
         if not isinstance(boxes, Tensor) or not boxes.is_floating_point():
             got = boxes.dtype if isinstance(boxes, Tensor) else type(boxes).__name__
@@ -32,7 +32,7 @@ def check_boxes(name: str, **arguments: Tensor) -> None:
 
 
 def check_valid(name: str, valid: Tensor | None, count: int) -> None:
-    """Raise unless ``valid`` says yes or no to each of ``count`` anchors."""
+    """Raise unless ``valid`` is None or a bool tensor with one value for each of ``count`` anchors."""
     if valid is None:
         return
     if valid.dtype != torch.bool:
@@ -42,7 +42,7 @@ def check_valid(name: str, valid: Tensor | None, count: int) -> None:
 
 
 def check_levels(name: str, per_level: Sequence[int], count: int, topk: int) -> None:
-    """Raise unless ``per_level`` divides ``count`` anchors, and ``topk`` can be chosen of them."""
+    """Raise unless ``per_level`` adds up to ``count`` anchors and ``topk`` is at least 1."""
     if sum(per_level) != count or any(number < 0 for number in per_level):
         raise ValueError(
             f"{name}: expected per_level to add up to the {count} anchors, got {list(per_level)} = {sum(per_level)}"

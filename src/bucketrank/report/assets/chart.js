@@ -1,5 +1,5 @@
-// Line charts: values at the pointer, and runs switched on and off.
-const off = new Set();
+// Line charts: show the values at the pointer, and show or hide runs.
+const hiddenRuns = new Set();
 
 for (const figure of document.querySelectorAll("figure.chart")) {
   const svg = figure.querySelector("svg");
@@ -7,12 +7,12 @@ for (const figure of document.querySelectorAll("figure.chart")) {
   const chart = JSON.parse(figure.querySelector("script").textContent);
   const [left, top, right, bottom] = chart.plot;
   const [xLow, xHigh, yLow, yHigh] = chart.range;
-  const across = (x) => left + ((x - xLow) / (xHigh - xLow)) * (right - left);
-  const down = (y) => bottom - ((y - yLow) / (yHigh - yLow)) * (bottom - top);
-  const lines = () => chart.lines.filter((line) => line.x.length && !off.has(line.run));
+  const toX = (x) => left + ((x - xLow) / (xHigh - xLow)) * (right - left);
+  const toY = (y) => bottom - ((y - yLow) / (yHigh - yLow)) * (bottom - top);
+  const visibleLines = () => chart.lines.filter((line) => line.x.length && !hiddenRuns.has(line.run));
   const nearest = (values, x) =>
-    values.reduce((best, value, number) => (Math.abs(value - x) < Math.abs(values[best] - x) ? number : best), 0);
-  let at = null;
+    values.reduce((best, value, index) => (Math.abs(value - x) < Math.abs(values[best] - x) ? index : best), 0);
+  let currentX = null;
 
   const draw = (name, attributes) => {
     const shape = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -20,58 +20,58 @@ for (const figure of document.querySelectorAll("figure.chart")) {
     hover.append(shape);
   };
   const leave = () => {
-    at = null;
+    currentX = null;
     hover.replaceChildren();
     hideTip();
   };
   const show = (x, clientX, clientY) => {
-    const shown = lines();
+    const shown = visibleLines();
     if (!shown.length) return leave();
     hover.replaceChildren();
-    // The first line decides where we are; the others answer with their nearest point.
-    const first = shown.reduce((a, b) => {
+    // Snap to the point that is nearest on any line; the other lines show their points nearest to it.
+    const nearestLine = shown.reduce((a, b) => {
       const [p, q] = [a.x[nearest(a.x, x)], b.x[nearest(b.x, x)]];
       return Math.abs(q - x) < Math.abs(p - x) ? b : a;
     });
-    at = first.x[nearest(first.x, x)];
-    draw("line", { x1: across(at), x2: across(at), y1: top, y2: bottom });
-    const texts = [{ text: `${chart.x} ${Number(at.toPrecision(4))}` }];
+    currentX = nearestLine.x[nearest(nearestLine.x, x)];
+    draw("line", { x1: toX(currentX), x2: toX(currentX), y1: top, y2: bottom });
+    const texts = [{ text: `${chart.x} ${Number(currentX.toPrecision(4))}` }];
     for (const line of shown) {
-      const number = nearest(line.x, at);
-      draw("circle", { cx: across(line.x[number]), cy: down(line.y[number]), r: 4, class: `c${line.colour}` });
-      const note = line.notes[number] ? `, ${line.notes[number]}` : "";
-      const value = Number(line.y[number].toPrecision(chart.digits));
+      const index = nearest(line.x, currentX);
+      draw("circle", { cx: toX(line.x[index]), cy: toY(line.y[index]), r: 4, class: `c${line.colour}` });
+      const note = line.notes[index] ? `, ${line.notes[index]}` : "";
+      const value = Number(line.y[index].toPrecision(chart.digits));
       texts.push({ text: `${line.name}: ${value}${note}`, colour: line.colour });
     }
     showTip(texts, clientX, clientY);
   };
-  const pointed = (event) => {
+  const onPointer = (event) => {
     const box = svg.getBoundingClientRect();
     const inside = ((event.clientX - box.left) / box.width) * svg.viewBox.baseVal.width;
     show(xLow + ((inside - left) / (right - left)) * (xHigh - xLow), event.clientX, event.clientY);
   };
-  svg.addEventListener("pointermove", pointed);
-  svg.addEventListener("pointerdown", pointed);
+  svg.addEventListener("pointermove", onPointer);
+  svg.addEventListener("pointerdown", onPointer);
   svg.addEventListener("pointerleave", leave);
   svg.addEventListener("blur", leave);
   svg.addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (event.key === "Escape") leave();
-    if (!step || !lines().length) return;
+    if (!step || !visibleLines().length) return;
     event.preventDefault();
-    const places = [...new Set(lines().flatMap((line) => line.x))].sort((a, b) => a - b);
-    const number = at === null ? (step > 0 ? 0 : places.length - 1) : places.indexOf(at) + step;
-    const x = places[Math.max(0, Math.min(places.length - 1, number))];
+    const values = [...new Set(visibleLines().flatMap((line) => line.x))].sort((a, b) => a - b);
+    const index = currentX === null ? (step > 0 ? 0 : values.length - 1) : values.indexOf(currentX) + step;
+    const x = values[Math.max(0, Math.min(values.length - 1, index))];
     const box = svg.getBoundingClientRect();
-    show(x, box.left + (across(x) / svg.viewBox.baseVal.width) * box.width, box.top + 20);
+    show(x, box.left + (toX(x) / svg.viewBox.baseVal.width) * box.width, box.top + 20);
   });
 }
 
 for (const button of document.querySelectorAll(".legend button")) {
   button.addEventListener("click", () => {
     const run = Number(button.dataset.run);
-    if (!off.delete(run)) off.add(run);
-    button.setAttribute("aria-pressed", String(!off.has(run)));
-    for (const series of document.querySelectorAll(`.chart [data-run="${run}"]`)) series.toggleAttribute("hidden", off.has(run));
+    if (!hiddenRuns.delete(run)) hiddenRuns.add(run);
+    button.setAttribute("aria-pressed", String(!hiddenRuns.has(run)));
+    for (const series of document.querySelectorAll(`.chart [data-run="${run}"]`)) series.toggleAttribute("hidden", hiddenRuns.has(run));
   });
 }

@@ -1,4 +1,4 @@
-// One run at a time, where there are several.
+// Tabs: with several runs, show one at a time.
 const panels = [...document.querySelectorAll(".panel")];
 if (panels.length > 1) {
   const bar = document.createElement("div");
@@ -33,7 +33,7 @@ if (panels.length > 1) {
     panel.querySelector(".name").hidden = true;
   });
   panels[0].before(bar);
-  choose(Math.max(0, panels.findIndex((panel) => panel.querySelector(".chart"))), false); // the first with something to see
+  choose(Math.max(0, panels.findIndex((panel) => panel.querySelector(".chart"))), false); // the first run with a chart
 } else if (panels.length) {
   panels[0].querySelector(".name").hidden = true;
 }

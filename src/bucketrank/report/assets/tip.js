@@ -1,4 +1,4 @@
-// The one small box that says what the pointer, the finger or the arrow keys are at.
+// The tip: a small box with the values at the pointer or at the shape chosen with the arrow keys.
 const tip = document.createElement("div");
 tip.className = "tip";
 tip.setAttribute("role", "status");
@@ -18,9 +18,9 @@ function showTip(lines, x, y) {
   });
   tip.classList.add("shown");
   const size = tip.getBoundingClientRect();
-  const room = document.documentElement.clientWidth;
-  const left = x + 14 + size.width > room ? x - 14 - size.width : x + 14;
-  tip.style.left = `${Math.max(4, Math.min(left, room - size.width - 4))}px`;
+  const pageWidth = document.documentElement.clientWidth;
+  const left = x + 14 + size.width > pageWidth ? x - 14 - size.width : x + 14;
+  tip.style.left = `${Math.max(4, Math.min(left, pageWidth - size.width - 4))}px`;
   tip.style.top = `${y - size.height - 12 < 4 ? y + 16 : y - size.height - 12}px`;
 }
 
@@ -30,8 +30,8 @@ function hideTip() {
   tip.style.left = tip.style.top = "0px";
 }
 
-// The titles that browsers show by themselves would come second, and late: their text goes to our own box.
-function takeTitle(element) {
+// Move the text of a title element to the tip: browsers would show it a second time, with a delay.
+function moveTitle(element) {
   const title = element.querySelector(":scope > title");
   if (title) {
     element.dataset.tip = title.textContent;
@@ -39,34 +39,34 @@ function takeTitle(element) {
   }
 }
 
-// Shapes of one drawing that are pointed at, or gone through by the arrow keys.
-function probe(svg, shapes) {
-  let at = null;
+// Show the tips of the shapes in a drawing, at the pointer or by arrow keys.
+function showTipsFor(svg, shapes) {
+  let current = null;
   const leave = () => {
-    if (at) at.classList.remove("here");
-    at = null;
+    if (current) current.classList.remove("here");
+    current = null;
     hideTip();
   };
   const enter = (shape, x, y) => {
-    if (at && at !== shape) at.classList.remove("here");
-    at = shape;
+    if (current && current !== shape) current.classList.remove("here");
+    current = shape;
     shape.classList.add("here");
     showTip([{ text: shape.dataset.tip }], x, y);
   };
-  shapes.forEach(takeTitle);
+  shapes.forEach(moveTitle);
   const area = (shape) => {
     const box = shape.getBoundingClientRect();
     return box.width * box.height;
   };
-  // Of boxes that lie on each other the smallest is meant: the others can be pointed at elsewhere.
-  const pointed = (event) => {
+  // Where boxes overlap, choose the smallest: the others can be reached elsewhere.
+  const onPointer = (event) => {
     const under = document.elementsFromPoint(event.clientX, event.clientY).map((each) => each.closest("[data-tip]"));
-    const mine = under.filter((shape) => shape && svg.contains(shape));
-    if (mine.length) enter(mine.reduce((a, b) => (area(b) < area(a) ? b : a)), event.clientX, event.clientY);
+    const candidates = under.filter((shape) => shape && svg.contains(shape));
+    if (candidates.length) enter(candidates.reduce((a, b) => (area(b) < area(a) ? b : a)), event.clientX, event.clientY);
     else leave();
   };
-  svg.addEventListener("pointermove", pointed);
-  svg.addEventListener("pointerdown", pointed);
+  svg.addEventListener("pointermove", onPointer);
+  svg.addEventListener("pointerdown", onPointer);
   svg.addEventListener("pointerleave", leave);
   svg.addEventListener("blur", leave);
   svg.addEventListener("keydown", (event) => {
@@ -76,9 +76,9 @@ function probe(svg, shapes) {
     event.preventDefault();
     const shown = shapes.filter((shape) => !shape.hasAttribute("hidden"));
     if (!shown.length) return;
-    const next = shown[(shown.indexOf(at) + step + shown.length) % shown.length] || shown[0];
+    const next = shown[(shown.indexOf(current) + step + shown.length) % shown.length] || shown[0];
     next.scrollIntoView({ block: "nearest", inline: "nearest" });
-    const place = next.getBoundingClientRect();
-    enter(next, place.left + place.width / 2, place.top);
+    const box = next.getBoundingClientRect();
+    enter(next, box.left + box.width / 2, box.top);
   });
 }

@@ -1,0 +1,263 @@
+"""The benchmark of the detectors as JSON, as Markdown and in the terminal."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bucketrank.bench.bench_documents import (
+    TARGET_COLUMNS,
+    TIMES,
+    busy_note,
+    json_document,
+    markdown_table,
+    show_targets,
+    target_row,
+    write_documents,
+)
+from bucketrank.bench.detectors.detector_contenders import (
+    BUCKETED,
+    EXACT,
+    FOCAL,
+    NAMES,
+    PAIRWISE,
+    SCORED_TITLES,
+    TITLES,
+    USUAL,
+)
+from bucketrank.bench.detectors.detector_results import (
+    DetectorBench,
+    DetectorBenchSettings,
+    DetectorResult,
+    spell_image_size,
+)
+from bucketrank.bench.detectors.detector_timing import loss_rounds
+from bucketrank.bench.detectors.loss_share import SHARE_RULE
+from bucketrank.bench.performance_target import PerformanceTarget, performance_target
+from bucketrank.bench.timing import Spread
+from bucketrank.bench.units import seconds_in_words, significant
+from bucketrank.paper.paper_rows import SCORE_BASED, PaperRow, paper_rows
+from bucketrank.provenance.machine import busy, in_words
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# Largest ratio of T_iter with the exact method to T_iter with focal loss on the same candidates.
+TO_FOCAL = 1.05
+RULES = {
+    "step": "forward, backward and optimiser (SGD with momentum and weight decay, at a learning rate of 0: the"
+    " arithmetic is that of training, the weights and hence the proposals stay the same), float32, random weights",
+    "time": "the contenders of a detector take turns in one run, in changing order; median, first and third quartile;"
+    " a ratio is the median of the ratios of steps in the same round",
+    "loss": SHARE_RULE,
+    "by the loss": "1 + (the loss's time - focal loss's time) / the step with focal loss: the ratio if the steps"
+    " differed in the loss alone, without the noise of the rest of the step",
+    "focal": "the score-based loss on the same candidates: every anchor and every proposal, with the ranking loss's"
+    " anchors and box loss; under it ATSS and PAA keep the branch that predicts centerness or IoU",
+    "usual": "the loss the detector is usually trained with: cross-entropy on 256 anchors and 512 proposals per image"
+    " for the R-CNNs, otherwise focal loss with the detector's own anchors",
+    "estimate": "the time of the step with the exact method, plus the time of the loss alone on its logits, timed with"
+    " a part of the positives and extrapolated by the formula for the operations",
+}
+LEGEND = {
+    EXACT: "rs/exact",
+    BUCKETED: "rs/bucketed",
+    PAIRWISE: "rs/pairwise",
+    FOCAL: "focal, same candidates",
+    USUAL: "usual baseline",
+}
+
+
+def detector_targets(bench: DetectorBench) -> list[PerformanceTarget]:
+    """Return the target of every detector: the ratio of T_iter, exact / focal."""
+    what, flags = "T_iter rs/exact / focal", {"at_most": True, "disturbed": busy(bench.machine)}
+    ratios = {TITLES[detector]: bench.find(detector, EXACT).to_focal for detector in bench.settings.detectors}
+    return [performance_target(what, where, ratio, TO_FOCAL, **flags) for where, ratio in ratios.items() if ratio]
+
+
+def to_json(bench: DetectorBench) -> str:
+    """Return all results as JSON, down to the seconds of each step."""
+    return json_document("detectors", bench.settings.command(), RULES, bench, detector_targets(bench))
+
+
+def size_of(settings: DetectorBenchSettings) -> str:
+    """Return the backbone, the images and the sizes of the heads in words."""
+    images = f"{settings.batch} image{'s' * (settings.batch != 1)}"
+    objects = f"{settings.objects} object{'s' * (settings.objects != 1)}"
+    return (
+        f"{settings.backbone}, {spell_image_size(settings.image_size)} pixels, {images} with {objects} each, "
+        f"{settings.classes} classes, {settings.channels} channels, {settings.proposals:,} proposals in the R-CNNs"
+    )
+
+
+def time_cell(result: DetectorResult, *, quartiles: bool) -> str:
+    """Return the median with its spread, or the estimate of a skipped contender."""
+    if result.seconds is None:
+        return "n/a" if result.estimated_seconds is None else f"skipped, ≈ {seconds_in_words(result.estimated_seconds)}"
+    median, low, high = result.seconds.median, result.seconds.low, result.seconds.high
+    if quartiles:
+        return seconds_in_words(median, low, high)
+    return f"{seconds_in_words(median)} ±{50 * (high - low) / median:.0f} %"
+
+
+def times_cell(ratio: Spread | None, *, quartiles: bool = False) -> str:
+    """Return a ratio, or nothing if there is none."""
+    if ratio is None:
+        return ""
+    spread = f" [{ratio.low:.3f}, {ratio.high:.3f}]" if quartiles else ""
+    return f"{ratio.median:.3f}{TIMES}{spread}"
+
+
+def loss_cells(result: DetectorResult) -> tuple[str, str, str]:
+    """Return the time of the loss, its share of the step, and the ratio to focal if only the loss differed."""
+    if result.loss_seconds is None or result.share is None:
+        return "", "", ""
+    share = f"{100 * result.share.median:.1f} %"
+    return seconds_in_words(result.loss_seconds.median), share, times_cell(result.loss_to_focal)
+
+
+def head_cells(result: DetectorResult) -> tuple[str, str]:
+    """Return the logits that enter the loss of each head, and the positives among the candidates."""
+    logits = [f"{head.candidates:,}" + (f"{TIMES}{head.classes}" if head.classes > 1 else "") for head in result.heads]
+    return _sum(logits), _sum([f"{head.positives:,}" for head in result.heads])
+
+
+def _sum(cells: list[str]) -> str:
+    """Return the cells as a sum; equal neighbours, such as the layers of a decoder, become a multiple."""
+    groups = [(cell, len(list(equal))) for cell, equal in groupby(cells)]
+    return " + ".join(cell if count == 1 else f"{count} ({cell})" for cell, count in groups)
+
+
+def notes(bench: DetectorBench) -> list[str]:
+    """Return what a reader must know about the numbers, including the contenders that were skipped."""
+    lines = [*busy_note(bench.machine), f"Measured with {size_of(bench.settings)}."]
+    rounds, more = bench.settings.rounds, loss_rounds(bench.settings)
+    lines.append(f"{rounds} rounds for T_iter, {more} more for the loss's part of it.")
+    skipped = [r for r in bench.results if r.skipped]
+    return [*lines, *(f"{TITLES[r.detector]}, {r.title}: skipped, {r.skipped}." for r in skipped)]
+
+
+def to_markdown(bench: DetectorBench, figure: str) -> str:
+    """Return the tables as Markdown, with the machine, the paper's numbers, the rules and the notes."""
+    detectors = bench.settings.detectors
+    grid = [(TITLES[detector], *(_grid_cell(bench.find(detector, name)) for name in NAMES)) for detector in detectors]
+    details = []
+    for detector in detectors:
+        for name in NAMES:
+            result = bench.find(detector, name)
+            ratios = times_cell(result.to_focal, quartiles=True), times_cell(result.to_usual, quartiles=True)
+            times = time_cell(result, quartiles=True)
+            details.append((TITLES[detector], result.title, times, *ratios, *loss_cells(result), *head_cells(result)))
+    usual = "; ".join(f"{TITLES[name]}: {SCORED_TITLES[name][1]}" for name in detectors)
+    parts = [
+        "# Detectors: seconds per iteration",
+        f"`{bench.settings.command()}`",
+        f"{size_of(bench.settings)}. Measured on: {in_words(bench.machine)}.",
+        f"![Seconds per iteration, and the loss's part of them]({figure})",
+        "## T_iter",
+        "Median · ratio to focal loss on the same candidates · the loss's share of the step.",
+        markdown_table(("detector", *LEGEND.values()), grid),
+        f"Usual baselines: {usual}.",
+        "## Targets",
+        markdown_table(TARGET_COLUMNS, [target_row(target) for target in detector_targets(bench)]),
+        "## Beside the paper",
+        f"The paper's T_iter in seconds (ResNet-50, 800x1333, {_hardware(paper_rows()[0])}), and ours."
+        " Ratios carry over to other machines better than seconds do.",
+        markdown_table(
+            (
+                "detector",
+                "paper: RS",
+                "paper: BRS",
+                "paper: score-based",
+                "paper: BRS / score-based",
+                "paper: others",
+                "rs/pairwise",
+                "rs/bucketed",
+                "rs/exact",
+                "usual",
+                "rs/exact / usual",
+            ),
+            [_beside(bench, detector) for detector in detectors],
+        ),
+        "## Details",
+        "Median [quartiles]; candidates times classes that enter the loss of each head, and positives.",
+        markdown_table(("detector", "loss", "T_iter", "/ focal", "/ usual", *DETAILS), details),
+        "## How it was measured",
+        "\n".join(f"- {name}: {rule}." for name, rule in RULES.items()),
+        "## Notes",
+        "\n".join(f"- {line}" for line in notes(bench)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+DETAILS = ("loss's time", "share", "/ focal by the loss", "candidates", "positives")
+
+
+def _grid_cell(result: DetectorResult) -> str:
+    if result.seconds is None:
+        return time_cell(result, quartiles=False)
+    return f"{seconds_in_words(result.seconds.median)} · {times_cell(result.to_focal)} · {loss_cells(result)[1]}"
+
+
+def _beside(bench: DetectorBench, detector: str) -> tuple[str, ...]:
+    ours = []
+    for name in (PAIRWISE, BUCKETED, EXACT, USUAL):
+        result = bench.find(detector, name)
+        if result.seconds is not None:
+            ours.append(significant(result.seconds.median))
+        else:
+            ours.append("" if result.estimated_seconds is None else f"≈ {significant(result.estimated_seconds)}")
+    return (TITLES[detector], *_published(detector), *ours, times_cell(bench.find(detector, EXACT).to_usual))
+
+
+def _published(detector: str) -> tuple[str, ...]:
+    """Return the paper's T_iter of RS, of BRS and of the score-based loss, the ratio of the last two, and the rest."""
+    timed = [row for row in paper_rows() if row.detector == detector and "seconds" in row.numbers]
+    rows = {row.loss: row for row in timed if (row.backbone, row.dataset) == ("R-50", "COCO")}
+    seconds = {loss: row.numbers["seconds"] for loss, row in rows.items()}
+    scored = next((loss for loss in rows if loss in SCORE_BASED), "")
+    columns = ("RS", "BRS", scored)
+    texts = [rows[loss].texts()["seconds"] if loss in rows else "" for loss in columns]
+    over = f"{seconds['BRS'] / seconds[scored]:.2f}{TIMES}" if "BRS" in seconds and scored else ""
+    others = [f"{loss} {row.texts()['seconds']}" for loss, row in rows.items() if loss not in columns]
+    others += dict.fromkeys(_hardware(row) for row in rows.values() if row.hardware != paper_rows()[0].hardware)
+    return (*texts, over, ", ".join(others))
+
+
+def _hardware(row: PaperRow) -> str:
+    return row.hardware.replace(", ", " with ")
+
+
+def show_detector_bench(bench: DetectorBench, console: Console) -> None:
+    """Print the table, with one section per detector and one row per contender."""
+    from rich.table import Table
+
+    wide = console.width >= 130
+    title = "Seconds per iteration (median ± half the quartile range; ratios of steps in the same round)"
+    table = Table("", "loss", title=title, title_justify="left", title_style="bold")
+    for head in ("T_iter", "/ focal", "/ usual", *(DETAILS if wide else DETAILS[:2])):
+        table.add_column(head, justify="right")
+    for detector in bench.settings.detectors:
+        for name in NAMES:
+            result = bench.find(detector, name)
+            cells = [time_cell(result, quartiles=False), times_cell(result.to_focal), times_cell(result.to_usual)]
+            cells += [*loss_cells(result), *head_cells(result)] if wide else loss_cells(result)[:2]
+            # Only the first row of a section names its detector.
+            label = TITLES[detector] if name == NAMES[0] else ""
+            style = "bold" if name == EXACT else "dim" if name in (FOCAL, USUAL) else ""
+            table.add_row(label, result.title, *cells, style=style)
+        table.add_section()
+    console.print(table)
+    show_targets(detector_targets(bench), console)
+    for line in notes(bench):
+        console.print(f"· {line}", style="dim", highlight=False)
+    console.print(in_words(bench.machine), style="dim", highlight=False)
+
+
+def write_detector_bench(bench: DetectorBench, out: Path) -> list[Path]:
+    """Write JSON, Markdown, PNG and SVG to the folder ``out`` and return their paths."""
+    from bucketrank.bench.detectors.detector_figure import draw_detector_bench
+
+    documents = {"detectors.json": to_json(bench), "detectors.md": to_markdown(bench, "detectors.svg")}
+    return [*write_documents(out, documents), *draw_detector_bench(bench, out)]

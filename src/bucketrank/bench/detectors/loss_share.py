@@ -1,0 +1,131 @@
+"""The share of the loss in the time of a step: its forward and backward pass, timed inside the step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bucketrank.bench.detectors.detector_results import Head
+from bucketrank.detectors.criterion import Assigned, Criterion, LossTerms
+from bucketrank.ops.assignment import IGNORED
+
+SHARE_RULE = (
+    "timed in separate steps, in rounds like the others: the inputs of each criterion are detached from the graph; its"
+    " forward pass and the backward pass of its terms run directly after one another and are timed; the gradients then"
+    " enter the rest of the backward pass, so the step does the same work in another order. The share is that time"
+    " over the time of the same step. Assignment, sampling and encoding of boxes do not count as the loss"
+)
+
+
+def criteria(model: nn.Module) -> Iterator[tuple[str, Criterion]]:
+    """Yield the criteria of a detector with the names of their heads."""
+    for name, module in model.named_modules():
+        if isinstance(module, Criterion):
+            yield name.removesuffix("criterion").strip(".") or "head", module
+
+
+class Stopwatch:
+    """A clock that adds up the seconds spent in :meth:`running`."""
+
+    def __init__(self, synchronize: Callable[[], None]) -> None:
+        self.seconds = 0.0
+        self._synchronize = synchronize
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        self._synchronize()
+        start = time.perf_counter()
+        yield
+        self._synchronize()
+        self.seconds += time.perf_counter() - start
+
+
+@contextmanager
+def time_losses(model: nn.Module, watch: Stopwatch) -> Iterator[None]:
+    """Make each criterion of ``model`` run its backward pass right after its forward pass, and time both passes."""
+    changed = [module for _, module in criteria(model)]
+    for criterion in changed:
+        criterion.forward = _split_forward(criterion.forward, watch)  # type: ignore[assignment, method-assign]
+        criterion.masks = _split_masks(criterion.masks, watch)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for criterion in changed:
+            # Attributes of the instance, which hide the methods of the class.
+            del criterion.forward, criterion.masks
+
+
+def _split_forward(forward: Callable[[Assigned], LossTerms], watch: Stopwatch) -> Callable[[Assigned], LossTerms]:
+    def timed(assigned: Assigned) -> LossTerms:
+        names = [field.name for field in fields(assigned) if _has_gradient(getattr(assigned, field.name))]
+        inputs = [getattr(assigned, name) for name in names]
+
+        def terms_of(leaves: Sequence[Tensor]) -> LossTerms:
+            return forward(replace(assigned, **dict(zip(names, leaves, strict=True))))
+
+        return _forward_backward(terms_of, inputs, watch)
+
+    return timed
+
+
+def _split_masks(masks: Callable[..., Tensor], watch: Stopwatch) -> Callable[..., Tensor]:
+    def timed(logits: Tensor, targets: Tensor, **others: Any) -> Tensor:
+        return _forward_backward(lambda leaves: {"mask": masks(leaves[0], targets, **others)}, [logits], watch)["mask"]
+
+    return timed
+
+
+def _has_gradient(value: object) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def _forward_backward(
+    terms_of: Callable[[Sequence[Tensor]], LossTerms], inputs: list[Tensor], watch: Stopwatch
+) -> LossTerms:
+    """Return the terms with their gradients already computed; the step's own backward pass only passes these on."""
+    leaves = [value.detach().requires_grad_() for value in inputs]
+    with watch.running():
+        terms = terms_of(leaves)
+        total = torch.stack(list(terms.values())).sum()
+        gradients: Sequence[Tensor | None] = [None] * len(leaves)
+        if total.requires_grad:
+            gradients = torch.autograd.grad(total, leaves, allow_unused=True)
+    linear = total.new_zeros(())
+    for value, gradient in zip(inputs, gradients, strict=True):
+        if gradient is not None:
+            linear = linear + (value * gradient).sum()
+    first, *_ = terms
+    values = {name: term.detach() for name, term in terms.items()}
+    # The first term keeps its value and gets the gradient of all terms.
+    return {**values, first: values[first] + (linear - linear.detach())}
+
+
+@contextmanager
+def record_inputs(model: nn.Module) -> Iterator[list[tuple[str, Assigned]]]:
+    """Record the inputs of the criteria inside the context, with the names of their heads."""
+    inputs: list[tuple[str, Assigned]] = []
+    hooks = [
+        module.register_forward_pre_hook(lambda _, arguments, name=name: inputs.append((name, arguments[0])))
+        for name, module in criteria(model)
+    ]
+    try:
+        yield inputs
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def head_of(name: str, assigned: Assigned) -> Head:
+    """Return the sizes of a criterion's input."""
+    return Head(
+        name=name,
+        candidates=int((assigned.labels != IGNORED).sum()),
+        classes=assigned.logits.shape[1],
+        positives=int(assigned.positives.sum()),
+    )

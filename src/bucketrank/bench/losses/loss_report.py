@@ -1,0 +1,183 @@
+"""The benchmark of the losses as JSON, as Markdown and in the terminal."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from bucketrank.bench.bench_documents import (
+    TARGET_COLUMNS,
+    TIMES,
+    busy_note,
+    json_document,
+    markdown_table,
+    show_targets,
+    target_row,
+    write_documents,
+)
+from bucketrank.bench.losses.loss_contenders import BASELINES, DELTAS, LOSSES, METHODS, QUADRATIC, TITLES
+from bucketrank.bench.losses.loss_results import DISTURBED, LossBench, LossResult
+from bucketrank.bench.losses.loss_targets import loss_targets
+from bucketrank.bench.losses.step_estimate import ESTIMATE_RULE
+from bucketrank.bench.units import bytes_in_words, count_in_words, seconds_in_words, significant, size_in_words
+from bucketrank.provenance.machine import in_words
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+COLUMNS = (*METHODS, *BASELINES)
+RULES = {
+    "time": "forward and backward (torch.sort: the sort alone), float32; the contenders of a cell take turns in one"
+    " run, those below 10 ms with an untimed call before each timed one; median, first and third quartile; a ratio is"
+    " the median of the ratios of calls in the same round",
+    "memory": "growth of the largest resident size (on CUDA: of the allocated memory) during one step in a process of"
+    " its own; includes the gradient, not the logits and targets; about 0.1 MB of noise",
+    "flops": "+ - * / compare min max count 1, exp and log 8; formulas in bucketrank.bench.losses.flops",
+    "estimate": ESTIMATE_RULE,
+}
+
+
+def to_json(bench: LossBench) -> str:
+    """Return all results as JSON, down to the seconds of each call."""
+    return json_document("losses", bench.settings.command(), RULES, bench, loss_targets(bench))
+
+
+def time_cell(result: LossResult, *, spread: Literal["quartiles", "percent", "none"]) -> str:
+    """Return the median with its spread and the ratio to focal loss, or the estimate of a skipped contender."""
+    if result.seconds is None:
+        if result.estimated_seconds is None:
+            return "n/a"
+        return f"skipped, ≈ {seconds_in_words(result.estimated_seconds)}"
+    median, low, high = result.seconds.median, result.seconds.low, result.seconds.high
+    text = seconds_in_words(median, low, high) if spread == "quartiles" else seconds_in_words(median)
+    if spread == "percent":
+        text += f" ±{50 * (high - low) / median:.0f} %"
+    return text if result.to_focal is None else f"{text} · {significant(result.to_focal.median)}{TIMES}"
+
+
+def memory_cell(result: LossResult) -> str:
+    """Return the peak extra memory, or nothing if it was not measured."""
+    return "" if result.extra_bytes is None else bytes_in_words(result.extra_bytes)
+
+
+def flops_cell(result: LossResult) -> str:
+    """Return the number of floating-point operations."""
+    return count_in_words(result.flops)
+
+
+def notes(bench: LossBench) -> list[str]:
+    """Return what a reader must know about the numbers: disturbances, skipped contenders and the large batch."""
+    lines = [*busy_note(bench.machine), *(f"{LOSSES[loss]}: delta {DELTAS[loss]:g}." for loss in LOSSES)]
+    disturbed = [
+        f"L = {size_in_words(size)}, {percent:g} %"
+        for size in bench.settings.sizes
+        for percent in bench.settings.percent
+        if bench.disturbed(size, percent)
+    ]
+    if disturbed:
+        lines.insert(
+            0, f"Disturbed: {'; '.join(disturbed)}. A step took more than {DISTURBED:g} times what it took alone."
+        )
+    skipped = [r for r in bench.results if r.skipped]
+    unavailable = {f"{TITLES[r.contender]}: {r.skipped}." for r in skipped if r.estimated_seconds is None}
+    slow = sum(r.estimated_seconds is not None for r in skipped)
+    if slow:
+        limit = bench.settings.max_seconds_per_cell
+        lines.append(
+            f"Skipped, as even a few calls would take more than {limit:g} s: {slow} cells. Estimate: {ESTIMATE_RULE}."
+        )
+    estimate_to_median = [
+        r.estimated_seconds / r.seconds.median
+        for r in bench.results
+        if r.contender in QUADRATIC and r.seconds is not None and r.estimated_seconds is not None
+    ]
+    if estimate_to_median:
+        low, middle, high = (significant(f(estimate_to_median)) for f in (min, statistics.median, max))
+        lines.append(f"Where it was measured too, the estimate was {middle} (from {low} to {high}) times the median.")
+    for result in bench.large:
+        what = f"{LOSSES[result.loss]} {result.contender}, {result.size:,} logits with {result.positives:,} positives"
+        memory = bytes_in_words(result.extra_bytes)
+        lines.append(
+            f"{what}: ran in {seconds_in_words(result.seconds.median)} with {memory} of extra memory, "
+            f"{significant(result.to_focal.median)} times the time of focal loss, "
+            f"which itself grew {significant(result.focal_growth.median)}-fold."
+        )
+    return [*lines, *sorted(unavailable)]
+
+
+def to_markdown(bench: LossBench, figure: str) -> str:
+    """Return the tables as Markdown, with the machine, the rules and the notes."""
+    parts = [
+        "# Losses: time, memory, operations",
+        f"`{bench.settings.command()}`",
+        f"Measured on: {in_words(bench.machine)}.",
+        f"![Time and operations over the number of logits]({figure})",
+    ]
+    for loss, title in LOSSES.items():
+        parts += [f"## {title} loss: time", "Median [quartiles] · ratio to focal loss."]
+        parts.append(_grid(bench, loss, lambda r: time_cell(r, spread="quartiles")))
+        if any(r.extra_bytes is not None for r in bench.results):
+            parts += [f"## {title} loss: peak extra memory", _grid(bench, loss, memory_cell)]
+        parts += [f"## {title} loss: floating-point operations", _grid(bench, loss, flops_cell)]
+    targets = loss_targets(bench)
+    if targets:
+        parts += ["## Targets", markdown_table(TARGET_COLUMNS, [target_row(target) for target in targets])]
+    parts += ["## How it was measured", "\n".join(f"- {name}: {rule}." for name, rule in RULES.items())]
+    parts += ["## Notes", "\n".join(f"- {line}" for line in notes(bench))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _grid(bench: LossBench, loss: str, cell: Callable[[LossResult], str]) -> str:
+    rows = []
+    for size in bench.settings.sizes:
+        for percent in bench.settings.percent:
+            results = (bench.find(name, loss, size, percent) for name in COLUMNS)
+            rows.append((size_in_words(size), f"{percent:g} %", *("" if r is None else cell(r) for r in results)))
+    return markdown_table(("logits", "positives", *(TITLES[name] for name in COLUMNS)), rows)
+
+
+def show_loss_bench(bench: LossBench, console: Console) -> None:
+    """Print the tables, with one row per contender and one column per percentage of positives."""
+    from rich.table import Table
+
+    def grid(title: str, loss: str, cell: Callable[[LossResult], str], sizes: tuple[int, ...]) -> None:
+        table = Table("logits", "", title=title, title_justify="left", title_style="bold")
+        for percent in bench.settings.percent:
+            table.add_column(f"{percent:g} % positives", justify="right")
+        for size in sizes:
+            for name in COLUMNS:
+                results = [bench.find(name, loss, size, percent) for percent in bench.settings.percent]
+                cells = ["" if r is None else cell(r) for r in results]
+                # Only the first row of a section names its size.
+                label = size_in_words(size) if name == COLUMNS[0] else ""
+                style = "bold" if name == "exact-fused" else "dim" if name in BASELINES else ""
+                table.add_row(label, TITLES[name], *cells, style=style)
+            table.add_section()
+        console.print(table)
+
+    sizes = bench.settings.sizes
+    for loss, title in LOSSES.items():
+        if console.width >= 40 + 25 * len(bench.settings.percent):
+            what = f"{title} loss: time, forward + backward (median ± half the quartile range · ratio to focal loss)"
+            grid(what, loss, lambda r: time_cell(r, spread="percent"), sizes)
+        else:
+            what = f"{title} loss: time, forward + backward (median · ratio to focal loss)"
+            grid(what, loss, lambda r: time_cell(r, spread="none"), sizes)
+    if any(r.extra_bytes is not None for r in bench.results):
+        # Only the largest size here; the Markdown has all of them.
+        for loss, title in LOSSES.items():
+            grid(f"{title} loss: peak extra memory", loss, memory_cell, sizes[-1:])
+    show_targets(loss_targets(bench), console)
+    for line in notes(bench):
+        console.print(f"· {line}", style="dim", highlight=False)
+    console.print(in_words(bench.machine), style="dim", highlight=False)
+
+
+def write_loss_bench(bench: LossBench, out: Path) -> list[Path]:
+    """Write JSON, Markdown, PNG and SVG to the folder ``out`` and return their paths."""
+    from bucketrank.bench.losses.loss_figure import draw_loss_bench
+
+    documents = {"losses.json": to_json(bench), "losses.md": to_markdown(bench, "losses.svg")}
+    return [*write_documents(out, documents), *draw_loss_bench(bench, out)]

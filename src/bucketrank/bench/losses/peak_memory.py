@@ -1,0 +1,139 @@
+"""Peak extra memory of one step, measured in a process of its own.
+
+All allocations count: those of torch, numpy and numba. A server process imports everything and computes nothing; each
+measurement is a fork of it. The fork makes the data, runs the step once on fewer logits (which loads libraries and
+starts threads), returns free memory to the system, resets the kernel's record of the largest resident size, runs the
+step, and reads the record. The gradient counts, the logits and the targets do not. On CUDA the numbers are those of
+torch's allocator.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import TypedDict
+
+STATUS = Path("/proc/self/status")
+CLEAR_REFS = Path("/proc/self/clear_refs")
+
+
+class MemoryJob(TypedDict):
+    """The step to measure: a contender on drawn logits, with a number of CPU threads."""
+
+    name: str
+    loss: str | None
+    size: int
+    percent: float
+    seed: int
+    device: str
+    threads: int
+
+
+class MemoryMeter:
+    """Context manager that owns the server process and measures one job after another."""
+
+    def __enter__(self) -> MemoryMeter:
+        if not hasattr(os, "fork"):
+            raise RuntimeError("bench: measuring memory needs a system with fork; use --no-memory")
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "bucketrank.bench.losses.peak_memory"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.communicate()  # closes its input, which ends it
+
+    def measure(self, job: MemoryJob) -> int:
+        """Return the peak extra memory of the job in bytes."""
+        jobs, replies = self._server.stdin, self._server.stdout
+        if jobs is None or replies is None:
+            raise RuntimeError("bench: expected a MemoryMeter to be used in a with statement")
+        jobs.write(json.dumps(job) + "\n")
+        jobs.flush()
+        line = replies.readline()
+        if not line:
+            raise RuntimeError(f"bench: the process that measures memory ended with status {self._server.wait()}")
+        reply = json.loads(line)
+        if "error" in reply:
+            raise RuntimeError(reply["error"])
+        return int(reply["bytes"])
+
+
+def peak_bytes(job: MemoryJob) -> int:
+    """Return the peak extra memory of the job in bytes; called in the fork."""
+    import torch
+
+    from bucketrank.bench.losses.loss_contenders import loss_step
+    from bucketrank.bench.losses.synthetic_logits import draw_logits
+
+    torch.set_num_threads(job["threads"])
+    data = draw_logits(job["size"], job["percent"], seed=job["seed"], device=job["device"])
+    fewer = max(min(job["size"] // 2, 50_000), 2)
+    loss_step(job["name"], job["loss"], draw_logits(fewer, job["percent"], seed=0, device=job["device"]))()
+    torch.ones(1 << 20, device=job["device"]).sigmoid_()  # large enough to start torch's threads
+    call = loss_step(job["name"], job["loss"], data)
+    if torch.device(job["device"]).type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call()
+        return torch.cuda.max_memory_allocated() - before
+    before = _reset_peak()
+    call()
+    return max(_peak() - before, 0)
+
+
+def _reset_peak() -> int:
+    """Return free memory to the system, reset the record of the peak where possible, and return the record."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+        CLEAR_REFS.write_text("5", encoding="ascii")
+    except (AttributeError, OSError):
+        # Without a reset the record includes earlier peaks, so the difference is a lower bound.
+        pass
+    return _peak()
+
+
+def _peak() -> int:
+    if STATUS.exists():
+        lines = dict(line.split(":", 1) for line in STATUS.read_text(encoding="ascii").splitlines())
+        return int(lines["VmHWM"].split()[0]) * 1024
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def serve() -> None:
+    """Read one job per line from standard input and write one reply per line to standard output."""
+    import bucketrank.bench.losses.loss_contenders  # noqa: F401  (once, before the forks)
+
+    for line in sys.stdin:
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                reply: dict[str, object] = {"bytes": peak_bytes(json.loads(line))}
+            except Exception:  # noqa: BLE001  (sent to the parent process, which raises it)
+                reply = {"error": traceback.format_exc()}
+            os.write(writer, json.dumps(reply).encode())
+            os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader) as pipe:
+            answer = pipe.read()
+        _, status = os.waitpid(child, 0)
+        if not answer:
+            answer = json.dumps({"error": f"the process ended with status {status}, possibly for lack of memory"})
+        sys.stdout.write(answer + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    serve()

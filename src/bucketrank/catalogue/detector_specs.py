@@ -1,0 +1,222 @@
+"""The detectors of the package, each declared once: name, title, reference, settings and the class that builds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from bucketrank.catalogue.fields import Settings, describe
+from bucketrank.catalogue.importing import import_object
+
+MAX_COUNT = 1_000_000  # of anything a detector has a number of
+
+
+@dataclass(frozen=True)
+class DetectorSettings(Settings):
+    """The name of a detector; each detector adds its own settings in a subclass."""
+
+    group: ClassVar[str] = "detector"
+
+    name: Annotated[str, "the detector"] = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for setting in describe(type(self)):
+            value = getattr(self, setting.name)
+            if type(value) is int:  # the whole numbers of a detector all count something
+                expected = f"a number from 0 to {MAX_COUNT:,}"
+                self.require(setting.name, expected, holds=0 <= value <= MAX_COUNT)
+
+
+@dataclass(frozen=True)
+class DenseSettings(DetectorSettings):
+    """Settings that the one-stage detectors share."""
+
+    channels: Annotated[int, "channels of the feature pyramid and the head"] = 256
+    convs: Annotated[int, "convolutions in each tower of the head"] = 4
+    candidates: Annotated[int, "highest scores per level that enter NMS"] = 1000
+    score_threshold: Annotated[float, "drop detections with a score below this before NMS"] = 0.0
+    nms: Annotated[float, "IoU above which NMS removes the lower score"] = 0.6
+    detections: Annotated[int, "upper limit of detections per image"] = 100
+
+
+@dataclass(frozen=True)
+class RetinaNetSettings(DenseSettings):
+    """Settings of RetinaNet."""
+
+    nms: Annotated[float, "IoU above which NMS removes the lower score"] = 0.5
+    vote: Annotated[bool, "move each detection to the score-weighted mean of its overlapping boxes"] = False
+    scales: Annotated[int | None, "anchor scales per octave (null: 2 with a ranking loss, 3 otherwise)"] = None
+    positive_iou: Annotated[float, "IoU with an object from which an anchor is positive"] = 0.5
+    negative_iou: Annotated[float, "IoU with every object below which an anchor is negative"] = 0.4
+
+
+@dataclass(frozen=True)
+class ATSSSettings(DenseSettings):
+    """Settings of ATSS."""
+
+    anchors: Annotated[int | None, "anchors per location (null: 3 with a ranking loss, 1 otherwise)"] = None
+    topk: Annotated[int, "anchors per level that are candidates for an object"] = 9
+    vote: Annotated[
+        bool | None, "move each detection to the score-weighted mean of its overlapping boxes (null: as published)"
+    ] = None
+
+
+@dataclass(frozen=True)
+class PAASettings(ATSSSettings):
+    """Settings of PAA."""
+
+
+@dataclass(frozen=True)
+class RCNNSettings(DetectorSettings):
+    """Settings that the two-stage detectors share."""
+
+    channels: Annotated[int, "channels of the feature pyramid and the RPN"] = 256
+    hidden: Annotated[int, "width of the two hidden layers of a box head"] = 1024
+    proposals: Annotated[int, "proposals per image in training"] = 1000
+    proposal_candidates: Annotated[int, "highest-scoring anchors per level that become candidates in training"] = 2000
+    test_proposals: Annotated[int, "proposals per image in evaluation"] = 1000
+    candidates: Annotated[int, "highest scores per image that enter NMS"] = 1000
+    score_threshold: Annotated[float, "drop detections with a score below this before NMS"] = 0.0
+    nms: Annotated[float, "IoU above which NMS removes the lower score"] = 0.5
+    detections: Annotated[int, "upper limit of detections per image"] = 100
+
+
+@dataclass(frozen=True)
+class FasterRCNNSettings(RCNNSettings):
+    """Settings of Faster R-CNN."""
+
+
+@dataclass(frozen=True)
+class MaskRCNNSettings(FasterRCNNSettings):
+    """Settings of Mask R-CNN."""
+
+    mask_rois: Annotated[
+        int | None, "upper limit of positives per batch that train masks (null: 200 with a ranking loss, else all)"
+    ] = None
+
+
+@dataclass(frozen=True)
+class CascadeRCNNSettings(RCNNSettings):
+    """Settings of Cascade R-CNN."""
+
+    proposals: Annotated[int, "proposals per image in training"] = 2000
+    stage_ious: Annotated[tuple[float, ...], "IoU from which a proposal is positive, for each stage"] = (0.5, 0.6, 0.7)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("stage_ious", "1 to 3 stages", holds=1 <= len(self.stage_ious) <= 3)
+
+
+@dataclass(frozen=True)
+class CoDETRSettings(DetectorSettings):
+    """Settings of Co-DETR, which is BRS-DETR when it is trained with RS loss."""
+
+    auxiliary: Annotated[tuple[str, ...], "auxiliary heads: any of faster_rcnn and atss"] = ("faster_rcnn", "atss")
+    channels: Annotated[int, "width of the transformer"] = 256
+    dropout: Annotated[float, "dropout in the transformer"] = 0.0
+    queries: Annotated[int, "object queries of the decoder"] = 300
+    encoder_layers: Annotated[int, "layers of the encoder"] = 6
+    decoder_layers: Annotated[int, "layers of the decoder"] = 6
+    heads: Annotated[int, "attention heads"] = 8
+    points: Annotated[int, "sampling points per attention head and level"] = 4
+    feedforward: Annotated[int, "width of the feed-forward layers"] = 2048
+    transformer_checkpointing: Annotated[bool, "recompute the transformer's activations to save memory"] = False
+    class_cost: Annotated[
+        float | None, "weight of the class in Hungarian matching (null: 4 with a ranking loss, 2 otherwise)"
+    ] = None
+    auxiliary_weight: Annotated[
+        float | None, "weight of the auxiliary losses (null: 5 with a ranking loss, 12 otherwise)"
+    ] = None
+    sampling: Annotated[bool, "focal loss: train the auxiliary Faster R-CNN with cross-entropy on a sample"] = True
+    auxiliary_queries: Annotated[int, "upper limit of decoder queries per image from each auxiliary head"] = 300
+    hidden: Annotated[int, "width of the two hidden layers of the auxiliary box head"] = 1024
+    proposals: Annotated[int, "proposals per image of the auxiliary Faster R-CNN"] = 1000
+    proposal_candidates: Annotated[int, "highest-scoring anchors per level that become its candidates"] = 4000
+    topk: Annotated[int, "anchors per level that are candidates for an object in the auxiliary ATSS head"] = 9
+    detections: Annotated[int, "detections per image"] = 100
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("queries", "at least 1", holds=self.queries >= 1)
+        self.require("auxiliary_queries", "at least 1", holds=self.auxiliary_queries >= 1)
+
+
+@dataclass(frozen=True)
+class DetectorSpec:
+    """Everything the package has to know about a detector before it is imported.
+
+    ``detector`` is the class (a subclass of ``bucketrank.detectors.Detector``) or its import path,
+    ``"package.module:Class"``. ``losses`` names the losses it can be trained with; None means all.
+    """
+
+    name: str
+    detector: str | Callable[..., Any]
+    settings: type[DetectorSettings] = DetectorSettings
+    title: str = ""
+    reference: str = ""
+    losses: tuple[str, ...] | None = None
+
+    @property
+    def heading(self) -> str:
+        """The title, or the name of a detector without one."""
+        return self.title or self.name
+
+    def load(self) -> Any:
+        """Import the class of the detector."""
+        return import_object(self.detector)
+
+
+BUILT_IN_DETECTORS = (
+    DetectorSpec(
+        "faster_rcnn",
+        "bucketrank.detectors.faster_rcnn:FasterRCNN",
+        FasterRCNNSettings,
+        title="Faster R-CNN",
+        reference="Ren et al., NeurIPS 2015",
+    ),
+    DetectorSpec(
+        "mask_rcnn",
+        "bucketrank.detectors.mask_rcnn:MaskRCNN",
+        MaskRCNNSettings,
+        title="Mask R-CNN",
+        reference="He et al., ICCV 2017",
+    ),
+    DetectorSpec(
+        "cascade_rcnn",
+        "bucketrank.detectors.cascade_rcnn:CascadeRCNN",
+        CascadeRCNNSettings,
+        title="Cascade R-CNN",
+        reference="Cai & Vasconcelos, CVPR 2018",
+    ),
+    DetectorSpec(
+        "retinanet",
+        "bucketrank.detectors.retinanet:RetinaNet",
+        RetinaNetSettings,
+        title="RetinaNet",
+        reference="Lin et al., ICCV 2017",
+    ),
+    DetectorSpec(
+        "atss",
+        "bucketrank.detectors.atss:ATSS",
+        ATSSSettings,
+        title="ATSS",
+        reference="Zhang et al., CVPR 2020",
+    ),
+    DetectorSpec(
+        "paa",
+        "bucketrank.detectors.paa:PAA",
+        PAASettings,
+        title="PAA",
+        reference="Kim & Lee, ECCV 2020",
+    ),
+    DetectorSpec(
+        "co_detr",
+        "bucketrank.detectors.co_detr.co_detr:CoDETR",
+        CoDETRSettings,
+        title="Co-DETR",
+        reference="Zong et al., DETRs with Collaborative Hybrid Assignments Training, ICCV 2023",
+        losses=("rs", "ap", "focal"),
+    ),
+)

@@ -1,0 +1,223 @@
+"""The losses of the package, each declared once: name, title, reference, settings and the class that computes it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from bucketrank.catalogue.fields import Settings
+from bucketrank.catalogue.importing import import_object
+from bucketrank.choices import ALRPMethod, Method
+
+RankingScope = Literal["batch", "image", "global"]
+BoxLoss = Literal["giou", "l1", "smooth_l1"]
+
+
+AnyLossSettings = TypeVar("AnyLossSettings", bound="LossSettings")
+
+
+@dataclass(frozen=True)
+class LossSettings(Settings):
+    """The settings that every loss has; each loss adds its own in a subclass.
+
+    ``ranking_scope`` says what one ranking covers: ``"batch"``, all images of the process (the paper's choice);
+    ``"image"``, each image alone, averaged over the images with objects; ``"global"``, the images of all processes, so
+    that the loss does not depend on how a batch is split.
+    """
+
+    group: ClassVar[str] = "loss"
+    # Settings that a run fills in when it starts, see :meth:`for_run`.
+    filled_by_run: ClassVar[tuple[str, ...]] = ()
+
+    name: Annotated[str, "the loss that trains the detector"] = "rs"
+    ranking_scope: Annotated[RankingScope, "what one ranking covers: batch, image, or global (all processes)"] = "batch"
+    box_loss: Annotated[BoxLoss | None, "loss of the boxes (null: as published for this loss and detector)"] = None
+    box_weight: Annotated[float | None, "weight of the box loss where it is not balanced (null: as published)"] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_finite("box_weight")
+
+    def require_finite(self, *names: str) -> None:
+        """Raise unless these settings are None or finite numbers of at least 0."""
+        for name in names:
+            value = getattr(self, name)
+            valid = value is None or (math.isfinite(value) and value >= 0)
+            self.require(name, "a finite number of at least 0", holds=valid)
+
+    def for_run(self: AnyLossSettings, *, batches_per_epoch: int) -> AnyLossSettings:  # noqa: ARG002 (for subclasses)
+        """Return the settings with everything filled in that depends on the data set."""
+        return self
+
+    def sampled(self) -> LossSettings:
+        """Return the loss for heads that train on a balanced sample of their candidates where this loss allows it."""
+        return self
+
+
+@dataclass(frozen=True)
+class RankingSettings(LossSettings):
+    """Settings of the losses that compare every positive with every entry through a smoothed step."""
+
+    default_delta: ClassVar[float] = 1.0
+
+    method: Annotated[Method, "exact, bucketed (the paper's approximation) or pairwise (the definition)"] = "exact"
+    delta: Annotated[float | None, "half the width of the ramp of the smoothed step (null: 1, for rs 0.5)"] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_finite("delta")
+
+    @property
+    def effective_delta(self) -> float:
+        """The delta in use: the one that is set, or the loss's default."""
+        return self.default_delta if self.delta is None else self.delta
+
+
+@dataclass(frozen=True)
+class RankSortSettings(RankingSettings):
+    """Settings of RS loss."""
+
+    default_delta: ClassVar[float] = 0.5
+
+
+@dataclass(frozen=True)
+class APSettings(RankingSettings):
+    """Settings of AP loss."""
+
+    name: Annotated[str, "the loss that trains the detector"] = "ap"
+    interpolate: Annotated[bool, "AP: the original, interpolated loss"] = False
+
+
+@dataclass(frozen=True)
+class ALRPSettings(RankingSettings):
+    """Settings of aLRP loss."""
+
+    filled_by_run: ClassVar[tuple[str, ...]] = ("balance_period",)
+
+    name: Annotated[str, "the loss that trains the detector"] = "alrp"
+    method: Annotated[ALRPMethod, "exact or pairwise (the definition)"] = "exact"
+    balance_period: Annotated[int | None, "aLRP: iterations between updates of the box weight (null: one epoch)"] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        period = self.balance_period
+        self.require("balance_period", "at least 1 or null", holds=period is None or period >= 1)
+
+    def for_run(self, *, batches_per_epoch: int) -> ALRPSettings:
+        return self if self.balance_period is not None else replace(self, balance_period=batches_per_epoch)
+
+
+@dataclass(frozen=True)
+class DRSettings(LossSettings):
+    """Settings of DR loss."""
+
+    name: Annotated[str, "the loss that trains the detector"] = "dr"
+
+
+@dataclass(frozen=True)
+class FocalSettings(LossSettings):
+    """Settings of focal loss."""
+
+    name: Annotated[str, "the loss that trains the detector"] = "focal"
+    focal_alpha: Annotated[float, "focal: weight of the positives, 1 - alpha is that of the negatives"] = 0.25
+    focal_gamma: Annotated[float, "focal: exponent that lowers the weight of easy entries"] = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_finite("focal_alpha", "focal_gamma")
+
+    def sampled(self) -> LossSettings:
+        shared = {"ranking_scope": self.ranking_scope, "box_loss": self.box_loss, "box_weight": self.box_weight}
+        return CrossEntropySettings(**shared)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class CrossEntropySettings(LossSettings):
+    """Settings of cross-entropy."""
+
+    name: Annotated[str, "the loss that trains the detector"] = "ce"
+
+
+@dataclass(frozen=True)
+class LossSpec:
+    """Everything the package has to know about a loss before it is imported.
+
+    ``criterion`` is the class (a subclass of ``bucketrank.detectors.criterion.Criterion``) or its import path,
+    ``"package.module:Class"``. ``gradient_note`` tells readers of a report how to read the loss's gradients.
+    """
+
+    name: str
+    criterion: str | Callable[..., Any]
+    settings: type[LossSettings] = LossSettings
+    title: str = ""
+    reference: str = ""
+    gradient_note: str = ""
+
+    @property
+    def heading(self) -> str:
+        """The title, or the name of a loss without one."""
+        return self.title or self.name
+
+    def load(self) -> Any:
+        """Import the class that computes the loss."""
+        return import_object(self.criterion)
+
+
+_RANKING_NOTE = (
+    "A positive is raised because of the negatives ranked above it, and these negatives are lowered by the same total. "
+    "Entries that are in the right order by more than delta have no gradient."
+)
+_SCORE_NOTE = "This loss treats each score on its own; the rank has no influence."
+
+BUILT_IN_LOSSES = (
+    LossSpec(
+        "rs",
+        "bucketrank.detectors.criterion.ranked:RankSort",
+        RankSortSettings,
+        title="Rank & Sort loss",
+        reference="Oksuz et al., Rank & Sort Loss for Object Detection and Instance Segmentation, ICCV 2021",
+        gradient_note=f"{_RANKING_NOTE} A positive of lower IoU should rank below one of higher IoU.",
+    ),
+    LossSpec(
+        "ap",
+        "bucketrank.detectors.criterion.ranked:AveragePrecision",
+        APSettings,
+        title="AP loss",
+        reference="Chen et al., AP-Loss for Accurate One-Stage Object Detection, TPAMI 2020",
+        gradient_note=_RANKING_NOTE,
+    ),
+    LossSpec(
+        "alrp",
+        "bucketrank.detectors.criterion.ranked:ALRP",
+        ALRPSettings,
+        title="aLRP loss",
+        reference="Oksuz et al., A Ranking-based, Balanced Loss Function Unifying Classification and Localisation in "
+        "Object Detection, NeurIPS 2020",
+        gradient_note=_RANKING_NOTE,
+    ),
+    LossSpec(
+        "dr",
+        "bucketrank.detectors.criterion.ranked:DR",
+        DRSettings,
+        title="DR loss",
+        reference="Qian et al., DR Loss: Improving Object Detection by Distributional Ranking, CVPR 2020",
+    ),
+    LossSpec(
+        "focal",
+        "bucketrank.detectors.criterion.scored:Focal",
+        FocalSettings,
+        title="focal loss",
+        reference="Lin et al., Focal Loss for Dense Object Detection, ICCV 2017",
+        gradient_note=_SCORE_NOTE,
+    ),
+    LossSpec(
+        "ce",
+        "bucketrank.detectors.criterion.scored:CrossEntropy",
+        CrossEntropySettings,
+        title="cross-entropy",
+        reference="Ren et al., Faster R-CNN, NeurIPS 2015",
+        gradient_note=_SCORE_NOTE,
+    ),
+)

@@ -1,0 +1,166 @@
+"""The known losses and detectors: those of this package, of installed packages, and those registered at run time.
+
+Another package adds its own without touching this one, by entry points that name a specification::
+
+    [project.entry-points."bucketrank.losses"]
+    ranknet = "my_package.ranknet:SPEC"
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
+from typing import Generic, Protocol, TypeVar
+
+from bucketrank.catalogue.detector_specs import BUILT_IN_DETECTORS, DetectorSettings, DetectorSpec
+from bucketrank.catalogue.fields import Settings, describe
+from bucketrank.catalogue.loss_specs import BUILT_IN_LOSSES, LossSettings, LossSpec
+from bucketrank.suggestions import require_choice
+
+
+class Spec(Protocol):
+    """The attributes of a specification that a registry reads."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def settings(self) -> type[Settings]: ...
+
+
+AnySpec = TypeVar("AnySpec", bound=Spec)
+
+
+class Registry(Generic[AnySpec]):
+    """Specifications by name. Entry points are read at the first look-up, not at import."""
+
+    def __init__(
+        self, noun: str, group: str, spec: type[AnySpec], settings: type, built_in: tuple[AnySpec, ...]
+    ) -> None:
+        self.noun, self.group, self._spec, self._settings = noun, group, spec, settings
+        self._specs = {each.name: each for each in built_in}
+        self._entry_points_read = False
+
+    def register(self, spec: AnySpec, *, replace: bool = False) -> None:
+        """Add a specification."""
+        self._read_entry_points()
+        self._add(spec, replace=replace)
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Undo every registration made inside the ``with``: for tests."""
+        before = dict(self.all())
+        try:
+            yield
+        finally:
+            self._specs = before
+
+    def get(self, name: str, *, setting: str) -> AnySpec:
+        """Return the specification of that name; ValueError names ``setting`` and the nearest name."""
+        try:
+            require_choice(setting, name, self.all())
+        except ValueError as error:
+            raise ValueError(f"{error}; register_{self.noun} adds others") from None
+        return self._specs[name]
+
+    def all(self) -> Mapping[str, AnySpec]:
+        """Return every specification by its name."""
+        self._read_entry_points()
+        return MappingProxyType(self._specs)
+
+    def _add(self, spec: AnySpec, *, replace: bool) -> None:
+        if not isinstance(spec, self._spec):
+            raise TypeError(f"register_{self.noun}: expected a {self._spec.__name__}, got {type(spec).__name__}")
+        if not issubclass(spec.settings, self._settings):
+            raise TypeError(
+                f"register_{self.noun}: expected settings that subclass {self._settings.__name__}, got {spec.settings}"
+            )
+        describe(spec.settings)  # every field must have a type and a help text
+        if spec.name in self._specs and not replace:
+            raise ValueError(
+                f"register_{self.noun}: a {self.noun} named {spec.name!r} already exists; choose another name, or pass "
+                "replace=True"
+            )
+        self._specs[spec.name] = spec
+
+    def _read_entry_points(self) -> None:
+        if self._entry_points_read:
+            return
+        self._entry_points_read = True
+        for entry_point in entry_points(group=self.group):
+            self._add_entry_point(entry_point)
+
+    def _add_entry_point(self, entry_point: EntryPoint) -> None:
+        try:
+            self._add(entry_point.load(), replace=False)
+        except Exception as error:  # noqa: BLE001 (a fault of another package must not stop ours)
+            logging.getLogger(__name__).warning(
+                "bucketrank leaves out the entry point %s of the group %s: %s: %s",
+                entry_point.value,
+                self.group,
+                type(error).__name__,
+                error,
+            )
+
+
+LOSSES = Registry("loss", "bucketrank.losses", LossSpec, LossSettings, BUILT_IN_LOSSES)
+DETECTORS = Registry("detector", "bucketrank.detectors", DetectorSpec, DetectorSettings, BUILT_IN_DETECTORS)
+
+
+def register_loss(spec: LossSpec, *, replace: bool = False) -> None:
+    """Add a loss: ``build``, recipes, flags, training, weights files and reports then know it by its name."""
+    LOSSES.register(spec, replace=replace)
+
+
+def register_detector(spec: DetectorSpec, *, replace: bool = False) -> None:
+    """Add a detector: ``build``, recipes, flags, training, weights files and reports then know it by its name."""
+    DETECTORS.register(spec, replace=replace)
+
+
+def losses() -> Mapping[str, LossSpec]:
+    """Return the known losses by name.
+
+    >>> list(losses())[:6]
+    ['rs', 'ap', 'alrp', 'dr', 'focal', 'ce']
+    """
+    return LOSSES.all()
+
+
+def detectors() -> Mapping[str, DetectorSpec]:
+    """Return the known detectors by name.
+
+    >>> detectors()["atss"].title
+    'ATSS'
+    """
+    return DETECTORS.all()
+
+
+def loss_spec(name: str) -> LossSpec:
+    """Return the specification of a loss; ValueError names the nearest one."""
+    return LOSSES.get(name, setting="loss.name")
+
+
+def detector_spec(name: str) -> DetectorSpec:
+    """Return the specification of a detector; ValueError names the nearest one."""
+    return DETECTORS.get(name, setting="detector.name")
+
+
+def loss_settings(name: str = "rs", **settings: object) -> LossSettings:
+    """Return the settings of a loss.
+
+    >>> loss_settings("ap", delta=0.25).delta
+    0.25
+    """
+    return loss_spec(name).settings(name=name, **settings)  # type: ignore[arg-type]
+
+
+def detector_settings(name: str, **settings: object) -> DetectorSettings:
+    """Return the settings of a detector.
+
+    >>> detector_settings("atss", channels=64).topk
+    9
+    """
+    return detector_spec(name).settings(name=name, **settings)

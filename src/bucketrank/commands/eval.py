@@ -1,0 +1,43 @@
+"""``bucketrank eval``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from bucketrank.arguments import UsageError, require, require_device
+
+
+def evaluate(
+    weights: Annotated[Path, "weights.safetensors of a run"],
+    data: Annotated[Path, "folder of the data set"],
+    *,
+    split: Annotated[str, "val or train"] = "val",
+    layout: Annotated[str | None, "own, coco, lvis or roboflow (default: the first that fits)"] = None,
+    batch: Annotated[int, "images per batch"] = 1,
+    workers: Annotated[int, "data-loading workers"] = 0,
+    device: Annotated[str, "a torch device, like cpu or cuda:0; auto is cuda if available"] = "auto",
+    most: Annotated[int | None, "evaluate only the first N images"] = None,
+    detections: Annotated[Path | None, "file for the detections, in COCO's result format"] = None,
+) -> None:
+    """Evaluate a trained detector on a data set: AP by COCO's or LVIS's rules."""
+    require("rich", "PIL", "faster_coco_eval", "yaml", "timm", extra="detect")
+    from rich.console import Console
+
+    from bucketrank.deploy.evaluate import evaluate, print_evaluation
+
+    if batch < 1:
+        raise UsageError(f"eval: --batch: expected at least 1, got {batch}")
+    require_device("eval", device)
+    evaluation = evaluate(
+        weights,
+        data,
+        split=split,
+        layout=layout,
+        batch_size=batch,
+        workers=workers,
+        device=device,
+        most=most,
+        detections=detections,
+    )
+    print_evaluation(Console(), evaluation)

@@ -1,0 +1,36 @@
+"""``bucketrank export``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from bucketrank.arguments import UsageError, require
+from bucketrank.data.problems import DataError
+
+
+def export(
+    weights: Annotated[Path, "weights.safetensors of a run"],
+    *,
+    out: Annotated[Path, "the file to write"] = Path("model.onnx"),
+    size: Annotated[
+        str | None, "HEIGHTxWIDTH of the images it will get (default: that of --image, or a square of min_size)"
+    ] = None,
+    image: Annotated[Path | None, "image for the comparison with torch (default: drawn shapes)"] = None,
+) -> None:
+    """Export a detector to ONNX and verify that onnxruntime matches torch."""
+    require("onnx", "onnxruntime", extra="export")
+    from bucketrank.deploy.onnx import ExportError, export_weights
+
+    try:
+        sides = None if size is None else tuple(int(side) for side in size.lower().split("x"))
+    except ValueError:
+        sides = ()
+    if sides is not None and (len(sides) != 2 or min(sides) < 1):
+        raise UsageError(f"export: --size: expected HEIGHTxWIDTH like 480x640, got {size!r}")
+    try:
+        agreement = export_weights(weights, out, size=sides, image=image)
+    except ExportError as error:
+        raise DataError(f"export: {error}") from error
+    sys.stdout.write(f"{agreement}\nwrote {out}\n")

@@ -1,0 +1,249 @@
+"""Checks of an annotation file: its lists, and every category, image entry, box and mask."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from faster_coco_eval.core import mask as rle_codec
+
+from bucketrank.data.annotations import Document, Split, file_name, finite, is_text, path_inside, read_json, usable_id
+from bucketrank.data.problems import DataError, Problem
+
+Entry = dict[str, Any]
+
+TOLERANCE = 1.0  # pixels by which a box may stick out of its image; it is clipped without a warning
+LARGEST = 2 * 89_478_485  # pixels of a mask; Pillow opens no larger image
+NO_IMAGES = "there are no images; training needs at least one"
+
+
+class AnnotationReport:
+    """The problems of one annotation file, collected by the checks below."""
+
+    def __init__(self, split: Split) -> None:
+        self.split = split
+        self.problems: list[Problem] = []
+        self.images: dict[object, Entry] = {}  # by id
+
+    def error(self, kind: str, where: str | None, message: str) -> None:
+        self.problems.append(Problem(str(self.split.annotations), kind, where, message))
+
+    def warning(self, kind: str, where: str | None, message: str) -> None:
+        self.problems.append(Problem(str(self.split.annotations), kind, where, message, "warning"))
+
+    def read(self) -> Document | None:
+        """Return the split's content, or None if a list, an entry or an id is missing or of a wrong type."""
+        try:
+            document = read_json(self.split.annotations)
+        except DataError as error:
+            self.error("bad-json", None, str(error).removeprefix(f"{self.split.annotations}: "))
+            return None
+        for name in ("images", "annotations", "categories"):
+            entries = document.get(name)
+            if not isinstance(entries, list):
+                text = f"expected a list named {name!r}; COCO's format has images, annotations and categories"
+                self.error("missing-field", name, text)
+                continue
+            for position, entry in enumerate(entries):
+                where = f"{name}[{position}]"
+                if not isinstance(entry, dict):
+                    self.error("wrong-type", where, f"expected an object, got {entry!r:.40}; remove or repair it")
+                elif not usable_id(entry.get("id")):
+                    self.error("missing-field", where, f"expected a whole number as id, got {entry.get('id')!r:.40}")
+                elif name == "annotations" and not usable_id(entry.get("image_id")):
+                    got = f"{entry.get('image_id')!r:.40}"
+                    self.error("missing-field", where, f"expected a whole number as image_id, got {got}")
+        return None if self.problems else self.split.select(document)
+
+    def unique(self, noun: str, entries: Iterable[Entry]) -> dict[object, Entry]:
+        """Return the entries by id; of several with the same id, the first."""
+        by_id: dict[object, Entry] = {}
+        for entry in entries:
+            if entry["id"] in by_id:
+                self.error("duplicate-id", f"{noun} {entry['id']}", f"this id is used twice; give every {noun} its own")
+            by_id.setdefault(entry["id"], entry)
+        return by_id
+
+
+def check_categories(report: AnnotationReport, categories: list[Entry]) -> set[object]:
+    """Check the categories and return their ids."""
+    if not categories:
+        report.error("unknown-category", None, "there are no categories; list every class with its id and name")
+    names: dict[str, object] = {}
+    by_id = report.unique("category", categories)
+    for number, category in by_id.items():
+        name = category.get("name")
+        if not isinstance(name, str) or not is_text(name):
+            report.error("missing-field", f"category {number}", "has no name; add the class's name as text")
+        elif names.setdefault(name, number) != number:
+            text = f"has the same name {name!r} as category {names[name]}; reports cannot distinguish them"
+            report.warning("duplicate-name", f"category {number}", text)
+    return set(by_id)
+
+
+def check_images(report: AnnotationReport, images: list[Entry]) -> dict[object, tuple[int, int] | None]:
+    """Check the image entries; return width and height by image id, None where the file does not give them."""
+    if not images:
+        report.error("no-images", None, NO_IMAGES)
+    report.images = report.unique("image", images)
+    files: dict[str, object] = {}
+    sizes: dict[object, tuple[int, int] | None] = {}
+    for number, image in report.images.items():
+        where = f"image {number}"
+        width, height = image.get("width"), image.get("height")
+        if type(width) is int and type(height) is int and width > 0 and height > 0:
+            sizes[number] = width, height
+        else:
+            sizes[number] = None
+            text = f"expected width and height as whole numbers above 0, got {width!r:.20} and {height!r:.20}"
+            report.error("missing-field", where, f"{text}; write the size of the image file")
+        try:
+            name = file_name(image)
+            path_inside(name)
+        except DataError as error:
+            kind = "path-leaves-folder" if "leaves" in str(error) else "missing-field"
+            report.error(kind, where, str(error).removeprefix(f"{where}: "))
+            continue
+        if files.setdefault(name, number) != number:
+            report.warning("duplicate-file", where, f"has the same file as image {files[name]}: {name}")
+    return sizes
+
+
+def check_annotations(
+    report: AnnotationReport,
+    annotations: list[Entry],
+    *,
+    sizes: dict[object, tuple[int, int] | None],
+    categories: set[object],
+    masks: bool,
+) -> None:
+    """Check the image, category, box and mask of every annotation."""
+    for number, entry in report.unique("annotation", annotations).items():
+        where = f"annotation {number}"
+        if entry["image_id"] not in sizes:
+            text = f"belongs to image {entry['image_id']}, which is not listed; add the image or remove the annotation"
+            report.error("unknown-image", where, text)
+        category = entry.get("category_id")
+        if type(category) is not int or category not in categories:
+            text = f"has category {category!r:.40}, which is not listed; add it to categories"
+            report.error("unknown-category", where, text)
+        if entry.get("iscrowd", 0) not in (0, 1):
+            report.error("wrong-type", where, f"expected iscrowd 0 or 1, got {entry['iscrowd']!r:.40}")
+        if "area" in entry and not finite(entry["area"]):
+            report.error("not-a-number", where, f"expected a finite area, got {entry['area']!r:.40}; leave it out")
+        size = sizes.get(entry["image_id"])
+        check_box(report, where, entry.get("bbox"), size)
+        check_mask(report, where, entry.get("segmentation"), size, required=masks)
+
+
+def check_box(report: AnnotationReport, where: str, box: object, size: tuple[int, int] | None) -> None:
+    """Check a box [x, y, width, height]."""
+    if not isinstance(box, list) or len(box) != 4 or not all(isinstance(each, int | float) for each in box):
+        report.error("bad-box", where, f"expected bbox as [x, y, width, height], got {box!r:.60}")
+        return
+    if not all(map(finite, box)):
+        report.error("not-a-number", where, f"expected finite numbers in bbox, got {box}; remove the annotation")
+        return
+    x, y, width, height = box
+    if width < 0 or height < 0:
+        text = f"bbox {box} has a negative width or height; bbox is [x, y, width, height], not two corners"
+        report.error("bad-box", where, text)
+        return
+    if width == 0 or height == 0:
+        report.warning("box-without-area", where, f"bbox {box} has no area; training leaves it out")
+        return
+    if size is None:
+        return
+    gap = max(-x - width, -y - height, x - size[0], y - size[1])
+    out = max(-x, -y, x + width - size[0], y + height - size[1])
+    described = f"bbox {box} in an image of {size[0]} x {size[1]}"
+    if gap >= TOLERANCE:
+        text = f"{described} lies outside; bbox is [x, y, width, height] in pixels of the stored image"
+        report.error("box-outside", where, text)
+    elif gap >= 0:
+        report.warning("box-without-area", where, f"{described} has no area inside; training leaves it out")
+    elif out > TOLERANCE:
+        report.warning("box-sticks-out", where, f"{described} sticks out by {out:g} pixels; training clips it")
+
+
+def check_mask(
+    report: AnnotationReport, where: str, mask: object, size: tuple[int, int] | None, *, required: bool
+) -> None:
+    """Check a mask, given as polygons or as RLE."""
+    if mask is None or mask == []:
+        if required:
+            report.error("no-mask", where, "has no segmentation; a model with masks needs polygons or RLE")
+    elif isinstance(mask, list):
+        check_polygons(report, where, mask, size)
+    elif isinstance(mask, dict):
+        check_rle(report, where, mask, size)
+    else:
+        report.error("bad-mask", where, f"expected segmentation as polygons or RLE, got {mask!r:.40}")
+
+
+def check_polygons(report: AnnotationReport, where: str, polygons: list[Any], size: tuple[int, int] | None) -> None:
+    """Check polygons: each is a list [x1, y1, x2, y2, ...] of at least three corners."""
+    corners: list[float] = []
+    for position, polygon in enumerate(polygons):
+        name = f"polygon {position}"
+        if not isinstance(polygon, list) or not all(isinstance(each, int | float) for each in polygon):
+            report.error("bad-polygon", where, f"{name}: expected a list [x1, y1, x2, y2, ...], got {polygon!r:.40}")
+        elif not all_finite(polygon):
+            report.error("not-a-number", where, f"{name} contains NaN or infinity; draw it again")
+        elif len(polygon) % 2:
+            text = f"{name}: expected pairs of x and y, got {len(polygon)} numbers; draw it again"
+            report.error("bad-polygon", where, text)
+        elif len(polygon) < 6:
+            text = f"{name} has {len(polygon) // 2} corners, fewer than 3; it is left out of the mask"
+            report.warning("bad-polygon", where, text)
+        else:
+            corners += polygon
+    if size is not None and corners:
+        xs, ys = corners[::2], corners[1::2]
+        if max(xs) <= 0 or max(ys) <= 0 or min(xs) >= size[0] or min(ys) >= size[1]:
+            text = f"the mask lies outside the image of {size[0]} x {size[1]}; give pixels of the stored image"
+            report.error("mask-outside", where, text)
+        elif min(xs) < -size[0] or min(ys) < -size[1] or max(xs) > 2 * size[0] or max(ys) > 2 * size[1]:
+            # The time to draw a polygon grows with its perimeter, including the part outside the image.
+            text = f"the polygons exceed the image of {size[0]} x {size[1]} by more than its own size"
+            report.error("bad-polygon", where, f"{text}; give pixels of the stored image")
+
+
+def check_rle(report: AnnotationReport, where: str, mask: Entry, size: tuple[int, int] | None) -> None:
+    """Check an RLE: ``size`` is [height, width]; ``counts`` are run lengths, column by column, or compressed."""
+    extent, counts = mask.get("size"), mask.get("counts")
+    if not (isinstance(extent, list) and len(extent) == 2 and all(type(each) is int and each > 0 for each in extent)):
+        report.error("bad-rle", where, f"expected the RLE's size as [height, width], got {extent!r:.40}")
+        return
+    if size is not None and extent != [size[1], size[0]]:
+        text = f"the RLE is for {extent[1]} x {extent[0]}, the image is {size[0]} x {size[1]}; encode the mask again"
+        report.error("rle-size", where, text)
+        return
+    pixels = extent[0] * extent[1]
+    if pixels > LARGEST:
+        report.error(
+            "bad-rle", where, f"the RLE is for {extent[1]} x {extent[0]}, larger than any image that Pillow reads"
+        )
+        return
+    advice = f"do not fill the {pixels} pixels of the mask; encode it again"
+    if isinstance(counts, list):
+        if not all(type(each) is int and each >= 0 for each in counts):
+            report.error("bad-rle", where, "expected whole numbers of at least 0 as counts; encode the mask again")
+        elif sum(counts) != pixels:
+            report.error("rle-counts", where, f"the RLE's counts sum to {sum(counts)} and {advice}")
+    elif isinstance(counts, str):
+        try:
+            rle_codec.decode({"size": extent, "counts": counts})
+        except (RuntimeError, ValueError):
+            report.error("rle-counts", where, f"the RLE's compressed counts {advice}")
+    else:
+        report.error("bad-rle", where, f"expected the RLE's counts as a list or a string, got {counts!r:.40}")
+
+
+def all_finite(numbers: Sequence[float]) -> bool:
+    """Return whether no number is NaN, infinite, or an int larger than any float."""
+    try:
+        return math.isfinite(sum(numbers)) or all(map(finite, numbers))  # the sum is faster
+    except OverflowError:
+        return False

@@ -1,0 +1,137 @@
+"""Evaluate a weights file on a data set: average precision and the best score threshold."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from torch.utils.data import DataLoader
+
+from bucketrank.data import CocoDataset, DataError, Split, collate, eval_transform, find_splits, require_sound
+from bucketrank.detectors import Detector
+from bucketrank.devices import resolve_device
+from bucketrank.evaluation import EvaluationResult, Evaluator
+from bucketrank.model_files.atomic import write_text
+from bucketrank.model_files.loading import load_model
+from bucketrank.model_files.weights import Meta
+from bucketrank.recipes import from_dict
+
+
+@dataclass(frozen=True)
+class EvaluationSetup:
+    """A detector on its device in evaluation mode, and the images to evaluate it on."""
+
+    model: Detector
+    meta: Meta
+    images: CocoDataset
+    evaluator: Evaluator
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The metrics of boxes and, if the model has them, masks; and the threshold with the best F1 on this data."""
+
+    boxes: EvaluationResult
+    masks: EvaluationResult | None
+    threshold: float
+    images: int
+    meta: Meta
+
+
+def evaluate(
+    weights: Path | str,
+    data: Path | str,
+    *,
+    split: str = "val",
+    layout: str | None = None,
+    batch_size: int = 1,
+    workers: int = 0,
+    device: str = "auto",
+    most: int | None = None,
+    detections: Path | None = None,
+) -> Evaluation:
+    """Evaluate a weights file on a split of the data folder ``data``, or on its first ``most`` images.
+
+    Detections of every score count. ``detections`` is a file to write them to, in COCO's result format.
+    """
+    setup = prepare_evaluation(weights, data, split=split, layout=layout, device=device)
+    indices = range(len(setup.images) if most is None else min(most, len(setup.images)))
+    loader = DataLoader(
+        setup.images, sampler=list(indices), batch_size=batch_size, num_workers=workers, collate_fn=collate
+    )
+    evaluator = setup.evaluator
+    with torch.inference_mode():
+        for images, targets in loader:
+            batch_detections = setup.model([image.to(setup.device) for image in images])
+            evaluator.add([int(target["image_id"]) for target in targets], batch_detections)
+    if detections is not None:
+        write_text(detections, json.dumps(evaluator.detections))
+    seen_only = most is not None
+    threshold = evaluator.best_threshold(seen_only=seen_only)
+    return Evaluation(
+        boxes=evaluator.result("boxes", seen_only=seen_only),
+        masks=evaluator.result("masks", seen_only=seen_only) if setup.model.masks else None,
+        threshold=0.0 if math.isnan(threshold) else threshold,
+        images=len(indices),
+        meta=setup.meta,
+    )
+
+
+def prepare_evaluation(
+    weights: Path | str, data: Path | str, *, split: str = "val", layout: str | None = None, device: str = "auto"
+) -> EvaluationSetup:
+    """Load a weights file and a split of the data folder ``data``; DataError unless the classes are the same."""
+    model, meta = load_model(weights)
+    chosen = _find_split(data, split, layout)
+    require_sound(chosen, masks=model.masks)
+    images = CocoDataset(chosen, transform=eval_transform())
+    if (images.category_ids, images.class_names) != (meta.category_ids, meta.classes):
+        raise DataError(
+            f"{chosen.annotations}: expected the classes of {weights}, {', '.join(meta.classes[:10])} "
+            f"(categories {meta.category_ids[:10]}), got {', '.join(images.class_names[:10])} "
+            f"({images.category_ids[:10]})"
+        )
+    style = from_dict(meta.recipe, source=str(weights)).data.style
+    evaluator = Evaluator(chosen, masks=model.masks, style=style)
+    torch_device = resolve_device(device)
+    return EvaluationSetup(model.to(torch_device), meta, images, evaluator, torch_device)
+
+
+def _find_split(data: Path | str, split: str, layout: str | None) -> Split:
+    splits = find_splits(data, layout=layout)
+    chosen = {"val": splits.val, "train": splits.train}.get(split)
+    if chosen is None:
+        raise DataError(f"{data}: there is no split {split!r}; expected val or train, if the folder has both")
+    return chosen
+
+
+def print_evaluation(console: Console, evaluation: Evaluation) -> None:
+    """Print COCO's metrics and the AP of each class."""
+    masks = evaluation.masks
+    table = Table("", "boxes", *(["masks"] if masks else []), box=None, padding=(0, 2, 0, 0))
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for key, value in evaluation.boxes.metrics.items():
+        table.add_row(key, _percent(value), *([_percent(masks.metrics[key])] if masks else []))
+    console.print(table)
+    classes = Table("class", "AP", *(["mask AP"] if masks else []), box=None, padding=(0, 2, 0, 0))
+    for name, value in evaluation.boxes.per_class.items():
+        classes.add_row(escape(name), _percent(value), *([_percent(masks.per_class[name])] if masks else []))
+    console.print(classes)
+    console.print(
+        f"{evaluation.images:,} images; the threshold with the best F1 is {evaluation.threshold:.4g} "
+        f"(stored with the weights: {evaluation.meta.threshold:.4g})",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _percent(value: float) -> str:
+    return "-" if math.isnan(value) else f"{100 * value:.1f}"

@@ -1,0 +1,61 @@
+"""``build``: from the name of a detector to the detector; every setting is a keyword."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from bucketrank.catalogue import (
+    BackboneSettings,
+    DetectorSettings,
+    InputSettings,
+    LossSettings,
+    Settings,
+    describe,
+    detector_settings,
+    detector_spec,
+    loss_settings,
+)
+from bucketrank.detectors.detector import Detector
+from bucketrank.suggestions import nearest, require_choice
+
+
+def build(
+    name: str | DetectorSettings,
+    *,
+    num_classes: int,
+    backbone: str | BackboneSettings = "resnet50",
+    loss: str | LossSettings = "rs",
+    inputs: InputSettings | None = None,
+    **settings: Any,
+) -> Detector:
+    """Build a detector for ``num_classes`` classes of objects, to be trained with ``loss``.
+
+    ``name`` and ``loss`` are names in the catalogue, or settings. Further keywords are settings of the detector, the
+    loss, the backbone or the inputs; no two of these groups have a setting of the same name.
+
+    >>> model = build("atss", num_classes=3, backbone="resnet18", loss="rs", delta=0.25, min_size=320, max_size=512)
+    >>> model.criterion.delta
+    0.25
+    """
+    detector = detector_settings(name) if isinstance(name, str) else name
+    loss = loss_settings(loss) if isinstance(loss, str) else loss
+    groups: dict[str, Settings] = {
+        "settings": detector,
+        "backbone": BackboneSettings(name=backbone) if isinstance(backbone, str) else backbone,
+        "loss": loss,
+        "inputs": inputs or InputSettings(),
+    }
+    known = {group: {each.name for each in describe(type(value))} - {"name"} for group, value in groups.items()}
+    for keyword in settings:
+        if not any(keyword in names for names in known.values()):
+            nearest_name = nearest(keyword, sorted(set().union(*known.values())))
+            raise TypeError(f"build: {detector.name} with loss {loss.name} has no setting {keyword!r}; {nearest_name}")
+    for group, value in groups.items():
+        changes = {keyword: settings[keyword] for keyword in settings if keyword in known[group]}
+        groups[group] = replace(value, **changes)
+    spec = detector_spec(detector.name)
+    if spec.losses is not None:
+        require_choice(f"loss.name for {detector.name}", loss.name, spec.losses)
+    model: Detector = spec.load()(num_classes, **groups)
+    return model

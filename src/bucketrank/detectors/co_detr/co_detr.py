@@ -1,0 +1,203 @@
+"""Co-DETR: a deformable DETR with auxiliary heads in training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torchvision.models.detection.image_list import ImageList
+from torchvision.ops import box_convert, clip_boxes_to_image
+
+from bucketrank.catalogue import BackboneSettings, InputSettings, LossSettings
+from bucketrank.catalogue.detector_specs import CoDETRSettings
+from bucketrank.detectors.backbone import Backbone
+from bucketrank.detectors.co_detr.auxiliary import AUXILIARY, AuxiliarySettings
+from bucketrank.detectors.co_detr.decoder import Decoded, Decoder, SelectedQueries
+from bucketrank.detectors.co_detr.geometry import Geometry
+from bucketrank.detectors.co_detr.level_projection import LevelProjection, normalised
+from bucketrank.detectors.co_detr.proposals import Proposer
+from bucketrank.detectors.co_detr.queries import AuxiliaryQueries
+from bucketrank.detectors.co_detr.transformer import Encoder, TransformerSettings
+from bucketrank.detectors.criterion import Assigned, Criterion, HeadRecipe, LossTerms, build_criterion, named
+from bucketrank.detectors.detector import Detector
+from bucketrank.detectors.postprocess import best_entries
+from bucketrank.detectors.targets import Target
+from bucketrank.ops.assignment import assign_hungarian
+from bucketrank.suggestions import require_choice
+
+# The published weights: classification 2, L1 5 = 2 * 2.5 and GIoU 2. RS loss balances the box losses instead.
+RECIPE = HeadRecipe(ranking_weight=2.0, scored_weight=2.0, l1_weight=2.5, prior=0.01, confident=False)
+RANKING_CLASS_COST, SCORED_CLASS_COST = 4.0, 2.0
+
+# From the logits and boxes of the queries of one layer to the object of each query, per image.
+Matching = Callable[[Tensor, Tensor], list[Tensor]]
+
+
+class CoDETR(Detector):
+    """Two-stage deformable DETR with auxiliary heads; with ``loss="rs"`` it is BRS-DETR, with ``"focal"`` Co-DETR.
+
+    The auxiliary heads train on the encoder's maps. Their positives become further queries of the same decoder, many
+    for one object. Only the decoder detects.
+    """
+
+    usual_size_divisor = 1
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        backbone: BackboneSettings,
+        loss: LossSettings,
+        inputs: InputSettings,
+        settings: CoDETRSettings,
+    ) -> None:
+        for name in settings.auxiliary:
+            require_choice("detector.auxiliary", name, AUXILIARY)
+        if len(set(settings.auxiliary)) < len(settings.auxiliary):
+            raise ValueError(f"detector.auxiliary: expected each head at most once, got {settings.auxiliary!r}")
+        channels = settings.channels
+        transformer = TransformerSettings(
+            width=channels,
+            heads=settings.heads,
+            points=settings.points,
+            feedforward=settings.feedforward,
+            encoder_layers=settings.encoder_layers,
+            decoder_layers=settings.decoder_layers,
+            dropout=settings.dropout,
+            checkpointing=settings.transformer_checkpointing,
+        )
+        super().__init__(num_classes, backbone=backbone, inputs=inputs)
+        self.backbone.freeze_only_finest()
+        if backbone.weights is not None and self.backbone.freeze_batch_norm:
+            freeze_affine(self.backbone)
+        self.criterion = build_criterion(loss, RECIPE)
+        published = RANKING_CLASS_COST if self.criterion.ranking else SCORED_CLASS_COST
+        self.class_cost = published if settings.class_cost is None else settings.class_cost
+        self.detections = settings.detections
+        score = self.criterion.initial_score
+        self.neck = LevelProjection(self.backbone.channels, channels)
+        self.encoder = Encoder(transformer)
+        self.proposer = Proposer(channels, score=score)
+        self.selected = SelectedQueries(channels, settings.queries)
+        self.decoder = Decoder(transformer, num_classes=num_classes, score=score)
+        shared = AuxiliarySettings(
+            width=channels,
+            num_classes=num_classes,
+            loss=loss,
+            size_divisor=self.size_divisor,
+            weight=settings.auxiliary_weight,
+            sampling=settings.sampling,
+            hidden=settings.hidden,
+            proposals=settings.proposals,
+            proposal_candidates=settings.proposal_candidates,
+            topk=settings.topk,
+        )
+        self.auxiliary = nn.ModuleDict({name: AUXILIARY[name](shared) for name in settings.auxiliary})
+        self.auxiliary_queries = nn.ModuleDict(
+            {name: AuxiliaryQueries(channels, limit=settings.auxiliary_queries) for name in settings.auxiliary}
+        )
+        self.fifth = normalised(channels, channels, kernel=3) if settings.auxiliary else None
+
+    def losses(self, images: ImageList, features: list[Tensor], ground_truths: list[Target]) -> dict[str, Tensor]:
+        geometry, memory = self.encode(images, features)
+        proposals = self.proposer(memory, geometry)
+        one_class = [each | {"labels": torch.zeros_like(each["labels"])} for each in ground_truths]
+        match = self.matching(one_class, images.image_sizes, valid=proposals.valid)
+        proposed = [Decoded(proposals.logits, proposals.boxes)]
+        terms = named("encoder", self.layer_losses(proposed, match, one_class, images))
+
+        decoded = self.decoder(self.selected(proposals.best(self.selected.count)), memory, geometry)
+        match = self.matching(ground_truths, images.image_sizes)
+        terms |= named("decoder", self.layer_losses(decoded, match, ground_truths, images))
+
+        maps = geometry.maps(memory)
+        if self.fifth is not None:
+            maps.append(self.fifth(maps[-1]))
+        for name, head in self.auxiliary.items():
+            head_terms, candidates = head(images, maps, ground_truths)
+            queries, matches = self.auxiliary_queries[name](candidates, images.image_sizes)
+            decoded = self.decoder(queries, memory, geometry)
+            query_terms = self.layer_losses(decoded, lambda *_, known=matches: known, ground_truths, images)
+            terms |= head_terms | named(f"{name}_queries", query_terms)
+        return terms
+
+    def encode(self, images: ImageList, features: list[Tensor]) -> tuple[Geometry, Tensor]:
+        """Return the geometry of the tokens and the encoder's output (B, S, C), called memory."""
+        height, width = images.tensors.shape[-2:]
+        geometry = Geometry.of(features, (height, width), images.image_sizes)
+        return geometry, self.encoder(features, geometry)
+
+    def matching(
+        self, ground_truths: list[Target], image_sizes: list[tuple[int, int]], valid: Tensor | None = None
+    ) -> Matching:
+        """Return the Hungarian matching of one query to one object; only queries in ``valid`` (B, Q) take part."""
+        alpha, gamma = self.criterion.matching_focal
+
+        def match(logits: Tensor, boxes: Tensor) -> list[Tensor]:
+            return [
+                assign_hungarian(
+                    in_pixels(boxes[image].detach(), size),
+                    ground_truth["boxes"],
+                    logits=logits[image].detach(),
+                    labels=ground_truth["labels"],
+                    image_size=size,
+                    class_cost=self.class_cost,
+                    alpha=alpha,
+                    gamma=gamma,
+                    valid=None if valid is None else valid[image],
+                )
+                for image, (ground_truth, size) in enumerate(zip(ground_truths, image_sizes, strict=True))
+            ]
+
+        return match
+
+    def layer_losses(
+        self, layers: list[Decoded], match: Matching, ground_truths: list[Target], images: ImageList
+    ) -> LossTerms:
+        """Return the loss terms summed over the layers of a decoder; each layer is matched and ranked on its own."""
+        layer_terms = [
+            self.criterion(
+                Assigned.from_queries(
+                    layer.logits,
+                    layer.boxes,
+                    matches=match(layer.logits, layer.boxes),
+                    ground_truths=ground_truths,
+                    image_sizes=images.image_sizes,
+                )
+            )
+            for layer in layers
+        ]
+        return {name: torch.stack([terms[name] for terms in layer_terms]).sum() for name in layer_terms[0]}
+
+    def detecting_criterion(self) -> tuple[Criterion, int]:
+        # Per step, one call is for the encoder's proposals, then one for each layer of the decoder. The last detects.
+        return self.criterion, len(self.decoder.layers)
+
+    def detect(self, images: ImageList, features: list[Tensor]) -> list[dict[str, Tensor]]:
+        geometry, memory = self.encode(images, features)
+        boxes = self.proposer(memory, geometry).best(self.selected.count)
+        last = self.decoder(self.selected(boxes), memory, geometry)[-1]
+        results = []
+        for image, size in enumerate(images.image_sizes):
+            scores = self.criterion.scores(last.logits[image])
+            values, rows, labels = best_entries(scores, limit=self.detections, threshold=-1.0)
+            best_boxes = clip_boxes_to_image(in_pixels(last.boxes[image, rows], size), size)
+            results.append({"boxes": best_boxes, "scores": values, "labels": labels})
+        return results
+
+
+def in_pixels(boxes: Tensor, size: tuple[int, int]) -> Tensor:
+    """Convert (cx, cy, w, h) in units of an image of (height, width) to (x1, y1, x2, y2) in pixels."""
+    height, width = size
+    corners: Tensor = box_convert(boxes.float(), "cxcywh", "xyxy") * boxes.new_tensor([width, height, width, height])
+    return corners
+
+
+def freeze_affine(backbone: Backbone) -> None:
+    """Freeze the affine parameters of batch norms too, as DETRs do with a pretrained backbone."""
+    for name, module in backbone.named_modules():
+        if isinstance(module, _BatchNorm):
+            backbone.frozen += [f"{name}.{key}" for key, _ in module.named_parameters()]
+    backbone.train(backbone.training)

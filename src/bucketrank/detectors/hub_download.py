@@ -1,0 +1,46 @@
+"""Downloads of pretrained weights from the Hugging Face hub, or from its cache."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from huggingface_hub import constants
+
+CONNECT_SECONDS = 5
+
+
+@contextmanager
+def downloading(name: str) -> Iterator[None]:
+    """Run a download of the weights of ``name``; a failure becomes a ConnectionError that says what to do.
+
+    If the hub is unreachable only the cache is read, because the hub's library would retry for a minute.
+    """
+    offline = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = offline or not is_reachable(constants.ENDPOINT)
+    try:
+        yield
+    except OSError as error:
+        host = urlsplit(constants.ENDPOINT).hostname
+        reason = f"no connection to {host}" if constants.HF_HUB_OFFLINE else f"{error}".partition("\n")[0]
+        raise ConnectionError(
+            f"backbone.weights: the pretrained weights of {name} cannot be downloaded ({reason:.200}); pass a file "
+            "with --backbone.weights FILE.safetensors, or start from random weights with --backbone.weights null"
+        ) from error
+    finally:
+        constants.HF_HUB_OFFLINE = offline
+
+
+def is_reachable(address: str) -> bool:
+    """Return whether the host accepts a connection within CONNECT_SECONDS; assumed true behind a proxy."""
+    if {"all", "https"} & set(getproxies()):
+        return True
+    parts = urlsplit(address)
+    try:
+        socket.create_connection((parts.hostname or "", parts.port or 443), timeout=CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True

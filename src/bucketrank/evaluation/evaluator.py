@@ -1,0 +1,234 @@
+"""Average precision by COCO's and LVIS's rules; faster-coco-eval matches detections and objects."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch.distributed
+from faster_coco_eval import COCO
+from faster_coco_eval.core import mask as rle_codec
+from faster_coco_eval.core.faster_eval_api import COCOeval_faster
+from torch import Tensor
+
+from bucketrank.data.annotations import Document, Split, category_ids, usable_polygons
+from bucketrank.evaluation.coco_records import Record, coco_records, highest_scoring
+from bucketrank.evaluation.threshold import Curve, best_threshold
+
+Kind = Literal["boxes", "masks"]
+
+LVIS_DETECTIONS = 300  # per image, over all classes
+COCO_NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
+LVIS_NAMES = {
+    "AP_all": "AP",
+    "AP_50": "AP50",
+    "AP_75": "AP75",
+    "AP_small": "APs",
+    "AP_medium": "APm",
+    "AP_large": "APl",
+    "APr": "APr",
+    "APc": "APc",
+    "APf": "APf",
+    "AR_all": "AR300",
+    "AR_small": "ARs",
+    "AR_medium": "ARm",
+    "AR_large": "ARl",
+}
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """AP and AR from 0 to 1; NaN where the data has no object of that class or size.
+
+    ``metrics`` has AP, AP50, AP75, APs, APm, APl, AR1, AR10, AR100, ARs, ARm and ARl. For LVIS it also has APr, APc and
+    APf, and AR300 instead of AR1, AR10 and AR100. ``per_class`` has the AP of each class by name.
+    """
+
+    metrics: dict[str, float]
+    per_class: dict[str, float]
+
+
+class Evaluator:
+    """Collect the detections of a split and compute AP and AR.
+
+    Every image of the split counts, even if no detections were added for it; ``seen_only`` restricts the result to the
+    images that were added. An image that is added twice, for example by a distributed sampler that fills the last
+    batch, counts once. A detection on a crowd counts neither as right nor as wrong.
+
+    ``style="lvis"`` keeps the 300 detections of highest score per image and drops those without area. It counts a class
+    only in the images that LVIS annotated for that class. ``style="auto"`` is ``"lvis"`` if every category has a
+    frequency, otherwise ``"coco"``.
+
+    >>> document = {
+    ...     "images": [{"id": 7, "width": 20, "height": 20}],
+    ...     "categories": [{"id": 3, "name": "cat"}],
+    ...     "annotations": [{"id": 1, "image_id": 7, "category_id": 3, "bbox": [2, 2, 10, 10]}],
+    ... }
+    >>> evaluator = Evaluator(document)
+    >>> detections = {"boxes": [[2.0, 2, 12, 12], [0, 0, 5, 5]], "labels": [1, 1], "scores": [0.2, 0.1]}
+    >>> evaluator.add([7], [{name: torch.tensor(values) for name, values in detections.items()}])
+    >>> round(evaluator.result().metrics["AP"], 4), evaluator.best_threshold()
+    (1.0, 0.15...)
+    """
+
+    def __init__(
+        self, annotations: Split | Document, *, masks: bool = False, style: Literal["auto", "coco", "lvis"] = "coco"
+    ) -> None:
+        document = annotations.read() if isinstance(annotations, Split) else annotations
+        self.masks = masks
+        self.categories = category_ids(document)
+        with_frequencies = all("frequency" in category for category in document["categories"])
+        self.style = ("lvis" if with_frequencies else "coco") if style == "auto" else style
+        if style == "lvis" and not with_frequencies:
+            raise ValueError("Evaluator: expected the frequency of every category for style='lvis'; use style='coco'")
+        self._document = document
+        self._image_ids = {image["id"] for image in document["images"]}
+        self._records: dict[int, list[Record]] = {}  # by image id
+
+    def add(self, image_ids: Sequence[int] | Tensor, detections: Sequence[Mapping[str, Tensor]]) -> None:
+        """Add the detections of some images, as torchvision's detectors return them: boxes, labels, scores, masks."""
+        for image_id, each in zip(map(int, image_ids), detections, strict=True):
+            if image_id not in self._image_ids:
+                raise ValueError(f"Evaluator: expected ids of images in the annotations, got {image_id}")
+            records = coco_records(each, image_id=image_id, categories=self.categories, masks=self.masks)
+            if self.style == "lvis":
+                records = highest_scoring(records, LVIS_DETECTIONS)
+            self._records[image_id] = records
+
+    def merge(self, other: Evaluator) -> None:
+        """Add the detections of another process; images that both have count once."""
+        self._records |= other._records
+
+    def gather(self) -> None:
+        """Give every process the detections of all processes; do nothing outside distributed training."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            parts: list[Any] = [None] * torch.distributed.get_world_size()
+            torch.distributed.all_gather_object(parts, self._records)
+            for part in parts:
+                self._records |= part
+
+    def reset(self) -> None:
+        """Remove all detections."""
+        self._records = {}
+
+    @property
+    def detections(self) -> list[Record]:
+        """All detections in COCO's result format, ready for JSON, in ascending order of image ids."""
+        return [record for image_id in sorted(self._records) for record in self._records[image_id]]
+
+    def result(self, kind: Kind = "boxes", *, seen_only: bool = False) -> EvaluationResult:
+        """Return AP and AR of boxes or masks."""
+        evaluation = self._evaluation(kind, seen_only=seen_only)
+        if self.style == "lvis":
+            evaluation.params.maxDets = [LVIS_DETECTIONS]
+        evaluation.run()
+        if self.style == "lvis":
+            stats = evaluation.stats_as_dict
+            metrics = {name: _or_nan(stats[lvis_name]) for lvis_name, name in LVIS_NAMES.items()}
+        else:
+            metrics = {name: _or_nan(each) for name, each in zip(COCO_NAMES, evaluation.stats, strict=True)}
+        # Axes: IoU thresholds, recalls, classes, ranges of area, numbers of detections.
+        precision = np.asarray(evaluation.eval["precision"])[:, :, :, 0, -1]
+        names = {category["id"]: category["name"] for category in self._document["categories"]}
+        per_class = {}
+        for position, category_id in enumerate(self.categories):
+            values = precision[:, :, position]
+            per_class[names[category_id]] = float(values[values > -1].mean()) if (values > -1).any() else math.nan
+        return EvaluationResult(metrics, per_class)
+
+    def metrics(self, *, seen_only: bool = False) -> dict[str, float]:
+        """Return all metrics in one dict for logging: ``boxes/AP``, ... and, with masks, ``masks/AP``, ..."""
+        kinds: tuple[Kind, ...] = ("boxes", "masks") if self.masks else ("boxes",)
+        results = {kind: self.result(kind, seen_only=seen_only) for kind in kinds}
+        return {f"{kind}/{name}": value for kind, each in results.items() for name, value in each.metrics.items()}
+
+    def precision_recall(self, kind: Kind = "boxes", *, iou: float = 0.5, seen_only: bool = False) -> Curve:
+        """Return precision and recall by score, over all classes together, with detections matched at ``iou``."""
+        evaluation = self._evaluation(kind, seen_only=seen_only)
+        evaluation.params.iouThrs = np.asarray([iou])
+        evaluation.params.areaRng = evaluation.params.areaRng[:1]
+        evaluation.params.areaRngLbl = evaluation.params.areaRngLbl[:1]
+        evaluation.params.maxDets = [max((len(records) for records in self._records.values()), default=1)]
+        evaluation.evaluate()
+        evaluation.accumulate()
+        annotations, detections = evaluation.cocoGt.anns, evaluation.cocoDt.anns  # by id
+        matched = {}  # detection id: whether it matches an object rather than a crowd
+        for pair in evaluation.eval["matched"]:
+            detection_id, annotation_id = map(int, pair.split("_"))
+            matched[detection_id] = not annotations[annotation_id]["iscrowd"]
+        counted = [detection_id for detection_id in detections if matched.get(detection_id, True)]
+        return Curve.of(
+            scores=np.asarray([detections[detection_id]["score"] for detection_id in counted], dtype=np.float64),
+            right=np.asarray([detection_id in matched for detection_id in counted], dtype=bool),
+            objects=sum(not entry["iscrowd"] for entry in annotations.values()),
+        )
+
+    def best_threshold(self, kind: Kind = "boxes", *, iou: float = 0.5, seen_only: bool = False) -> float:
+        """Return the minimum score to report, chosen for the best F1 (see threshold.best_threshold)."""
+        return best_threshold(self.precision_recall(kind, iou=iou, seen_only=seen_only))
+
+    def _evaluation(self, kind: Kind, *, seen_only: bool) -> Any:
+        if kind == "masks" and not self.masks:
+            raise ValueError("Evaluator: expected masks=True for kind='masks', got masks=False")
+        image_ids = set(self._records) if seen_only else self._image_ids
+        document = ground_truth_document(self._document, image_ids=image_ids, masks=kind == "masks")
+        records = counted_by_lvis(document, self.detections, kind) if self.style == "lvis" else self.detections
+        left_out = "segmentation" if kind == "boxes" else "bbox"  # with a bbox, loadRes would take the area from it
+        records = [{name: each for name, each in record.items() if name != left_out} for record in records]
+        ground_truth = COCO(document)
+        return COCOeval_faster(
+            ground_truth,
+            ground_truth.loadRes(records),
+            {"boxes": "bbox", "masks": "segm"}[kind],
+            print_function=lambda *_: None,
+            lvis_style=self.style == "lvis",
+        )
+
+
+def ground_truth_document(document: Document, *, image_ids: Set[int], masks: bool) -> Document:
+    """Return a copy with these images only, annotation ids from 1, and an area for every annotation.
+
+    It is a copy because faster-coco-eval writes into the document. To faster-coco-eval, an id of 0 means "not matched".
+    """
+    annotations = []
+    for number, entry in enumerate(document["annotations"], start=1):
+        if entry["image_id"] not in image_ids:
+            continue
+        copy = {name: entry[name] for name in ("image_id", "category_id", "bbox")}
+        copy["id"] = number
+        copy["iscrowd"] = int(entry.get("iscrowd", 0))
+        copy["area"] = entry.get("area", entry["bbox"][2] * entry["bbox"][3])
+        if masks:
+            mask = entry.get("segmentation") or []
+            copy["segmentation"] = usable_polygons(mask) if isinstance(mask, list) else mask
+        annotations.append(copy)
+    return {
+        "images": [dict(image) for image in document["images"] if image["id"] in image_ids],
+        "categories": [dict(category) for category in document["categories"]],
+        "annotations": annotations,
+    }
+
+
+def counted_by_lvis(document: Document, records: Sequence[Record], kind: Kind) -> list[Record]:
+    """Return the detections that LVIS counts: those with an area, of classes that were annotated in their image.
+
+    A class was annotated in an image if it has an object there or is listed in ``neg_category_ids``. Objects without
+    area are removed from ``document`` first, so that they do not make their class count.
+    """
+    document["annotations"] = [entry for entry in document["annotations"] if entry["area"] > 0]
+    annotated = {image["id"]: set(image.get("neg_category_ids", ())) for image in document["images"]}
+    for entry in document["annotations"]:
+        annotated[entry["image_id"]].add(entry["category_id"])
+    return [
+        record
+        for record in records
+        if record["category_id"] in annotated[record["image_id"]]
+        and (record["bbox"][2] * record["bbox"][3] if kind == "boxes" else rle_codec.area(record["segmentation"])) > 0
+    ]
+
+
+def _or_nan(value: float) -> float:
+    return float(value) if value > -1 else math.nan

@@ -1,0 +1,75 @@
+"""The ranking loss that both adapters put into a model: its settings, its terms and the labels of its positives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from bucketrank.choices import Method
+from bucketrank.losses import ap_loss, rank_sort_loss, self_balance
+from bucketrank.losses.functional import check_settings
+
+LossName = Literal["rs", "ap"]
+
+DEFAULT_DELTAS: dict[LossName, float] = {"rs": 0.5, "ap": 1.0}
+# The label of a positive whose box does not overlap its object. A label of 0 would mark a negative.
+SMALLEST_LABEL = 1e-6
+
+
+@dataclass(frozen=True)
+class RankingLoss:
+    """A ranking loss and its settings, as given to ``use_ranking_loss``.
+
+    Without ``delta`` the loss uses its own default. Without ``box_weight`` the box losses are self-balanced.
+    """
+
+    loss: LossName = "rs"
+    method: Method = "exact"
+    delta: float | None = None
+    box_weight: float | None = None
+
+    def __post_init__(self) -> None:
+        names = get_args(LossName)
+        if self.loss not in names:
+            raise ValueError(f"use_ranking_loss: expected loss to be one of {', '.join(names)}, got {self.loss!r}")
+        check_settings("use_ranking_loss", self.effective_delta, self.method)
+        if self.box_weight is not None and not _is_weight(self.box_weight):
+            raise ValueError(
+                "use_ranking_loss: expected box_weight to be None or a finite number of at least 0, "
+                f"got {self.box_weight!r}"
+            )
+
+    @property
+    def effective_delta(self) -> float:
+        """The ``delta`` that the loss is called with: half the width of the ramp of the smoothed step."""
+        return DEFAULT_DELTAS[self.loss] if self.delta is None else self.delta
+
+    def terms(self, logits: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Return the terms under the names they are logged by: ``rank``, and for Rank & Sort also ``sort``."""
+        if self.loss == "ap":
+            return {"rank": ap_loss(logits, targets, delta=self.effective_delta, method=self.method)}
+        ranking, sorting = rank_sort_loss(logits, targets, delta=self.effective_delta, method=self.method)
+        return {"rank": ranking, "sort": sorting}
+
+    def labels(self, ious: Tensor) -> Tensor:
+        """Return the targets of positives from the IoUs of their boxes: the IoU for Rank & Sort, 1 for AP.
+
+        The targets carry no gradient.
+        """
+        ious = ious.detach()
+        return torch.ones_like(ious) if self.loss == "ap" else ious.clamp(min=SMALLEST_LABEL)
+
+    def weigh_box_loss(self, box_loss: Tensor, terms: Iterable[Tensor]) -> Tensor:
+        """Return ``box_loss`` times ``box_weight``, or, without a weight, self-balanced to the sum of ``terms``."""
+        if self.box_weight is None:
+            return self_balance(box_loss, to=torch.stack(list(terms)).sum())
+        return self.box_weight * box_loss
+
+
+def _is_weight(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0

@@ -1,0 +1,101 @@
+"""From a weights file to the detector that it describes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from bucketrank.detectors import Detector, build
+from bucketrank.model_files.weights import Meta, WeightsError, read_weights
+from bucketrank.recipes import Recipe, RecipeError, from_dict
+
+SPARE_ELEMENTS = 2**26  # that building may allocate beyond the file's, such as a classifier that is dropped again
+
+
+def load_model(path: Path | str) -> tuple[Detector, Meta]:
+    """Return the detector of a weights file, in evaluation mode on the CPU, and the description of the file."""
+    state, meta = read_weights(path)
+    broken = [name for name, tensor in state.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
+    if broken:
+        raise WeightsError(f"{path}: {broken[0]} holds NaN or infinity; the training diverged, or the file is damaged")
+    try:
+        recipe = from_dict(meta.recipe, source=str(path))
+        with _parameters_limited_to(4 * sum(tensor.numel() for tensor in state.values()) + SPARE_ELEMENTS):
+            model = build_detector(without_weights(recipe), num_classes=len(meta.classes))
+    except RecipeError as error:
+        raise WeightsError(str(error)) from error
+    # What the parts of a detector, timm and transformers raise for invalid settings.
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise WeightsError(f"{path}: the recipe inside does not build a detector: {_first_line(error)}") from error
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        lines = " ".join(str(error).split())
+        raise WeightsError(f"{path}: the tensors do not fit the recipe inside: {lines:.400}") from error
+    model.stored_threshold = meta.threshold
+    return model.eval(), meta
+
+
+@contextmanager
+def _parameters_limited_to(elements: int) -> Iterator[None]:
+    """Cap the parameters allocated, so that a tiny file cannot request a huge model."""
+    left = elements
+
+    def count(_module: torch.nn.Module, _name: str, parameter: torch.nn.Parameter | None) -> None:
+        nonlocal left
+        left -= 0 if parameter is None else parameter.numel()
+        if left < 0:
+            raise ValueError("it has many more parameters than the file")
+
+    handle = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _first_line(error: Exception) -> str:
+    return f"{(str(error).splitlines() or [repr(error)])[0]:.200}"
+
+
+def build_detector(recipe: Recipe, *, num_classes: int) -> Detector:
+    """Build the detector of a recipe."""
+    return build(
+        recipe.detector, num_classes=num_classes, backbone=recipe.backbone, loss=recipe.loss, inputs=recipe.inputs
+    )
+
+
+def without_weights(recipe: Recipe) -> Recipe:
+    """Return the recipe for a detector whose weights come from elsewhere: those of the backbone are not read.
+
+    What is frozen depends on whether the backbone has weights, so that is written down explicitly.
+    """
+    backbone = recipe.backbone
+    if backbone.weights is not None:
+        backbone = replace(
+            backbone,
+            weights=None,
+            frozen_stages=1 if backbone.frozen_stages is None else backbone.frozen_stages,
+            batch_norm="frozen" if backbone.batch_norm == "auto" else backbone.batch_norm,
+        )
+    return replace(recipe, backbone=backbone)
+
+
+def load_matching_weights(model: Detector, path: str) -> list[str]:
+    """Load every tensor of a weights file whose name and shape match; return the names that keep their values."""
+    state, _ = read_weights(path)
+    own = model.state_dict()
+    matching = {name: tensor for name, tensor in state.items() if name in own and own[name].shape == tensor.shape}
+    missing = [name for name in own if name.startswith("backbone.") and name not in matching]
+    if missing:
+        raise WeightsError(
+            f"{path}: {len(missing)} tensors of the backbone are missing or have another shape, like {missing[0]}; "
+            "init needs a run with the same backbone"
+        )
+    model.load_state_dict(matching, strict=False)
+    return [name for name in own if name not in matching]

@@ -1,0 +1,97 @@
+"""Weights files: safetensors with recipe, classes and threshold in the metadata. Pickles are never read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from bucketrank.data.annotations import is_text, usable_id
+from bucketrank.data.problems import DataError
+from bucketrank.model_files.atomic import write_tensors
+
+FORMAT = "1"
+
+
+class WeightsError(DataError):
+    """Not a weights file of a bucketrank run, or a damaged one; the message says which."""
+
+
+@dataclass(frozen=True)
+class Meta:
+    """The description inside a weights file.
+
+    ``threshold`` is the minimum score to report: the one with the best F1 on the validation set, or 0 if none could be
+    chosen. Scores of a ranking loss are ranks, not probabilities, so a threshold of 0.5 would mean nothing.
+    """
+
+    classes: list[str]  # names of label 1, 2, ...
+    category_ids: list[int]  # ids of the same labels in the annotations
+    threshold: float
+    recipe: dict[str, Any]
+    metrics: dict[str, float] = field(default_factory=dict)  # on the validation set
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+def save_weights(path: Path | str, model: torch.nn.Module | Mapping[str, Tensor], meta: Meta) -> None:
+    """Write the tensors of a model or of its state with their description, atomically."""
+    state = model.state_dict() if isinstance(model, torch.nn.Module) else model
+    metadata = {
+        "bucketrank": FORMAT,
+        "classes": json.dumps(meta.classes),
+        "category_ids": json.dumps(meta.category_ids),
+        "threshold": repr(meta.threshold),
+        "recipe": json.dumps(meta.recipe),
+        "metrics": json.dumps({name: repr(value) for name, value in meta.metrics.items()}),
+        "versions": json.dumps(meta.versions),
+    }
+    write_tensors(Path(path), dict(state), metadata)
+
+
+def read_weights(path: Path | str) -> tuple[dict[str, Tensor], Meta]:
+    """Return the tensors and the description of a weights file; WeightsError if it is not one."""
+    path = Path(path)
+    if not path.is_file():
+        raise WeightsError(f"{path}: there is no such file; training writes weights.safetensors into its run folder")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, OSError) as error:
+        raise WeightsError(
+            f"{path}: not a safetensors file ({error}); pickles are not read, whatever their name"
+        ) from error
+    if metadata.get("bucketrank") != FORMAT:
+        raise WeightsError(
+            f"{path}: not weights of a bucketrank run (no recipe and classes inside); "
+            "weights of a backbone are given by --backbone.weights"
+        )
+    try:
+        return state, _described(metadata)
+    except (KeyError, RecursionError, TypeError, ValueError) as error:
+        raise WeightsError(f"{path}: the description inside cannot be read ({error!r:.200})") from error
+
+
+def _described(metadata: Mapping[str, str]) -> Meta:
+    classes, numbers = json.loads(metadata["classes"]), json.loads(metadata["category_ids"])
+    if not isinstance(classes, list) or not classes or not all(map(is_text, classes)):
+        raise ValueError("expected classes to be a list of names")
+    if not isinstance(numbers, list) or not all(map(usable_id, numbers)) or len({*numbers}) != len(classes):
+        raise ValueError("expected category_ids to be as many different whole numbers as there are classes")
+    recipe, metrics, versions = (json.loads(metadata.get(name, "{}")) for name in ("recipe", "metrics", "versions"))
+    if not all(isinstance(each, dict) for each in (recipe, metrics, versions)):
+        raise TypeError("expected recipe, metrics and versions to be names with values")
+    return Meta(
+        classes=classes,
+        category_ids=numbers,
+        threshold=float(metadata["threshold"]),
+        recipe=recipe,
+        metrics={name: float(value) for name, value in metrics.items()},
+        versions=versions,
+    )

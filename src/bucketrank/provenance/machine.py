@@ -1,0 +1,119 @@
+"""The machine, package versions, commit and date that measured numbers belong to."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import TypedDict
+
+PACKAGES = ("bucketrank", "torch", "numba", "numpy")
+
+
+class Machine(TypedDict):
+    """Description of a machine, as written to JSON; None for what the system does not tell.
+
+    ``load`` is the mean load of the last minute, ``modified`` whether the source tree has uncommitted changes.
+    """
+
+    processor: str
+    cores: int
+    load: float | None
+    memory_gb: float | None
+    gpu: str | None
+    system: str
+    torch_threads: int
+    versions: dict[str, str | None]
+    commit: str | None
+    modified: bool | None
+    date: str
+
+
+def describe(device: str = "cpu", packages: tuple[str, ...] = PACKAGES) -> Machine:
+    """Describe this machine, with the commit of the source tree if the package runs from one."""
+    import torch
+
+    commit, modified = _commit(Path(__file__).resolve().parents[3])
+    return Machine(
+        processor=_processor(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        memory_gb=_memory_gb(),
+        gpu=torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else None,
+        system=f"{platform.system()} {platform.machine()}",
+        torch_threads=torch.get_num_threads(),
+        versions={"python": platform.python_version(), **{name: _version(name) for name in packages}},
+        commit=commit,
+        modified=modified,
+        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )
+
+
+def in_words(machine: Machine) -> str:
+    """Return one line for the foot of a table or figure."""
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
+    gpu = f"{machine['gpu']}, " if machine["gpu"] else ""
+    commit = "no commit" if machine["commit"] is None else machine["commit"][:12]
+    changed = " with local changes" if machine["modified"] else ""
+    cores, threads = machine["cores"], machine["torch_threads"]
+    return (
+        f"{gpu}{machine['processor']}, {cores} core{'s' * (cores != 1)}, "
+        f"{threads} torch thread{'s' * (threads != 1)}; {versions}; {commit}{changed}; {machine['date'][:10]}"
+    )
+
+
+def busy(machine: Machine) -> bool:
+    """Return whether other programs used the processor, which may have disturbed the times."""
+    return machine["load"] is not None and machine["load"] > 0.5 * machine["cores"]
+
+
+def _processor() -> str:
+    """Return the processor's model name; on Linux ``platform.processor()`` is empty or only the architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _memory_gb() -> float | None:
+    try:
+        size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+    return round(size / 2**30, 1)
+
+
+def _version(package: str) -> str | None:
+    # Read from the metadata: importing numba takes half a second.
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit(root: Path) -> tuple[str | None, bool | None]:
+    """Return HEAD of the tree at ``root`` and whether its source has changes; None for both without a commit."""
+    # An installed package may lie in a virtual environment inside another repository.
+    if not (root / ".git").exists() or not (root / "src" / "bucketrank").is_dir():
+        return None, None
+    head = _git(root, "rev-parse", "--verify", "--quiet", "HEAD")
+    status = _git(root, "status", "--porcelain", "--", "src")
+    return head or None, None if status is None or not head else bool(status)
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

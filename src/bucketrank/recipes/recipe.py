@@ -1,0 +1,163 @@
+"""A recipe: every setting that decides how a detector is trained, in groups. Needs no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bucketrank.catalogue import (
+    BackboneSettings,
+    DetectorSettings,
+    InputSettings,
+    LossSettings,
+    Setting,
+    Settings,
+    describe,
+    detector_spec,
+    detectors,
+    loss_spec,
+    losses,
+)
+from bucketrank.catalogue.values import convert
+from bucketrank.recipes.training_settings import DataSettings, ScheduleSettings, TrainerSettings
+from bucketrank.suggestions import nearest
+
+INIT = Setting(
+    "init", str | None, None, "weights file of an earlier run to start from; tensors that do not fit are skipped"
+)
+# The groups whose settings are the same for every detector and every loss.
+SHARED_GROUPS: tuple[type[Settings], ...] = (
+    BackboneSettings,
+    InputSettings,
+    DataSettings,
+    ScheduleSettings,
+    TrainerSettings,
+)
+GROUPS = ("detector", "backbone", "loss", "inputs", "data", "schedule", "trainer")
+MAY_CHANGE = ("trainer.", "data.workers", "data.val_batch_size", "init", "backbone.weights")  # in a resumed run
+
+
+class RecipeError(ValueError):
+    """Invalid recipe or flag. The message names the setting, the problem and the closest valid name."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All settings of a run."""
+
+    detector: DetectorSettings
+    backbone: BackboneSettings = field(default_factory=BackboneSettings)
+    loss: LossSettings = field(default_factory=lambda: loss_spec("rs").settings())
+    inputs: InputSettings = field(default_factory=InputSettings)
+    data: DataSettings = field(default_factory=DataSettings)
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    trainer: TrainerSettings = field(default_factory=TrainerSettings)
+    init: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for YAML and JSON."""
+        groups = {name: dataclasses.asdict(getattr(self, name)) for name in GROUPS}
+        plain: dict[str, Any] = _plain({**groups, "init": self.init})
+        return plain
+
+    def flat(self) -> dict[str, Any]:
+        """Return plain values with one level of keys, like ``loss.delta``."""
+        return flatten(self.to_dict())
+
+
+def from_dict(content: Mapping[str, Any], *, source: str = "recipe") -> Recipe:
+    """Return the recipe with these values and the defaults.
+
+    RecipeError names ``source``, the setting and the nearest one that exists.
+
+    >>> from_dict({"detector": {"name": "atss"}, "loss": {"delta": 0.25}}).loss.delta
+    0.25
+    >>> from_dict({"detector": {"name": "atss"}, "loss": {"dleta": 0.25}})
+    Traceback (most recent call last):
+    bucketrank.recipes.recipe.RecipeError: recipe: there is no setting "loss.dleta"; the nearest is "loss.delta"
+    """
+    given = flatten(content)
+    try:
+        detector = detector_spec(given.get("detector.name", ""))
+        loss = loss_spec(given.get("loss.name", LossSettings.name))
+        known = settings_by_key(detector.name, loss.name)
+        _require_known(given, known)
+        values = {key: convert(value, known[key].type, name=key) for key, value in given.items()}
+        groups: dict[str, Any] = {
+            group.group: group(**_values_of(group, values))
+            for group in (detector.settings, loss.settings, *SHARED_GROUPS)
+        }
+    except (ValueError, TypeError) as error:
+        raise RecipeError(f"{source}: {error}") from error
+    return Recipe(**groups, init=values.get("init"))
+
+
+def _require_known(keys: Iterable[str], known: Mapping[str, Setting]) -> None:
+    for key in keys:
+        if key not in known:
+            raise ValueError(f'there is no setting "{key}"; {nearest(key, known)}')
+
+
+def _values_of(group: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a group's own settings: a recipe may also hold settings of a loss that it does not use."""
+    keys = {f"{group.group}.{setting.name}": setting.name for setting in describe(group)}
+    return {keys[key]: value for key, value in values.items() if key in keys}
+
+
+def settings_by_key(detector: str | None = None, loss: str | None = None) -> dict[str, Setting]:
+    """Return every setting of a recipe by its key, like ``loss.delta``.
+
+    The settings of all losses are included, so that a recipe with a ``loss.delta`` still works with ``--loss focal``;
+    where two declare one key, the type is that of ``loss``. None stands for all detectors or all losses; then a setting
+    takes what any of them takes.
+    """
+    own = [] if loss is None else [loss_spec(loss).settings]
+    of_detectors = list(detectors().values()) if detector is None else [detector_spec(detector)]
+    known: dict[str, Setting] = {}
+    groups: list[type[Settings]] = [*own, *(spec.settings for spec in of_detectors)]
+    groups += [*(spec.settings for spec in losses().values()), *SHARED_GROUPS]
+    for group in groups:
+        for setting in describe(group):
+            key = f"{group.group}.{setting.name}"
+            first = known.setdefault(key, setting)
+            if first.type != setting.type and group.group not in {each.group for each in own}:
+                known[key] = first._replace(type=first.type | setting.type)
+    order = {group: place for place, group in enumerate(GROUPS)}
+    in_order = sorted(known, key=lambda key: order[key.partition(".")[0]])
+    return {**{key: known[key] for key in in_order}, "init": INIT}
+
+
+def differences(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
+    """Return the settings in which two recipes differ, with both values."""
+    ours, theirs = one.flat(), other.flat()
+    keys = [*ours, *(key for key in theirs if key not in ours)]
+    return {key: (ours.get(key), theirs.get(key)) for key in keys if ours.get(key) != theirs.get(key)}
+
+
+def fixed_differences(before: Recipe, now: Recipe) -> dict[str, tuple[Any, Any]]:
+    """Return the settings that differ although a resumed run must not change them."""
+    filled = {f"loss.{name}" for name in before.loss.filled_by_run}
+    return {
+        key: (old, new)
+        for key, (old, new) in differences(before, now).items()
+        if (key == "trainer.seed" or not key.startswith(MAY_CHANGE)) and not (key in filled and new is None)
+    }
+
+
+def flatten(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of all groups with one level of keys."""
+    flat: dict[str, Any] = {}
+    for group, values in content.items():
+        if isinstance(values, dict):
+            flat |= {f"{group}.{key}": value for key, value in values.items()}
+        else:
+            flat[str(group)] = values
+    return flat
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,121 @@
+"""The groups of settings about data, schedule and trainer: everything in a recipe that is not about the detector."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal
+
+from bucketrank.catalogue import Settings
+
+Layout = Literal["auto", "own", "coco", "lvis", "roboflow"]
+Style = Literal["auto", "coco", "lvis"]
+Optimiser = Literal["sgd", "adamw"]
+Scaling = Literal["linear", "sqrt", "none"]
+Policy = Literal["steps", "one_cycle"]
+
+
+@dataclass(frozen=True)
+class DataSettings(Settings):
+    """The images of a batch and their augmentation."""
+
+    group: ClassVar[str] = "data"
+
+    layout: Annotated[Layout, "layout of the data folder"] = "auto"
+    style: Annotated[Style, "evaluation rules; auto takes lvis if the categories have frequencies"] = "auto"
+    batch_size: Annotated[int, "images per step, over all devices"] = 16
+    workers: Annotated[int, "data-loading workers per device"] = 4
+    flip: Annotated[float, "probability of a horizontal flip"] = 0.5
+    jitter: Annotated[bool, "augment the colours"] = False
+    crop: Annotated[bool, "use DETR's random crops"] = False
+    keep_empty: Annotated[bool, "train on images without objects, too"] = False
+    repeat: Annotated[int, "times that every image is used per epoch"] = 1
+    repeat_threshold: Annotated[
+        float | None, "repeat images of classes that are in a smaller share of images than this (LVIS)"
+    ] = None
+    val_batch_size: Annotated[int, "images evaluated at once, per device"] = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, least in {"batch_size": 1, "workers": 0, "repeat": 1, "val_batch_size": 1}.items():
+            self.require(name, f"at least {least}", holds=getattr(self, name) >= least)
+        self.require("flip", "a probability from 0 to 1", holds=0 <= self.flip <= 1)
+        if self.repeat_threshold is not None:
+            self.require("repeat_threshold", "a share above 0 and up to 1", holds=0 < self.repeat_threshold <= 1)
+            expected = "1 with data.repeat_threshold, which sets the repeats per image"
+            self.require("repeat", expected, holds=self.repeat == 1)
+
+
+@dataclass(frozen=True)
+class ScheduleSettings(Settings):
+    """Optimiser and learning rate.
+
+    ``lr`` is meant for steps of ``base_batch`` images: with ``linear`` scaling the rate is
+    ``lr * data.batch_size / base_batch``, with ``sqrt`` it is ``lr * sqrt(data.batch_size / base_batch)``.
+    """
+
+    group: ClassVar[str] = "schedule"
+
+    optimiser: Annotated[Optimiser, "optimiser"] = "sgd"
+    lr: Annotated[float, "learning rate for steps of base_batch images"] = 0.01
+    base_batch: Annotated[int, "images per step that lr is meant for"] = 16
+    scaling: Annotated[Scaling, "how the learning rate scales with the batch size"] = "linear"
+    momentum: Annotated[float, "momentum of sgd"] = 0.9
+    weight_decay: Annotated[float, "weight decay of all parameters"] = 1e-4
+    backbone_factor: Annotated[float, "factor on the learning rate of the backbone"] = 1.0
+    factors: Annotated[
+        dict[str, float], "factors on the learning rate of parameters whose name contains the key; first match wins"
+    ] = field(default_factory=dict)
+    epochs: Annotated[int, "passes over the training set"] = 12
+    max_steps: Annotated[int | None, "stop after this many steps if that comes first"] = None
+    warmup_steps: Annotated[int, "steps with a rising learning rate"] = 500
+    warmup_factor: Annotated[float, "share of the learning rate at the first step"] = 0.001
+    policy: Annotated[Policy, "steps (drop at the milestones) or one_cycle (rise, then a cosine)"] = "steps"
+    milestones: Annotated[tuple[int, ...], "epochs after which the rate is multiplied by gamma"] = (8, 11)
+    gamma: Annotated[float, "factor on the learning rate at a milestone"] = 0.1
+    clip: Annotated[float | None, "upper limit of the gradient norm (null: no clipping)"] = None
+    accumulate: Annotated[int, "parts a device's share of a batch is split into; each part is ranked alone"] = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, least in {"base_batch": 1, "epochs": 1, "accumulate": 1, "warmup_steps": 0}.items():
+            self.require(name, f"at least {least}", holds=getattr(self, name) >= least)
+        self.require("max_steps", "at least 1", holds=self.max_steps is None or self.max_steps >= 1)
+        for name in ("lr", "gamma", "warmup_factor"):
+            self.require(name, "a number above 0", holds=0 < getattr(self, name) < float("inf"))
+        for name in ("momentum", "weight_decay", "backbone_factor"):
+            self.require(name, "a number of at least 0", holds=0 <= getattr(self, name) < float("inf"))
+        self.require("clip", "a number above 0, or null for none", holds=self.clip is None or self.clip > 0)
+        milestones = list(self.milestones)
+        rising = milestones == sorted(set(milestones)) and all(epoch >= 1 for epoch in milestones)
+        self.require("milestones", "rising epochs from 1", holds=rising)
+
+
+@dataclass(frozen=True)
+class TrainerSettings(Settings):
+    """The devices of a run and the files that it writes."""
+
+    group: ClassVar[str] = "trainer"
+
+    accelerator: Annotated[str, "auto, cpu, gpu, ... (Lightning's names)"] = "auto"
+    devices: Annotated[str, "number of devices, or auto for all"] = "auto"
+    nodes: Annotated[int, "number of machines"] = 1
+    strategy: Annotated[str, "auto, ddp, ... (Lightning's names)"] = "auto"
+    precision: Annotated[str, "32-true, bf16-mixed, 16-mixed (Lightning's names)"] = "32-true"
+    seed: Annotated[int, "seed of weights, order and augmentation"] = 0
+    deterministic: Annotated[bool, "use only operations that give the same bits every time"] = False
+    log_every: Annotated[int, "steps between two rows of train.csv"] = 50
+    checkpoint_minutes: Annotated[float, "minutes between two checkpoints within an epoch"] = 10.0
+    checkpoint_steps: Annotated[int | None, "steps between two checkpoints within an epoch, instead of minutes"] = None
+    validate_every: Annotated[int, "epochs between two evaluations"] = 1
+    pictures: Annotated[int, "validation images drawn at the end"] = 8
+    tensorboard: Annotated[bool, "log to TensorBoard, too"] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, least in {"nodes": 1, "log_every": 1, "validate_every": 1, "pictures": 0, "seed": 0}.items():
+            self.require(name, f"at least {least}", holds=getattr(self, name) >= least)
+        steps = self.checkpoint_steps
+        self.require("checkpoint_steps", "at least 1", holds=steps is None or steps >= 1)
+        self.require("checkpoint_minutes", "at least 0", holds=self.checkpoint_minutes >= 0)
+        numbered = self.devices == "auto" or self.devices.isdecimal()
+        self.require("devices", "a number, or auto", holds=numbered)

@@ -1,0 +1,94 @@
+"""The queue of a study: its runs are trained one after another, each in its own process; finished runs are skipped."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bucketrank.durations import duration_in_words
+from bucketrank.study.study_run import StudyError, StudyRun
+
+INTERRUPTED = 130  # exit status of a run that Ctrl-C stopped
+RESUME = "repeat the same command to resume"
+SHOWN = 400  # most characters of a failed run's last line
+
+
+class StoppedError(StudyError):
+    """A run was stopped by Ctrl-C; it has a checkpoint to resume from."""
+
+
+@dataclass
+class RunQueue:
+    """The progress of a study, and the errors of the runs that ``failed``, by name."""
+
+    console: Console
+    total: int
+    done: int = 0
+
+    def __post_init__(self) -> None:
+        self.failed: dict[str, str] = {}
+        self._seen: set[str] = set()
+        self._durations: list[float] = []  # seconds of the runs trained so far, to estimate the time left
+
+    def train(self, runs: Sequence[StudyRun]) -> None:
+        """Train the runs that are not finished; a failure is recorded and the next run starts."""
+        for run in runs:
+            if run.name in self._seen:
+                continue
+            self._seen.add(run.name)
+            if not run.finished:
+                self._train(run)
+            self.done += 1
+            outcome = self.failed.get(run.name) or f"AP {run.metric():.1f}"
+            self._print(f"{self.done} of {self.total}  {run.name}  {outcome}{self._time_left()}")
+
+    def _train(self, run: StudyRun) -> None:
+        log = run.out / "logs" / f"{run.name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        began = time.monotonic()
+        command = [sys.executable, "-m", "bucketrank.cli", *run.arguments, "--resume"]
+        with log.open("a", encoding="utf-8") as file, self._bar(run.name):
+            process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+            status = _wait(process)
+        if status == INTERRUPTED:
+            raise StoppedError(f"stopped in {run.name}; {RESUME}")
+        if status != 0:
+            self.failed[run.name] = f"failed (see {log}): {_last_line(log)}"
+            return
+        self._durations.append(time.monotonic() - began)
+
+    def _time_left(self) -> str:
+        if not self._durations or self.done >= self.total:
+            return ""
+        mean = sum(self._durations) / len(self._durations)
+        return f"  {duration_in_words(mean * (self.total - self.done))} left"
+
+    def _bar(self, name: str) -> Progress:
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())
+        bar = Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
+        bar.add_task(name, total=self.total, completed=self.done)
+        return bar
+
+    def _print(self, text: str) -> None:
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Return the exit status of the run; on Ctrl-C wait until the run, which receives it too, has ended its step."""
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:  # noqa: PERF203 (rare)
+            continue
+
+
+def _last_line(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return lines[-1][:SHOWN] if lines else "the log is empty"

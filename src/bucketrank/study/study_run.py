@@ -1,0 +1,108 @@
+"""One run of a study: its folder, its command and its results. Nothing here needs torch."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bucketrank.recipes import Recipe, RecipeError, load_recipe
+from bucketrank.recipes.recipe import fixed_differences
+from bucketrank.study.grid import Row
+from bucketrank.training.csv_table import CsvTable
+
+
+class StudyError(RuntimeError):
+    """The study cannot continue; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class StudyRun:
+    """One call of ``bucketrank train`` with its own folder; ``out`` is the folder of the study."""
+
+    row: Row
+    recipe: str
+    flags: tuple[str, ...]
+    rate: float
+    seed: int
+    data: Path
+    out: Path
+
+    @property
+    def name(self) -> str:
+        """The name of the run and of its folder."""
+        return f"{self.row.key}-lr{self.rate:g}-seed{self.seed}"
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run."""
+        return self.out / "runs" / self.name
+
+    @property
+    def settings(self) -> list[str]:
+        """The flags for the recipe: those of the row, the learning rate and the seed."""
+        return [*self.flags, "--schedule.lr", f"{self.rate:g}", "--trainer.seed", str(self.seed)]
+
+    @property
+    def arguments(self) -> list[str]:
+        """The arguments of ``bucketrank``."""
+        return ["train", self.recipe, "--data", str(self.data), "--out", str(self.folder), *self.settings]
+
+    @property
+    def command(self) -> str:
+        """The shell command for this run alone."""
+        return "bucketrank " + shlex.join(self.arguments)
+
+    def load(self) -> Recipe:
+        """Return the recipe with the flags applied."""
+        return load_recipe(self.recipe, self.settings)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is finished; StudyError if its folder holds a run with other settings."""
+        stored = self.folder / "recipe.yaml"
+        if not stored.is_file():
+            return False
+        try:
+            changed = fixed_differences(load_recipe(stored), self.load())
+        except RecipeError as error:
+            raise StudyError(f"{error}; remove {self.folder} to train it again") from error
+        if changed:
+            key, (old, new) = next(iter(changed.items()))
+            raise StudyError(
+                f"{self.folder}: expected a run with {key} {new!r}, got one with {old!r}; choose another --out, "
+                "or remove the folder to train it again"
+            )
+        return (self.folder / "weights.safetensors").is_file() and bool(self.validation.rows())
+
+    @property
+    def validation(self) -> CsvTable:
+        """The table of the evaluations during the run."""
+        return CsvTable(self.folder / "validation.csv")
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """The machine, versions and commit that the run was trained with."""
+        environment: dict[str, Any] = json.loads((self.folder / "environment.json").read_text(encoding="utf-8"))
+        return environment
+
+    def metric(self, name: str = "AP") -> float:
+        """Return a metric of the last evaluation, from 0 to 100: of masks if the detector has them, else of boxes."""
+        last = self.validation.rows()[-1]
+        text = last.get(f"masks/{name}") or last.get(f"boxes/{name}")
+        return 100 * float(text) if text else math.nan
+
+    def curve(self) -> tuple[list[int], list[float]]:
+        """Return the steps and the APs of all evaluations."""
+        steps, values = self.validation.column("masks/AP")
+        if not steps:
+            steps, values = self.validation.column("boxes/AP")
+        return steps, [100 * value for value in values]
+
+    def step_seconds(self) -> list[tuple[int, float]]:
+        """Return the logged intervals of the run: the number of steps and the seconds per step."""
+        ends, logged = CsvTable(self.folder / "train.csv").column("seconds")
+        return [(end - start, seconds) for start, end, seconds in zip([0, *ends], ends, logged, strict=False)]

@@ -1,0 +1,120 @@
+"""Checkpoints: everything a run needs to resume, as tensors and JSON in one safetensors file.
+
+Pickles are neither written nor read. A SHA-256 inside shows whether a file is complete; if the last one is not, the
+previous one is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from bucketrank.data.problems import DataError
+from bucketrank.model_files.atomic import write_tensors
+
+FORMAT = "1"
+
+
+class CheckpointError(DataError):
+    """Not a checkpoint of a run, or a damaged one."""
+
+
+class Checkpoints:
+    """The last checkpoint of a run and the previous one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.last = folder / "last.safetensors"
+        self.previous = folder / "previous.safetensors"
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Write ``state``, made of numbers, texts, lists, dicts and tensors."""
+        if self.last.exists():
+            # If the run is killed between the two renames, it resumes from the previous one.
+            self.last.replace(self.previous)
+        write_state(self.last, state)
+
+    def load(self) -> tuple[dict[str, Any], Path] | None:
+        """Return the newest complete state and its file, or None if there is none yet."""
+        faults = []
+        for path in filter(Path.exists, (self.last, self.previous)):
+            try:
+                return read_state(path), path
+            except CheckpointError as error:  # noqa: PERF203 (two at most)
+                faults.append(str(error))
+        if faults:
+            raise CheckpointError("; ".join(faults))
+        return None
+
+
+def write_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Write ``state`` to a file, atomically."""
+    tensors: dict[str, Tensor] = {}
+    tree = json.dumps(_packed(state, tensors))
+    metadata = {"bucketrank-checkpoint": FORMAT, "tree": tree, "sha256": _digest(tree, tensors)}
+    write_tensors(path, tensors, metadata)
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Return the state in a file; CheckpointError if it is not a complete checkpoint."""
+    if not path.exists():
+        raise FileNotFoundError(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path}: not a checkpoint ({error}); pickles are not read, whatever their name"
+        ) from error
+    if metadata.get("bucketrank-checkpoint") != FORMAT:
+        raise CheckpointError(f"{path}: not a checkpoint of a run")
+    if metadata.get("sha256") != _digest(metadata.get("tree", ""), tensors):
+        raise CheckpointError(f"{path}: damaged, its SHA-256 does not match")
+    state: dict[str, Any] = _unpacked(json.loads(metadata["tree"]), tensors)
+    return state
+
+
+def _packed(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """Return the value for JSON, with dicts, tuples and tensors marked; tensors go to ``tensors``."""
+    if isinstance(value, Tensor):
+        name = f"{len(tensors):06d}"
+        tensors[name] = value
+        return {"tensor": name}
+    if isinstance(value, Mapping):
+        return {"dict": [[key, _packed(each, tensors)] for key, each in value.items()]}
+    if isinstance(value, tuple):
+        return {"tuple": [_packed(each, tensors) for each in value]}
+    if isinstance(value, list):
+        return [_packed(each, tensors) for each in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"checkpoint: expected numbers, texts, lists, dicts and tensors, got {type(value).__name__}")
+
+
+def _unpacked(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_unpacked(each, tensors) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if "tensor" in value:
+        return tensors[value["tensor"]]
+    if "tuple" in value:
+        return tuple(_unpacked(each, tensors) for each in value["tuple"])
+    return {key: _unpacked(each, tensors) for key, each in value["dict"]}
+
+
+def _digest(tree: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(tree.encode())
+    for name in sorted(tensors):
+        flat = tensors[name].detach().cpu().contiguous().reshape(-1)
+        digest.update(f"{name} {flat.dtype} {tuple(tensors[name].shape)}".encode())
+        if flat.numel():
+            digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()

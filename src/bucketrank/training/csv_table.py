@@ -1,0 +1,62 @@
+"""CSV files that grow during a run and are cut back to a checkpoint when it resumes."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+from bucketrank.model_files.atomic import write_text
+
+
+class CsvTable:
+    """A CSV file with a column ``step``. A row has been handed to the system when ``add`` returns."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._columns: list[str] = []  # of the file; empty until it is written or read
+
+    def add(self, row: dict[str, float | int]) -> None:
+        """Append a row; one with new columns rewrites the file."""
+        cells = {name: _cell(value) for name, value in row.items()}
+        if not set(cells) <= set(self._columns):
+            rows = self.rows()
+            known = list(rows[0]) if rows else []
+            self._write([*known, *(name for name in cells if name not in known)], [*rows, cells])
+            return
+        with self.path.open("a", encoding="utf-8", newline="") as file:
+            csv.DictWriter(file, self._columns, restval="", lineterminator="\n").writerow(cells)
+
+    def rows(self) -> list[dict[str, str]]:
+        """Return all rows as texts."""
+        if not self.path.exists():
+            return []
+        with self.path.open(encoding="utf-8", newline="") as file:
+            return [row for row in csv.DictReader(file) if row.get("step", "").isdecimal()]
+
+    def column(self, name: str) -> tuple[list[int], list[float]]:
+        """Return the steps and values of a column, where it has values."""
+        pairs = [(int(row["step"]), float(row[name])) for row in self.rows() if row.get(name)]
+        return [step for step, _ in pairs], [value for _, value in pairs]
+
+    def cut(self, step: int) -> None:
+        """Remove the rows after ``step`` and rows that were cut off."""
+        if self.path.exists():
+            rows = [row for row in self.rows() if int(row["step"]) <= step and None not in row.values()]
+            if rows:
+                self._write(list(rows[0]), rows)
+            else:
+                self.path.unlink()
+                self._columns = []
+
+    def _write(self, columns: list[str], rows: list[dict[str, str]]) -> None:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_text(self.path, text.getvalue())
+        self._columns = columns
+
+
+def _cell(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.8g}"

@@ -1,0 +1,182 @@
+"""Batches for training and validation, the same after a restart as without one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from bucketrank.data import (
+    CocoDataset,
+    DataError,
+    GroupedBatchSampler,
+    Split,
+    Splits,
+    collate,
+    eval_transform,
+    repeat_factors,
+    require_sound,
+    train_transform,
+)
+from bucketrank.data.checking import Content, check_pair
+from bucketrank.data.problems import raise_errors
+from bucketrank.recipes import Recipe, RecipeError
+
+Key = tuple[int, int]  # index of an image in the data set, and the seed of its augmentation
+
+
+@dataclass
+class Position:
+    """The progress of a run: the epoch, the batches of it that this process has had, and the steps of the whole run."""
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+
+
+def seed_of(*numbers: int) -> int:
+    """Return a seed of 63 bits for one place in a run, like (seed, epoch, rank, batch)."""
+    return int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:8], "big") >> 1
+
+
+class SeededBatches(Sampler[list[Key]]):
+    """The batches of one epoch from the batch ``start`` on, with a seed for each image.
+
+    The seed makes the augmentation of an image the same in every process and after every restart.
+    """
+
+    def __init__(self, batches: GroupedBatchSampler, *, seed: int, epoch: int, start: int = 0) -> None:
+        self.batches, self.seed, self.epoch, self.start = batches, seed, epoch, start
+
+    def __len__(self) -> int:
+        return len(self.batches) - self.start
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        self.batches.set_epoch(self.epoch)
+        self.batches.skip(self.start)
+        for number, batch in enumerate(self.batches, start=self.start):
+            place = (self.seed, self.epoch, self.batches.rank, number)
+            yield [(index, seed_of(*place, position)) for position, index in enumerate(batch)]
+
+
+class SeededDataset(Dataset[Any]):
+    """A data set whose random transforms follow the seed in the key."""
+
+    def __init__(self, images: CocoDataset) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, key: Key) -> Any:
+        index, seed = key
+        before = torch.random.get_rng_state()
+        torch.default_generator.manual_seed(seed)
+        try:
+            return self.images[index]
+        finally:
+            torch.random.set_rng_state(before)
+
+
+class LateDataLoader(DataLoader[Any]):
+    """A loader that starts its workers at the first batch: Lightning creates iterators that it drops unused."""
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        yield from super().__iter__()
+
+
+class DataModule(pl.LightningDataModule):
+    """The two splits of a data folder, batched by a recipe. Set ``position`` before training starts."""
+
+    def __init__(self, splits: Splits, recipe: Recipe, *, masks: bool, check: bool = True) -> None:
+        super().__init__()
+        if splits.train is None:
+            raise DataError(
+                "there are no annotations for training, only for validation; docs/data.md describes the layouts"
+            )
+        if splits.val is None:
+            raise DataError(
+                "there are no annotations for validation; add val.json (docs/data.md describes the layouts)"
+            )
+        if check:
+            require_sound(splits.train, masks=masks)
+            require_sound(splits.val, masks=masks)
+        settings = recipe.data
+        self.settings, self.recipe = settings, recipe
+        self.position = Position()
+        transform = train_transform(flip=settings.flip, jitter=settings.jitter, crop=settings.crop)
+        self.train = CocoDataset(splits.train, masks=masks, keep_empty=settings.keep_empty, transform=transform)
+        self.val = CocoDataset(splits.val, transform=eval_transform())
+        self.val_split: Split = splits.val
+        raise_errors(check_pair(_content(self.train), _content(self.val)))
+        if settings.repeat_threshold is None:
+            self.repeats: int | list[int] = settings.repeat
+        else:
+            labels = [self.train.labels_of(index) for index in range(len(self.train))]
+            self.repeats = repeat_factors(labels, threshold=settings.repeat_threshold)
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of label 1, 2, ..."""
+        return self.train.class_names
+
+    def batches(self, *, rank: int = 0, world_size: int = 1) -> GroupedBatchSampler:
+        """Return the batches of one process; ``schedule.accumulate`` of them make a step."""
+        parts = world_size * self.recipe.schedule.accumulate
+        if self.settings.batch_size % parts:
+            near = max(parts, round(self.settings.batch_size / parts) * parts)
+            raise RecipeError(
+                f"data.batch_size: expected a multiple of {parts} ({world_size} devices x schedule.accumulate "
+                f"{self.recipe.schedule.accumulate}), got {self.settings.batch_size}; the nearest is {near}"
+            )
+        return GroupedBatchSampler(
+            self.train.sizes,
+            batch_size=self.settings.batch_size // parts,
+            repeats=self.repeats,
+            seed=self.recipe.trainer.seed,
+            rank=rank,
+            world_size=world_size,
+        )
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """Return a loader of the rest of the current epoch; Lightning asks again in every epoch."""
+        if self.trainer is None:
+            raise RuntimeError("DataModule: expected to be given to a Trainer")
+        sampler = SeededBatches(
+            self.batches(rank=self.trainer.global_rank, world_size=self.trainer.world_size),
+            seed=self.recipe.trainer.seed,
+            epoch=self.position.epoch,
+            start=self.position.batch,
+        )
+        return LateDataLoader(
+            SeededDataset(self.train),
+            batch_sampler=sampler,
+            collate_fn=collate,
+            num_workers=self.settings.workers,
+            pin_memory=self.trainer.strategy.root_device.type == "cuda",
+        )
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        """Return a loader of every validation image once, divided among the processes."""
+        if self.trainer is None:
+            raise RuntimeError("DataModule: expected to be given to a Trainer")
+        # A process without images takes the first one, too; an image that is evaluated twice counts once.
+        indices = list(range(self.trainer.global_rank, len(self.val), self.trainer.world_size)) or [0]
+        return LateDataLoader(
+            self.val,
+            sampler=indices,
+            batch_size=self.settings.val_batch_size,
+            collate_fn=collate,
+            num_workers=self.settings.workers,
+        )
+
+
+def _content(images: CocoDataset) -> Content:
+    objects = sum(len(images.labels_of(index)) for index in range(len(images)))
+    classes = list(zip(images.category_ids, images.class_names, strict=True))
+    return Content(images.split, classes, len(images), objects)

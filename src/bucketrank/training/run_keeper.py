@@ -1,0 +1,202 @@
+"""The files that a run writes while it trains: tables, checkpoints, the best weights."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+
+from bucketrank.model_files.weights import Meta, save_weights
+from bucketrank.recipes.training_settings import TrainerSettings
+from bucketrank.training.checkpoints import Checkpoints
+from bucketrank.training.csv_table import CsvTable
+from bucketrank.training.detector_module import DetectorModule
+from bucketrank.training.training_curves import draw_curves
+
+DRAW_SECONDS = 60.0  # between two drawings of the curves
+
+
+class Interrupted(Exception):  # noqa: N818 (not an error)
+    """The run was asked to stop, and has saved a checkpoint."""
+
+
+class RunKeeper(pl.Callback):
+    """Counts steps, writes the two tables and the checkpoints, and ends the run at its last step.
+
+    A checkpoint is written at the end of every epoch, before every evaluation, and in between at the interval of the
+    settings, always after a whole step of the optimiser.
+    """
+
+    def __init__(
+        self, folder: Path, *, settings: TrainerSettings, batches: int, accumulate: int, meta: Callable[..., Meta]
+    ) -> None:
+        self.folder, self.settings = folder, settings
+        self.batches, self.accumulate = batches, accumulate  # batches per epoch and per step
+        self.meta = meta
+        self.train, self.validation = CsvTable(folder / "train.csv"), CsvTable(folder / "validation.csv")
+        self.checkpoints = Checkpoints(folder / "checkpoints")
+        self.best = -math.inf
+        self.asked_to_stop = False
+        self._restored: dict[str, Any] | None = None
+        self._saved = self._began = self._drawn = time.monotonic()
+        self._steps_since_row = 0
+
+    def restore(self, state: dict[str, Any], module: DetectorModule) -> None:
+        """Restore the state of a checkpoint; that of the optimiser follows when Lightning has created it."""
+        module.detector.load_state_dict(state["model"])
+        position = module.position
+        position.epoch, position.batch, position.step = (state[name] for name in ("epoch", "batch", "step"))
+        module.metrics, module.threshold = state["metrics"], state["threshold"]
+        self.best = state["best"]
+        self._restored = state
+        self.train.cut(position.step)
+        self.validation.cut(position.step if not position.batch else position.step - 1)
+
+    def save(self, trainer: pl.Trainer, module: DetectorModule) -> None:
+        """Write a checkpoint, in the first process only: all have the same state."""
+        if not trainer.is_global_zero:
+            return
+        position = module.position
+        optimiser, precision = trainer.optimizers, trainer.precision_plugin.state_dict()
+        self.checkpoints.save(
+            {
+                "epoch": position.epoch,
+                "batch": position.batch,
+                "step": position.step,
+                "model": module.detector.state_dict(),
+                # Until training starts, these are the restored ones.
+                "optimiser": optimiser[0].state_dict() if self._restored is None else self._restored["optimiser"],
+                "precision": precision if self._restored is None else self._restored["precision"],
+                "metrics": module.metrics,
+                "threshold": module.threshold,
+                "best": self.best,
+            }
+        )
+        self._saved = time.monotonic()
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._restored is not None:
+            trainer.optimizers[0].load_state_dict(self._restored["optimiser"])
+            trainer.precision_plugin.load_state_dict(self._restored["precision"])
+            self._restored = None
+        self._saved = self._began = time.monotonic()
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # The last epoch is always evaluated.
+        last = trainer.current_epoch + 1 == trainer.max_epochs
+        trainer.check_val_every_n_epoch = 1 if last else self.settings.validate_every
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        module = _module(pl_module)
+        position = module.position
+        position.batch += 1
+        if position.batch % self.accumulate and position.batch < self.batches:
+            return
+        position.step += 1
+        self._steps_since_row += 1
+        done = position.step >= module.schedule.total_steps
+        if position.step == 1 or position.step % self.settings.log_every == 0 or done:
+            self._log(trainer, module)
+        if done:
+            trainer.should_stop = True
+        elif position.batch < self.batches:
+            if trainer.strategy.reduce_boolean_decision(self.asked_to_stop, all=False):
+                self.save(trainer, module)
+                raise Interrupted
+            if self._due(position.step):
+                self.save(trainer, module)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.state.fn == "fit":
+            self.save(trainer, _module(pl_module))
+
+    def on_validation_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        # The checkpoint was written when the evaluation began. Several processes have to stop together, after it.
+        if self.asked_to_stop and trainer.world_size == 1:
+            raise Interrupted
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        module = _module(pl_module)
+        self.close_epoch(trainer, module, evaluated=trainer.check_val_every_n_epoch == 1 or self._at_interval(trainer))
+        if trainer.strategy.reduce_boolean_decision(self.asked_to_stop, all=False):
+            raise Interrupted
+
+    def close_epoch(self, trainer: pl.Trainer, module: DetectorModule, *, evaluated: bool) -> None:
+        """Write the metrics, the best weights, and a checkpoint at the start of the next epoch."""
+        _require_equal(trainer, module)
+        position = module.position
+        if evaluated and trainer.is_global_zero:
+            row = {"step": position.step, "epoch": position.epoch + 1, **module.metrics, "threshold": module.threshold}
+            self.validation.add(row)
+            if trainer.logger is not None:
+                trainer.logger.log_metrics({k: v for k, v in module.metrics.items() if v == v}, step=position.step)
+            score = module.metrics[main_metric(module.metrics)]
+            if score > self.best:
+                self.best = score
+                save_weights(self.folder / "best.safetensors", module.detector, self.meta(module))
+        position.epoch, position.batch = position.epoch + 1, 0
+        self.save(trainer, module)
+        if trainer.is_global_zero and time.monotonic() - self._drawn > DRAW_SECONDS:
+            draw_curves(self.train, self.validation, self.folder / "curves.png")
+            self._drawn = time.monotonic()
+
+    def _at_interval(self, trainer: pl.Trainer) -> bool:
+        return (trainer.current_epoch + 1) % self.settings.validate_every == 0
+
+    def _due(self, step: int) -> bool:
+        if self.settings.checkpoint_steps is not None:
+            return step % self.settings.checkpoint_steps == 0
+        return time.monotonic() - self._saved >= 60 * self.settings.checkpoint_minutes
+
+    def _log(self, trainer: pl.Trainer, module: DetectorModule) -> None:
+        now = time.monotonic()
+        seconds = (now - self._began) / max(1, self._steps_since_row)
+        self._began, self._steps_since_row = now, 0
+        if trainer.is_global_zero:
+            terms = {name: float(term) for name, term in module.terms.items()}
+            row: dict[str, float] = {"loss": sum(terms.values()), **terms}
+            row |= {"lr": module.schedule.rate(module.position.step - 1), "seconds": seconds}
+            self.train.add({"step": module.position.step, "epoch": module.position.epoch + 1, **row})
+            if trainer.logger is not None:
+                trainer.logger.log_metrics(row, step=module.position.step)
+
+
+def main_metric(metrics: dict[str, float]) -> str:
+    """Return the metric that selects the best weights: AP of masks if there are any, otherwise of boxes."""
+    return "masks/AP" if "masks/AP" in metrics else "boxes/AP"
+
+
+def _module(module: pl.LightningModule) -> DetectorModule:
+    if not isinstance(module, DetectorModule):
+        raise TypeError(f"RunKeeper: expected a DetectorModule, got {type(module).__name__}")
+    return module
+
+
+def _require_equal(trainer: pl.Trainer, module: DetectorModule) -> None:
+    """Raise unless all processes have the same weights: only those of the first one are saved."""
+    if trainer.world_size > 1:
+        sums = torch.stack([parameter.detach().double().sum() for parameter in module.detector.parameters()])
+        all_sums: Tensor = module.all_gather(sums)  # type: ignore[assignment]
+        if not torch.equal(all_sums, all_sums[:1].expand_as(all_sums)):
+            raise RuntimeError("the weights of the processes differ; were all started with the same settings?")

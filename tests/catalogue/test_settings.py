@@ -1,0 +1,111 @@
+"""Every setting is declared once, with a type, a default and a help text."""
+
+import ast
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+import pytest
+
+from bucketrank.catalogue import Settings, describe, detectors, loss_settings, losses
+from bucketrank.catalogue.fields import choices_of
+from bucketrank.recipes.recipe import SHARED_GROUPS, settings_by_key
+
+SOURCE = Path(__file__).parents[2] / "src/bucketrank"
+GROUPS: list[type[Settings]] = [*(spec.settings for spec in losses().values()), *SHARED_GROUPS]
+GROUPS += [spec.settings for spec in detectors().values()]
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.__name__)
+def test_every_setting_has_a_help_text(group):
+    for setting in describe(group):
+        assert len(setting.help) >= 8, f"{group.__name__}.{setting.name}"
+        assert not setting.help.endswith("."), "help texts are not sentences"
+        assert setting.help == setting.help.strip()
+
+
+def test_every_flag_of_a_command_line_has_its_help_text():
+    done = subprocess.run(
+        [sys.executable, "-m", "bucketrank.cli", "train", "brs-detr-laptop", "--help"],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={"COLUMNS": "10000", "PATH": "", "PYTHONPATH": str(SOURCE.parent)},
+    )
+    shown = {text.split()[0]: " ".join(text.split()) for text in re.split(r"\n  (?=--)|\n\n", done.stdout) if text}
+    recipe_flags = {f"--{key}": setting for key, setting in settings_by_key("co_detr", "rs").items()}
+    common = set(shown) & set(recipe_flags)
+    assert {"--detector.auxiliary_weight", "--loss.delta", "--trainer.seed", "--init"} <= common
+    assert "--loss.focal_gamma" not in common, "a setting of another loss"
+    for flag in common:
+        assert re.search(r"\[.*\]$", shown[flag]), f"{flag} does not show its value"
+        assert recipe_flags[flag].help in shown[flag]
+
+
+def test_a_field_without_a_help_text_is_refused():
+    @dataclass(frozen=True)
+    class Bare(Settings):
+        group: ClassVar[str] = "bare"
+        size: int = 3
+
+    with pytest.raises(TypeError, match=r"Bare\.size: expected Annotated\[type, 'help text'\]"):
+        describe(Bare)
+
+
+def test_a_choice_is_checked_wherever_settings_are_made():
+    assert choices_of(Literal["a", "b"] | None) == ("a", "b")
+    with pytest.raises(ValueError, match=r'loss\.method: expected one of .*got \'exakt\'; the nearest is "exact"'):
+        loss_settings("rs", method="exakt")
+
+    @dataclass(frozen=True)
+    class Colour(Settings):
+        group: ClassVar[str] = "colour"
+        tone: Annotated[Literal["red", "blue"] | None, "the tone of it"] = None
+
+    assert Colour().tone is None
+    with pytest.raises(ValueError, match=r"colour\.tone: expected one of red, blue, got 'bleu'"):
+        Colour(tone="bleu")  # type: ignore[arg-type]
+
+
+def test_the_catalogue_and_the_recipes_need_no_torch():
+    code = "import sys, bucketrank.catalogue, bucketrank.recipes; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "False False\n"
+
+
+LOSS_FILES = {"catalogue/loss_specs.py", "detectors/criterion/ranked.py", "detectors/criterion/scored.py"}
+
+
+def lookups(text: str) -> list[str]:
+    """Return what the catalogue replaces: parsed source, evaluated texts, compared names of losses."""
+    names = {*losses(), *detectors()}
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("eval", "exec", "ast.parse", "inspect.getsource"):
+            found.append(ast.unparse(node.func))
+        if isinstance(node, ast.Compare) and re.search(r"\.name$|\bname$", ast.unparse(node.left)):
+            compared = [each for each in node.comparators if isinstance(each, ast.Constant)]
+            found += [ast.unparse(node) for each in compared if each.value in names]
+        if isinstance(node, ast.MatchValue) and isinstance(node.value, ast.Constant) and node.value.value in names:
+            found.append(f"case {node.value.value}")
+    return found
+
+
+def test_nobody_parses_source_or_compares_the_names_of_losses():
+    offenders = {
+        str(path.relative_to(SOURCE)): lookups(path.read_text(encoding="utf-8"))
+        for path in SOURCE.rglob("*.py")
+        if str(path.relative_to(SOURCE)) not in LOSS_FILES
+    }
+    assert {path: found for path, found in offenders.items() if found} == {}
+
+
+@pytest.mark.parametrize(
+    "planted",
+    ["eval('int')", "ast.parse(text)", "if loss.name == 'rs': pass", "match x:\n    case 'focal': pass"],
+)
+def test_that_test_bites(planted):
+    assert lookups(planted)

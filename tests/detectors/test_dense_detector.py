@@ -1,0 +1,116 @@
+"""The one-stage detectors: order of anchors, assignment, detections, score voting."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from bucketrank.detectors.dense_head import DenseHead
+from bucketrank.detectors.postprocess import best_entries, voted_boxes, without_duplicates
+from bucketrank.ops.assignment import IGNORED
+
+from .small_detectors import scene, small_detector
+from .test_rcnn import captured
+
+
+def test_logits_and_deltas_have_the_order_of_the_anchors():
+    """Anchors follow each other at each location: channel a * C + c of the map is anchor a, class c."""
+    head: Any = DenseHead(32, num_classes=2, anchors=3, levels=1, convs=0, quality=True)
+    with torch.no_grad():
+        for layer in (head.classes, head.boxes, head.quality):
+            layer.weight.zero_()
+            layer.bias.copy_(torch.arange(len(layer.bias)))
+        output = head([torch.zeros(1, 32, 2, 2)])
+    assert output.logits.shape == (1, 12, 2)
+    torch.testing.assert_close(output.logits[0, :3], torch.arange(6.0).reshape(3, 2))
+    torch.testing.assert_close(output.box_deltas[0, 3:6], torch.arange(12.0).reshape(3, 4))
+    torch.testing.assert_close(output.quality[0, :3], torch.arange(3.0))
+    assert output.per_level == [12]
+
+
+def test_every_level_has_its_scale():
+    head: Any = DenseHead(32, num_classes=2, anchors=1, levels=2, convs=0)
+    with torch.no_grad():
+        head.boxes.weight.zero_()
+        head.boxes.bias.fill_(1.0)
+        head.scales.copy_(torch.tensor([2.0, 3.0]))
+        deltas = head([torch.zeros(1, 32, 1, 1)] * 2).box_deltas
+    torch.testing.assert_close(deltas[0], torch.tensor([[2.0] * 4, [3.0] * 4]))
+
+
+@pytest.mark.parametrize("name", ["retinanet", "atss", "paa"])
+def test_anchors_on_padding_are_ignored_and_the_box_loss_is_balanced(name):
+    images, targets = scene()
+    model = small_detector(name, min_size=64, max_size=160)
+    (assigned,) = captured(model, images, targets)
+    # Resized to 64 x 80 and 64 x 102, padded to 64 x 128; alone, the first image would be padded to 96 only.
+    anchors = torch.cat(model.anchors(model.neck(model.backbone(torch.zeros(1, 3, 64, 128)))))
+    padding = (anchors[:, 0] + anchors[:, 2]) / 2 > 95.5
+    first, second = assigned.labels.split(len(anchors))
+    assert padding.any()
+    assert (first[padding] == IGNORED).all()
+    assert (second[padding] != IGNORED).any()
+    if name != "retinanet":  # which also ignores anchors between its two IoU thresholds
+        assert (first[~padding] != IGNORED).all()
+        assert (second != IGNORED).all()
+    assert assigned.positives.any()
+    terms = model(images, targets)
+    torch.testing.assert_close(terms["box"], terms["rank"] + terms["sort"])
+
+
+def test_positives_have_the_classes_of_the_objects():
+    images, targets = scene()
+    for name in ("retinanet", "atss", "paa"):
+        (assigned,) = captured(small_detector(name), images, targets)
+        assert 2 <= int(assigned.positives.sum()) < 400
+        assert len(assigned.objects.unique(dim=0)) == 5  # every object has a positive
+        classes = {int(label) - 1 for target in targets for label in target["labels"]}
+        assert set(assigned.labels[assigned.positives].tolist()) <= classes
+
+
+def test_best_entries():
+    scores = torch.tensor([[0.1, 0.9], [0.5, 0.0], [0.7, 0.2]])
+    values, rows, columns = best_entries(scores, limit=3, threshold=0.0)
+    torch.testing.assert_close(values, torch.tensor([0.9, 0.7, 0.5]))
+    assert rows.tolist() == [0, 2, 1]
+    assert columns.tolist() == [1, 0, 0]
+    assert len(best_entries(scores, limit=10, threshold=0.0)[0]) == 5  # a score of 0 is not above the threshold
+    assert len(best_entries(scores, limit=10, threshold=0.5)[0]) == 2
+
+
+def test_duplicates_are_removed_within_a_class_only():
+    boxes = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 9], [0, 0, 10, 9], [30, 30, 30, 40]])
+    scores, labels = torch.tensor([0.9, 0.8, 0.7, 0.6]), torch.tensor([0, 0, 1, 0])
+    result = without_duplicates(boxes, scores, labels, iou=0.5, limit=10)
+    torch.testing.assert_close(result["scores"], torch.tensor([0.9, 0.7]))  # the last box has no area
+
+
+def test_voting_by_hand():
+    boxes = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 8], [0, 0, 10, 8], [20, 20, 30, 30]])
+    scores, labels = torch.tensor([0.9, 0.8, 0.7, 0.6]), torch.tensor([0, 0, 1, 0])
+    # The second box overlaps the first by 0.8: its vote is 0.8 * exp(-0.04 / 0.025).
+    vote = 0.8 * torch.exp(torch.tensor(-1.6))
+    y2 = (0.9 * 10 + vote * 8) / (0.9 + vote)
+    torch.testing.assert_close(
+        voted_boxes(boxes, scores, labels, torch.tensor([0]))[0], torch.stack([*torch.tensor([0.0, 0, 10]), y2])
+    )
+
+
+def test_quality_multiplies_the_score_in_atss_and_paa_takes_the_root():
+    images, _ = scene()
+    for name, power in (("atss", 1.0), ("paa", 0.5)):
+        model = small_detector(name, loss="focal").eval()
+        with torch.no_grad():
+            batch, _ = model.transform(images)
+            output = model.head(model.neck(model.backbone(batch.tensors)))
+            expected = (output.logits.sigmoid() * output.quality.sigmoid()[..., None]) ** power
+            torch.testing.assert_close(model.scores(output), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["retinanet", "atss", "paa"])
+def test_a_norm_after_the_finest_map_is_frozen(name):
+    """Swin has such a norm. The pyramid starts at stride 8, so the norm never receives a gradient."""
+    model = small_detector(name, backbone="swin_tiny", min_size=64, max_size=96)
+    sum(model(*scene()).values()).backward()
+    assert [key for key, p in model.named_parameters() if p.requires_grad and p.grad is None] == []

@@ -1,0 +1,229 @@
+"""Recipes: each one builds its detector and agrees with the paper; a mistake names the nearest setting."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bucketrank.catalogue import detector_spec
+from bucketrank.catalogue.model_settings import SWIN_NAMES
+from bucketrank.model_files.loading import build_detector
+from bucketrank.paper.paper_rows import paper_row, paper_rows
+from bucketrank.recipes import RecipeError, from_dict, load_recipe, recipe_names, recipe_to_yaml
+from bucketrank.recipes.listing import header, markdown
+from bucketrank.recipes.recipe import differences
+
+from ..training import tiny
+
+SMALL = {
+    "channels": 32,
+    "hidden": 32,
+    "queries": 20,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "feedforward": 32,
+    "heads": 4,
+    "auxiliary_queries": 20,
+}
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_builds_its_detector(name):
+    recipe = load_recipe(name)
+    backbone = replace(recipe.backbone, weights=None)
+    if not backbone.deformable_groups:  # which the tiny one cannot have
+        backbone = replace(backbone, name="test_resnet")
+    else:
+        backbone = replace(backbone, name="resnet18")
+    own: dict[str, Any] = {key: value for key, value in SMALL.items() if hasattr(recipe.detector, key)}
+    model = build_detector(replace(recipe, detector=replace(recipe.detector, **own), backbone=backbone), num_classes=2)
+    assert model.training
+    assert type(model) is detector_spec(recipe.detector.name).load()
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_opens_with_its_command_and_the_papers_numbers(name):
+    head = header(name)
+    assert head.command.startswith(f"bucketrank train {name} --data ")
+    words = head.command.split()[3:]
+    flags = [word for word in words if word.startswith("--") and "." in word]
+    load_recipe(name, [part for flag in flags for part in (flag, words[words.index(flag) + 1])])
+    row = paper_row(name)
+    if name.endswith("laptop"):
+        assert head.notes[0] == "For a laptop. Not from the paper."
+        assert row is None
+        return
+    assert row is not None
+    accuracy = ", ".join(f"{key} {value}" for key, value in row.texts().items() if key != "seconds")
+    metric = "mask " if row.metric == "mask" else ""
+    seconds = f", {row.texts()['seconds']} s/iteration" if "seconds" in row.numbers else ""
+    assert head.notes[0] == f"Paper: table {row.table}, {row.title(name)}: {metric}{accuracy}{seconds}."
+    assert head.notes[1] == f"Hardware of the paper: {row.hardware}."
+    recipe = load_recipe(name)
+    assert recipe.detector.name == row.detector
+    # The loss of the recipe is the loss of the row; an exact recipe may replace a bucketed loss.
+    expected = {
+        "BRS": ("rs", "bucketed"),
+        "BAP": ("ap", "bucketed"),
+        "RS": ("rs", "pairwise"),
+        "AP": ("ap", "pairwise"),
+    }
+    actual = getattr(recipe.loss, "method", None)
+    loss, method = expected.get(row.loss, (row.loss.lower(), actual))
+    assert (recipe.loss.name, actual) == (loss, "exact" if name == row.exact_recipe else method)
+
+
+def test_the_papers_tables_are_complete():
+    with_recipe = [row.table for row in paper_rows() if row.recipe]
+    # Rows that are not repeated from an earlier table; those of table 6 are detectors of others.
+    assert {table: with_recipe.count(table) for table in set(with_recipe)} == {
+        1: 14,
+        2: 4,
+        3: 4,
+        4: 2,
+        5: 6,
+        7: 2,
+        8: 5,
+    }
+    recipes = [name for row in paper_rows() for name in (row.recipe, row.exact_recipe) if name]
+    with_row = [name for name in recipe_names() if not name.endswith("laptop")]
+    assert sorted(recipes) == with_row, "each recipe has one row"
+
+
+def test_published_schedules():
+    atss, faster = load_recipe("atss-r50-brs"), load_recipe("faster-rcnn-r101-dcn-brs")
+    assert (atss.schedule.lr, atss.schedule.epochs, atss.schedule.milestones) == (0.008, 12, (8, 11))
+    assert (atss.data.batch_size, atss.schedule.warmup_steps, atss.schedule.warmup_factor) == (16, 500, 0.001)
+    assert (faster.schedule.lr, faster.schedule.epochs, faster.schedule.milestones) == (0.012, 36, (27, 33))
+    assert faster.inputs.min_size[-1] == 800  # type: ignore[index]
+    assert (
+        load_recipe("mask-rcnn-r50-lvis-rs").data.repeat_threshold,
+        load_recipe("mask-rcnn-r50-cityscapes-rs").data.repeat,
+    ) == (
+        0.001,
+        8,
+    )
+
+
+def test_swins_are_those_of_the_backbone():
+    from bucketrank.detectors.swin import SWIN
+
+    assert tuple(SWIN) == SWIN_NAMES
+
+
+def test_flags_set_anything():
+    flags = (
+        "--loss.delta 0.25 --loss ap --inputs.min_size 320,480 --inputs.max-size=640 --data.jitter --schedule.lr 1e-4"
+    )
+    recipe = load_recipe(
+        "atss-r50-rs", [*flags.split(), "--schedule.factors", "{sampling_offsets: 0.1}", "--loss.box_loss", "null"]
+    )
+    assert (recipe.loss.name, recipe.flat()["loss.delta"], recipe.loss.box_loss) == ("ap", 0.25, None)
+    assert (recipe.inputs.min_size, recipe.inputs.max_size) == ((320, 480), 640)
+    assert recipe.data.jitter
+    assert (recipe.schedule.lr, recipe.schedule.factors) == (1e-4, {"sampling_offsets": 0.1})
+
+
+def test_a_recipe_survives_yaml(tmp_path):
+    recipe = load_recipe("mask-rcnn-r50-lvis-brs")
+    (tmp_path / "mine.yaml").write_text(recipe_to_yaml(recipe))
+    assert load_recipe(tmp_path / "mine.yaml") == recipe
+    assert differences(recipe, load_recipe("mask-rcnn-r50-lvis-rs")) == {"loss.method": ("bucketed", "exact")}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--loss.dleta 0.25", 'no flag "--loss.dleta"; the nearest is "--loss.delta"'),
+        ("--detector.chanels 64", 'the nearest is "--detector.channels"'),
+        ("--loss.delta wide", "--loss.delta: expected a number or null, got 'wide'"),
+        ("--schedule.epochs 1.5", "--schedule.epochs: expected a whole number, got 1.5"),
+        ("--schedule.epochs", "--schedule.epochs: expected a whole number after it, got nothing"),
+        ("--schedule.milestones 8,x", "expected a list of whole numbers, got '8,x'"),
+        ("--loss brs", "loss.name: expected one of rs, ap, .*got 'brs'; the nearest is \"rs\""),
+        ("--loss.method bucketted", "got 'bucketted'; the nearest is \"bucketed\""),
+        ("--detector at", "got 'at'; the nearest is \"atss\""),
+        ("--schedule.optimiser adam", "got 'adam'; the nearest is \"adamw\""),
+        ("--schedule.milestones 11,8", r"expected rising epochs from 1, got \(11, 8\)"),
+        ("--data.batch_size 0", "data.batch_size: expected at least 1, got 0"),
+        ("--inputs.min_size 2000", "inputs.min_size: expected one or more sizes between 1 and max_size"),
+        ("--trainer.devices two", "trainer.devices: expected a number, or auto, got 'two'"),
+        ("loss.delta 3", 'there is no flag "loss.delta"'),
+    ],
+)
+def test_wrong_flags_name_the_right_ones(flags, message):
+    with pytest.raises(RecipeError, match=message):
+        load_recipe("atss-r50-rs", flags.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("detector: {name: atss}\nlos: {delta: 1}", 'mine.yaml: there is no group "los"; the nearest is "loss"'),
+        ("detector: {name: atss}\nloss: {dleta: 1}", 'mine.yaml: there is no setting "loss.dleta"; .*"loss.delta"'),
+        ("detector: {name: atss, proposals: 3}", 'mine.yaml: there is no setting "detector.proposals"'),
+        ("detector: atss", "mine.yaml: expected settings under 'detector', got 'atss'"),
+        ("loss: {delta: 1}", "mine.yaml: expected detector.name, one of faster_rcnn"),
+        ("- 1", "mine.yaml: expected groups of settings"),
+        ("a: [", "mine.yaml: not YAML"),
+        ("base: atss-r5-rs", 'no recipe "atss-r5-rs"; the nearest is "atss-r50-rs"'),
+        ("base: {self}", "is its own base"),
+        ("!!python/object/apply:os.system ['true']", "mine.yaml: not YAML"),
+    ],
+)
+def test_wrong_files_are_named(text, message, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text.replace("{self}", str(path)))
+    with pytest.raises(RecipeError, match=message):
+        load_recipe(path)
+
+
+def test_settings_of_another_loss_are_accepted_and_not_kept():
+    """A recipe with a loss.delta still works with --loss focal, and recipes written with all settings still load."""
+    recipe = load_recipe("atss-laptop", ["--loss.delta", "0.25", "--loss", "focal"])
+    assert "loss.delta" not in recipe.flat()
+    everything: dict[str, Any] = {
+        "name": "rs",
+        "method": "exact",
+        "delta": None,
+        "interpolate": False,
+        "balance_period": None,
+    }
+    everything |= {"focal_alpha": 0.25, "focal_gamma": 2.0, "box_loss": None, "box_weight": None}
+    assert from_dict({"detector": {"name": "atss"}, "loss": everything}) == from_dict({"detector": {"name": "atss"}})
+    with pytest.raises(RecipeError, match=r"loss\.focal_gamma: expected a number, got 'high'"):
+        from_dict({"detector": {"name": "atss"}, "loss": {"focal_gamma": "high"}})
+
+
+def test_a_recipe_that_is_not_there():
+    with pytest.raises(RecipeError, match='no recipe "atss-r50-sr"; the nearest is "atss-r50-'):
+        load_recipe("atss-r50-sr")
+    with pytest.raises(RecipeError, match="there is no such file"):
+        load_recipe("somewhere/mine.yaml")
+    with pytest.raises(RecipeError, match=r"detector\.name: expected one of"):
+        from_dict({})
+
+
+def test_the_table_of_the_documentation_is_that_of_the_recipes():
+    page = Path(__file__).parents[2] / "docs/recipes.md"
+    assert markdown() in page.read_text(encoding="utf-8"), "write the table anew: bucketrank recipes --markdown"
+
+
+def test_recipes_need_no_torch():
+    code = "import sys; from bucketrank.cli import main; main(['recipes']); main(['recipes', 'atss-r50-rs']); "
+    code += "print([name for name in ('torch', 'numpy', 'rich') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "[]"
+    assert "  lr: 0.008" in lines
+    assert sum(line.startswith("atss-r50-") for line in lines) >= 8
+
+
+def test_alrp_balances_once_an_epoch_of_coco_unless_told_otherwise():
+    recipe = tiny.recipe("--loss alrp")
+    assert build_detector(recipe, num_classes=1).criterion.period == 7330  # type: ignore[union-attr]
+    assert torch.is_tensor(build_detector(recipe, num_classes=1).criterion.balance)  # type: ignore[union-attr]

@@ -1,0 +1,118 @@
+"""The runs of a study, their order and their learning rates."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from bucketrank.data import DataError
+from bucketrank.study.grid import STUDIES
+from bucketrank.study.study_command import dataset_of, training_commands
+from bucketrank.study.study_plan import choose_rows
+from bucketrank.study.study_run import StudyError
+from tests.study.finished_runs import finish, plan
+
+CITYSCAPES = ("person", "rider", "car", "truck", "bus", "train", "motorcycle", "bicycle")
+
+
+def test_the_best_rate_of_the_first_row_is_that_of_all_methods(tmp_path):
+    study = plan(tmp_path, factors=(1.0, 2.0, 4.0), seeds=2)
+    rows = {row.key: row for row in study.rows}
+    assert [row.key for row in study.families()] == ["atss-rs-exact", "atss-ap-exact", "atss-focal"]
+    trials = study.trials(rows["atss-rs-bucketed"])
+    assert [trial.name for trial in trials] == [f"atss-rs-exact-lr{rate}-seed0" for rate in ("0.001", "0.002", "0.004")]
+    for trial, ap in zip(trials, (30.0, 40.0, 35.0), strict=True):
+        finish(trial, 10.0, ap)
+    results = study.results(rows["atss-rs-bucketed"])
+    assert [run.name for run in results] == ["atss-rs-bucketed-lr0.002-seed0", "atss-rs-bucketed-lr0.002-seed1"]
+    assert study.rate(rows["atss-focal"]) is None
+    assert study.results(rows["atss-focal"]) == []
+
+
+def test_a_rate_whose_run_failed_is_not_chosen(tmp_path):
+    study = plan(tmp_path, factors=(1.0, 2.0), only="atss-focal")
+    low, _ = study.trials(study.rows[0])
+    finish(low, 12.0)
+    assert study.rate(study.rows[0]) == 0.001
+
+
+def test_the_number_of_runs(tmp_path):
+    study = plan(tmp_path, factors=(1.0, 2.0, 4.0), seeds=3)
+    assert len(study.rows) == 7
+    # Two more rates for each of three losses; the best trial is also the run with seed 0.
+    assert study.total == 7 * 3 + 2 * 3
+    one = plan(tmp_path, only="atss-rs-*", seeds=2)
+    assert one.total == len(training_commands(one)) == 6
+    assert training_commands(one)[0].startswith("bucketrank train atss-laptop --data cells --out ")
+
+
+def test_settings_of_the_user_override_those_of_the_study(tmp_path):
+    study = plan(tmp_path, flags=("--schedule.epochs", "7", "--schedule.lr", "0.01"), factors=(0.5, 1.0))
+    row = study.rows[0]
+    assert study.rates(row) == [0.005, 0.01]
+    assert study.trials(row)[0].load().schedule.epochs == 7
+
+
+def test_the_time_saved_is_spent_on_epochs(tmp_path):
+    seconds = {"cascade-rcnn-rs-pairwise": 3.0, "cascade-rcnn-rs-exact-longer": 1.1}
+    study = plan(tmp_path, name="budget", only="cascade-*", seconds=seconds)
+    epochs = {row.key: study.run(row, rate=1e-3, seed=0).load().schedule.epochs for row in study.rows}
+    # 2 epochs x 3.0 / 1.1, rounded down; the time of bucketed is not known.
+    assert epochs == {
+        "cascade-rcnn-rs-pairwise": 2,
+        "cascade-rcnn-rs-exact-longer": 5,
+        "cascade-rcnn-rs-bucketed-longer": 2,
+    }
+    paper = plan(tmp_path, name="budget", only="cascade-*", paper=True)
+    assert [paper.run(row, rate=1e-3, seed=0).load().schedule.epochs for row in paper.rows] == [12, 36, 36]
+
+
+def test_a_folder_with_other_settings_is_refused(tmp_path):
+    study = plan(tmp_path, only="atss-focal")
+    finish(study.results(study.rows[0])[0], 12.0)
+    other = replace(study, flags=("--schedule.epochs", "9"))
+    with pytest.raises(StudyError, match=r"expected a run with schedule.epochs 9, got one with 2; choose another"):
+        assert other.results(study.rows[0])[0].finished
+
+
+def test_rows_by_pattern():
+    study = STUDIES["detectors"]
+    assert [row.key for row in choose_rows(study, paper=False, only="paa-focal,atss-rs-e*")] == [
+        "atss-rs-exact",
+        "paa-focal",
+    ]
+    with pytest.raises(StudyError, match="no row matches 'atss-sr'; the rows are faster-rcnn-rs-exact, "):
+        choose_rows(study, paper=False, only="atss-sr")
+
+
+def test_the_papers_rows_are_those_of_the_data_set():
+    segmentation = STUDIES["segmentation"]
+    assert {row.paper for row in choose_rows(segmentation, paper=True, dataset="LVIS")} == {
+        "mask-rcnn-r50-lvis-rs",
+        "mask-rcnn-r50-lvis-rs-pairwise",
+        "mask-rcnn-r50-lvis-brs",
+    }
+    assert len(choose_rows(segmentation, paper=True)) == 6
+    with pytest.raises(StudyError, match="detr: the paper has no rows on LVIS, only on COCO"):
+        choose_rows(STUDIES["detr"], paper=True, dataset="LVIS")
+
+
+@pytest.mark.parametrize(
+    ("categories", "expected"),
+    [
+        ([{"id": 1, "name": "cell"}], "COCO"),
+        ([{"id": 1, "name": "cell", "frequency": "r"}], "LVIS"),
+        ([{"id": n, "name": name} for n, name in enumerate(CITYSCAPES)], "Cityscapes"),
+    ],
+)
+def test_which_data_set(tmp_path, categories, expected):
+    document = {"images": [], "annotations": [], "categories": categories}
+    (tmp_path / "val.json").write_text(json.dumps(document))
+    assert dataset_of(tmp_path) == expected
+
+
+@pytest.mark.parametrize("categories", [{"1": "cell"}, ["cell"], None])
+def test_classes_that_cannot_be_read(tmp_path, categories):
+    (tmp_path / "val.json").write_text(json.dumps({"images": [], "annotations": [], "categories": categories}))
+    with pytest.raises(DataError, match="check-data"):
+        dataset_of(tmp_path)
