@@ -73,7 +73,7 @@ def record_kernel(name: str) -> None:
 
 class _OperationMode(TorchDispatchMode):
     def __init__(self, counted: Launches) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.counted = counted
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

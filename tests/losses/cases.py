@@ -33,7 +33,7 @@ def use_backend(name: Any) -> Iterator[str]:
     values, for which the host would have to wait.
     """
     hosts = () if name == "device" else comparison.HOSTS
-    package_name = "torch" if name == "device" else name
+    package_name: Any = "torch" if name == "device" else name
     with mock.patch.object(comparison, "HOSTS", hosts), bucketrank.use_backend(package_name):
         yield package_name
 

@@ -42,7 +42,7 @@ def _run(name: str, way: Way, logits: Tensor, targets: Tensor, weights: Tensor, 
     leaf = logits.clone().requires_grad_()
     with use_backend(way[1]):
         terms = LOSSES[name].compute(leaf, targets, method=way[0], **settings)
-        sum((factor * weights * term).sum() for factor, term in zip((1.0, 3.0), terms, strict=False)).backward()
+        total((factor * weights * term).sum() for factor, term in zip((1.0, 3.0), terms, strict=False)).backward()
     assert leaf.grad is not None
     return [*(term.detach() for term in terms), leaf.grad]
 

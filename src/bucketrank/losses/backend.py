@@ -72,8 +72,15 @@ def _fused() -> type[Comparison]:
 
 
 @cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+@cache
 def _reason_without_triton() -> str | None:
     """Return why the kernels cannot be imported, or None."""
+    if not _has_triton():
+        return "Triton is not installed"
     try:
         _triton()
     except ImportError as error:

@@ -110,7 +110,8 @@ class Exact(TorchComparison):
 
     @property
     def _in_matrix(self) -> bool:
-        return self.scores.numel() <= (MOST_IN_MATRIX_ON_CPU if on_host(self.scores) else MOST_IN_MATRIX)
+        positives: int = self.scores.numel()
+        return positives <= (MOST_IN_MATRIX_ON_CPU if on_host(self.scores) else MOST_IN_MATRIX)
 
     @property
     def _chunk(self) -> int:

@@ -166,7 +166,7 @@ def rank_one(
         in_rank_order = localisation.detach()[comparison.index.argsort().argsort()]
         first, second, gradients = compute_terms(comparison, comparison.vector(in_rank_order))
     mean = comparison.mean
-    values = (mean(first),) if second is None else (mean(first), mean(second))
+    values: tuple[Tensor, ...] = (mean(first),) if second is None else (mean(first), mean(second))
     if taint is not None:
         values = tuple(value + taint for value in values)
     return Ranking(targets, comparison, values, gradients)
