@@ -5,4 +5,5 @@ from typing import Literal
 Method = Literal["exact", "bucketed", "pairwise"]
 # aLRP loss has no bucketed form.
 ALRPMethod = Literal["exact", "pairwise"]
-Backend = Literal["auto", "fused", "torch"]
+Backend = Literal["auto", "fused", "torch", "triton"]
+Reduction = Literal["mean", "none"]

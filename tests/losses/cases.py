@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch import Tensor
 
-from bucketrank import alrp_loss, ap_loss, dr_loss, rank_sort_loss, use_backend
+import bucketrank
+from bucketrank import alrp_loss, ap_loss, dr_loss, rank_sort_loss
+from bucketrank.losses import comparison
 
 from . import oracle
 
 DELTAS = (0.0, 0.1, 0.5, 1.0, 5.0)
 
-# A way to compute a loss: (method, backend).
+# A way to compute a loss: (method, backend). The backend "device" is "torch" as on a GPU: see use_backend below.
 Way = tuple[Any, Any]
 # All that must give the definition's numbers.
-FAITHFUL: tuple[Way, ...] = (("pairwise", "torch"), ("exact", "torch"), ("exact", "fused"))
-EVERY: tuple[Way, ...] = (*FAITHFUL, ("bucketed", "torch"))
+FAITHFUL: tuple[Way, ...] = (("pairwise", "torch"), ("exact", "torch"), ("exact", "fused"), ("exact", "device"))
+EVERY: tuple[Way, ...] = (*FAITHFUL, ("bucketed", "torch"), ("bucketed", "device"))
+
+
+@contextmanager
+def use_backend(name: Any) -> Iterator[str]:
+    """Force a backend and yield its name in the package.
+
+    "device" runs torch operations on the CPU as on a device: with as few launches as possible, and without reading
+    values, for which the host would have to wait.
+    """
+    hosts = () if name == "device" else comparison.HOSTS
+    package_name: Any = "torch" if name == "device" else name
+    with mock.patch.object(comparison, "HOSTS", hosts), bucketrank.use_backend(package_name):
+        yield package_name
 
 
 class Loss(NamedTuple):

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from bucketrank import alrp_loss, ap_loss, rank_sort_loss, use_backend
-from bucketrank.losses import autograd
+from bucketrank import alrp_loss, ap_loss, rank_sort_loss
+from bucketrank.losses import autograd, rankings
 from bucketrank.losses.backend import comparison_of
 from bucketrank.losses.comparison import Comparison
 from bucketrank.losses.terms import RANKING_LOSSES, Gradients
 
 from ..threads import torch_threads
-from .cases import EVERY, FAITHFUL, Way, synthetic, total
+from .cases import EVERY, FAITHFUL, Way, synthetic, total, use_backend
 
 every_way = pytest.mark.parametrize("way", EVERY, ids="-".join)
 
@@ -23,21 +23,24 @@ every_way = pytest.mark.parametrize("way", EVERY, ids="-".join)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @every_way
+@pytest.mark.parametrize("sizes", [None, [20, 30]], ids=["one", "two"])
 @pytest.mark.parametrize("loss", RANKING_LOSSES)
-def test_opcheck(loss: str, way: Way) -> None:
+def test_opcheck(loss: str, sizes: list[int] | None, way: Way) -> None:
     method, backend = way
     if loss == "alrp" and method == "bucketed":
         pytest.skip("aLRP is not bucketed")
     logits, targets = synthetic(50, 7)
     localisation = torch.linspace(0, 1, 7, requires_grad=True) if loss == "alrp" else None
-    for flat in (logits, logits.double()):
-        args = (flat.requires_grad_(), targets.to(flat.dtype), localisation, loss, method, backend, 0.5)
-        torch.library.opcheck(autograd._rank_op, args)
-    with torch.no_grad():
-        first, _, index, rows = autograd._rank_op(logits, targets, localisation, loss, method, backend, 0.5)
-    one = torch.ones(())
-    saved = (one, one, logits.detach(), targets, first, index, rows, loss, method, backend, 0.5)
-    torch.library.opcheck(autograd._gradient_op, saved)
+    with use_backend(backend) as name:
+        settings = (loss, method, name, 0.5, sizes, 10)
+        for flat in (logits, logits.double()):
+            args = (flat.requires_grad_(), targets.to(flat.dtype), localisation, *settings)
+            torch.library.opcheck(autograd._rank_op, args)
+        with torch.no_grad():
+            first, _, *prepared = autograd._rank_op(logits, targets, localisation, *settings)
+        one, errors = torch.ones_like(first), None if localisation is None else localisation.detach()
+        saved = (one, one, logits.detach(), targets, errors, first, *prepared, *settings)
+        torch.library.opcheck(autograd._gradient_op, saved)
 
 
 @pytest.mark.parametrize("loss", RANKING_LOSSES)
@@ -109,14 +112,14 @@ def test_the_backward_pass_uses_the_backend_of_the_forward_pass(way: Way, monkey
         asked.append((method, backend))
         return comparison_of(method, backend, logits)
 
-    monkeypatch.setattr(autograd, "comparison_of", listen)
+    monkeypatch.setattr(rankings, "comparison_of", listen)
     loss.backward()
     assert asked == []  # nothing was chosen anew
     compiled = torch.compile(ap_loss, fullgraph=True, backend="aot_eager")
-    with use_backend(backend):
+    with use_backend(backend) as name:
         loss = compiled(logits, targets, method=method)
     loss.backward()
-    assert asked == [(method, backend)] * 2
+    assert asked == [(method, name)] * 2
 
 
 def test_a_second_derivative_is_an_error() -> None:

@@ -8,9 +8,22 @@ from typing import Any
 import pytest
 import torch
 
-from bucketrank import alrp_loss, ap_loss, dr_loss, rank_sort_loss, use_backend
+from bucketrank import alrp_loss, ap_loss, dr_loss, rank_sort_loss
 
-from .cases import EVERY, FAITHFUL, LOSSES, RANKING, Way, answer, assert_same, hard_inputs, identify, pairs, total
+from .cases import (
+    EVERY,
+    FAITHFUL,
+    LOSSES,
+    RANKING,
+    Way,
+    answer,
+    assert_same,
+    hard_inputs,
+    identify,
+    pairs,
+    total,
+    use_backend,
+)
 
 every_way = pytest.mark.parametrize("way", EVERY, ids="-".join)
 every_loss = pytest.mark.parametrize(("name", "way"), pairs(), ids=identify)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bucketrank import alrp_loss, use_backend
+from bucketrank import alrp_loss
 from bucketrank.losses import pairwise
 
 from . import oracle
@@ -22,6 +22,7 @@ from .cases import (
     pairs,
     synthetic,
     triples,
+    use_backend,
 )
 
 HARD = hard_inputs()

@@ -183,7 +183,7 @@ def test_the_choice_of_backend(monkeypatch) -> None:
     with pytest.raises(ValueError, match="the fused kernel takes CPU tensors, got one on meta"):
         backend.comparison_of("exact", "fused", logits.to("meta"))
     with (
-        pytest.raises(ValueError, match="use_backend: expected one of auto, fused, torch, got 'cuda'"),
+        pytest.raises(ValueError, match="use_backend: expected one of auto, fused, torch, triton, got 'cuda'"),
         use_backend("cuda"),  # type: ignore[arg-type]
     ):
         pass

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bucketrank import rank_sort_loss, use_backend
+from bucketrank import rank_sort_loss
 
-from .cases import DELTAS, EVERY, LOSSES, RANKING, Way, answer, assert_same, total, triples
+from .cases import DELTAS, EVERY, LOSSES, RANKING, Way, answer, assert_same, total, triples, use_backend
 
 losses, ranking_losses = st.sampled_from(triples()), st.sampled_from(triples(RANKING))
 ways, deltas = st.sampled_from(EVERY), st.sampled_from(DELTAS)

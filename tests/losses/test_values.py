@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from bucketrank import alrp_loss, ap_loss, dr_loss, rank_sort_loss, use_backend
+from bucketrank import alrp_loss, ap_loss, dr_loss, rank_sort_loss
 
-from .cases import EVERY, FAITHFUL, Way
+from .cases import EVERY, FAITHFUL, Way, use_backend
 
 # Ranked: 3 (positive, IoU 0.5), 2 (negative), 1 (positive, IoU 0.9), 0 (negative).
 LOGITS = torch.tensor([3.0, 2.0, 1.0, 0.0])

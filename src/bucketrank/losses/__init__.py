@@ -4,11 +4,13 @@ From ``ap_loss`` to its gradient:
 
 1. ``functional.py``: ``ap_loss`` checks and flattens its arguments and calls ``rank``. ``modules.py`` wraps it.
 2. ``autograd.py``: ``rank`` is the entry point to autograd, for eager calls and for ``torch.compile``.
-3. ``backend.py``: ``comparison_of`` chooses the class that implements the method: a ``Comparison`` (``comparison.py``).
+3. ``rankings.py``: one ranking, or each of several (``sizes``), is compared and its backward pass prepared.
+   ``backend.py`` chooses the class that implements the method: a ``Comparison`` (``comparison.py``). On a GPU the
+   kernels of ``triton_backend`` take all rankings at once and the following steps are theirs.
 4. ``pairwise.py``, ``bucketed.py``, ``exact.py`` (with ``dominance.py``, ``look_up.py``) and ``fused.py`` (with
    ``kernels.py``, ``threads.py``) compute sums of the smoothed step H (``step.py``) over positives and negatives.
 5. ``terms.py``: ``average_precision`` turns these sums into errors and gradients. The mean of the errors is the loss.
-6. The backward pass in ``autograd.py`` scales the gradients, and ``Comparison.spread`` writes them to all logits.
+6. The backward pass in ``rankings.py`` scales the gradients, and ``Comparison.spread`` writes them to all logits.
 
 DR loss (``dr.py``) and ``self_balance`` (``balance.py``) are ordinary autograd.
 """

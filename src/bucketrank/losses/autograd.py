@@ -14,88 +14,40 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bucketrank.losses.backend import chosen_backend, comparison_of
-from bucketrank.losses.comparison import Comparison, precise
-from bucketrank.losses.pairwise import Pairwise
+from bucketrank.losses.backend import chosen_backend, triton_for
+from bucketrank.losses.comparison import precise
+from bucketrank.losses.rankings import Settings, prepare_again, rank_all, rankings_of
 from bucketrank.losses.terms import RANKING_LOSSES, Gradients
 
 
 def rank(
-    logits: Tensor, targets: Tensor, localisation: Tensor | None, loss: str, method: str, delta: float
+    logits: Tensor,
+    targets: Tensor,
+    localisation: Tensor | None,
+    loss: str,
+    method: str,
+    delta: float,
+    sizes: Sequence[int] | None = None,
+    max_positives: int | None = None,
 ) -> Sequence[Tensor]:
-    """Return the one or two values of a ranking loss; ``logits`` and ``targets`` are flat, contiguous, of one dtype."""
+    """Return the one or two values of a ranking loss; ``logits`` and ``targets`` are flat, contiguous, of one dtype.
+
+    With ``sizes``, the lengths of consecutive rankings, a value has one entry per ranking.
+    """
     # The backend is read here, so that the backward pass uses the backend of the forward pass.
-    arguments = logits, targets, localisation, loss, method, chosen_backend(), delta
+    settings = loss, method, chosen_backend(), delta, sizes, max_positives
     if torch.compiler.is_compiling():
-        first, second, *_ = _rank_op(*arguments)
+        first, second, *_ = _rank_op(logits, targets, localisation, *settings)
         return first, second
-    values: Sequence[Tensor] = _Rank.apply(*arguments)
+    values: Sequence[Tensor] = _Rank.apply(logits, targets, localisation, settings)
     return values
-
-
-def _compute(
-    logits: Tensor, targets: Tensor, localisation: Tensor | None, loss: str, method: str, backend: str, delta: float
-) -> tuple[tuple[Tensor, ...], Comparison, Gradients | None]:
-    """Return the values, and the comparison and gradients for the backward pass; None if there is nothing to rank."""
-    comparison = _compare(method, backend, logits, targets, delta)
-    positives = len(comparison.scores)
-    if localisation is not None and localisation.numel() != positives:
-        raise ValueError(
-            "alrp_loss: expected one localisation error for each of logits[targets > 0], "
-            f"{positives} of them, got {localisation.numel()}"
-        )
-    if not comparison.finite or positives == 0:
-        value = _degenerate_value(logits, comparison)
-        return (value, value.clone()), comparison, None
-    compute_terms = RANKING_LOSSES[loss].terms
-    if localisation is None:
-        first, second, gradients = compute_terms(comparison)
-    else:
-        in_rank_order = localisation.detach()[comparison.index.argsort().argsort()]
-        first, second, gradients = compute_terms(comparison, comparison.vector(in_rank_order))
-    mean = comparison.mean
-    return (mean(first),) if second is None else (mean(first), mean(second)), comparison, gradients
-
-
-def _compare(
-    method: str, backend: str, logits: Tensor, targets: Tensor, delta: float, index: Tensor | None = None
-) -> Comparison:
-    comparison = comparison_of(method, backend, logits)(logits, targets, delta, index)
-    return comparison if comparison.is_accurate() else Pairwise(logits, targets, delta, index)
-
-
-def _gradient_at_logits(
-    first: Tensor | None, second: Tensor | None, comparison: Comparison, gradients: Gradients
-) -> Tensor:
-    """Return the gradient at the logits from the gradients at the two values, where None stands for zero."""
-    positives = len(comparison.scores)
-    by_first = 0 if first is None else comparison.number(first) / positives
-    own = gradients.positives * by_first
-    if gradients.second_positives is not None and second is not None:
-        own = own + gradients.second_positives * (comparison.number(second) / positives)
-    return comparison.spread(gradients.negative_weights * by_first, own)
-
-
-def _gradient_at_localisation(second: Tensor, index: Tensor, gradients: Gradients) -> Tensor:
-    """Return the gradient at the localisation errors, in the order of the logits, from that at the second value."""
-    return second * (torch.as_tensor(gradients.localisation)[index.argsort()] / index.numel())
-
-
-def _degenerate_value(logits: Tensor, comparison: Comparison) -> Tensor:
-    """Return the loss when there is nothing to rank: 0, or NaN for input that is not finite."""
-    return logits.new_full((), 0.0 if comparison.finite else torch.nan)
-
-
-def _degenerate_gradient(logits: Tensor, targets: Tensor, value: Tensor) -> Tensor:
-    """Return the gradient when there is nothing to rank: 0, or NaN at each entry not ignored if ``value`` is NaN."""
-    return (value * 0).expand_as(logits).masked_fill(targets < 0, 0)
 
 
 class _Rank(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, localisation: Tensor | None, *settings: Any) -> Any:
-        values, ctx.comparison, ctx.gradients = _compute(logits, targets, localisation, *settings)
-        # The comparison reads logits and targets again. Saved, they cannot be changed in place without an error.
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, localisation: Tensor | None, settings: Any) -> Any:
+        values, ctx.prepared = rank_all(logits, targets, localisation, Settings(*settings))
+        # The backward pass reads logits and targets again. Saved, they cannot be changed in place without an error.
         ctx.save_for_backward(logits, targets)
         ctx.set_materialize_grads(False)
         return values
@@ -107,18 +59,9 @@ class _Rank(torch.autograd.Function):
 
 
 def _eager_backward(ctx: Any, first: Tensor | None, second: Tensor | None) -> tuple[Any, ...]:
-    logits, targets = ctx.saved_tensors
-    at_localisation = None
-    if ctx.gradients is None:
-        value = _degenerate_value(logits, ctx.comparison)
-        at_logits = _degenerate_gradient(logits, targets, value)
-        if ctx.needs_input_grad[2]:  # Return a gradient rather than None: DDP waits for one.
-            at_localisation = value.repeat(len(ctx.comparison.scores))
-    else:
-        at_logits = _gradient_at_logits(first, second, ctx.comparison, ctx.gradients)
-        if ctx.needs_input_grad[2] and second is not None:
-            at_localisation = _gradient_at_localisation(second, ctx.comparison.index, ctx.gradients)
-    return at_logits, None, at_localisation, None, None, None, None
+    ctx.saved_tensors  # noqa: B018  raises if one of them was changed in place
+    at_logits, at_localisation = ctx.prepared.backward(first, second)
+    return at_logits, None, at_localisation if ctx.needs_input_grad[2] else None, None
 
 
 _eager_backward_once = once_differentiable(_eager_backward)
@@ -126,32 +69,62 @@ _eager_backward_once = once_differentiable(_eager_backward)
 
 @torch.library.custom_op("bucketrank::rank", mutates_args=())
 def _rank_op(
-    logits: Tensor, targets: Tensor, localisation: Tensor | None, loss: str, method: str, backend: str, delta: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    values, comparison, gradients = _compute(logits, targets, localisation, loss, method, backend, delta)
+    logits: Tensor,
+    targets: Tensor,
+    localisation: Tensor | None,
+    loss: str,
+    method: str,
+    backend: str,
+    delta: float,
+    sizes: Sequence[int] | None,
+    max_positives: int | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the two values, and what the backward pass needs of the positives, ranking after ranking.
+
+    These are their positions in their ranking, the fields of ``Gradients``, and the number of positives per ranking, on
+    the CPU.
+    """
+    settings = Settings(loss, method, backend, delta, sizes, max_positives)
+    values, prepared = rank_all(logits, targets, localisation, settings)
     first, second = (*values, torch.zeros_like(values[0]))[:2]
+    rankings = rankings_of(prepared)
+    if rankings is None:  # by Triton: the backward pass computes the forward pass again
+        counts = torch.zeros(first.numel(), dtype=torch.int64)
+        return first, second, logits.new_empty(0, dtype=torch.int64), _empty_rows(logits, loss, 0), counts
+    index = [ranking.index for ranking in rankings] or [logits.new_empty(0, dtype=torch.int64)]
+    rows = [_rows(logits, ranking.index, ranking.gradients, loss) for ranking in rankings]
+    counts = torch.tensor([len(positions) for positions in index[: len(rankings)]], dtype=torch.int64)
+    return first, second, torch.cat(index), torch.cat(rows or [_empty_rows(logits, loss, 0)], 1), counts
+
+
+def _rows(logits: Tensor, index: Tensor, gradients: Gradients | None, loss: str) -> Tensor:
     if gradients is None:
-        return first, second, comparison.index, _empty_rows(logits, loss, len(comparison.index)).fill_(torch.nan)
-    rows = torch.stack([torch.as_tensor(getattr(gradients, field)) for field in RANKING_LOSSES[loss].gradients])
-    return first, second, comparison.index, rows
+        return _empty_rows(logits, loss, len(index)).fill_(torch.nan)
+    return torch.stack([torch.as_tensor(getattr(gradients, field)) for field in RANKING_LOSSES[loss].gradients])
 
 
 @_rank_op.register_fake
 def _(
-    logits: Tensor, targets: Tensor, localisation: Tensor | None, loss: str, method: str, backend: str, delta: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    logits: Tensor,
+    targets: Tensor,
+    localisation: Tensor | None,
+    loss: str,
+    method: str,
+    backend: str,
+    delta: float,
+    sizes: Sequence[int] | None,
+    max_positives: int | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    shape = () if sizes is None else (len(sizes),)
     positives = torch.library.get_ctx().new_dynamic_size()
     index = logits.new_empty(positives, dtype=torch.int64)
-    return logits.new_empty(()), logits.new_empty(()), index, _empty_rows(logits, loss, positives)
+    counts = torch.empty(1 if sizes is None else len(sizes), dtype=torch.int64, device="cpu")
+    return logits.new_empty(shape), logits.new_empty(shape), index, _empty_rows(logits, loss, positives), counts
 
 
 def _empty_rows(logits: Tensor, loss: str, positives: int | torch.SymInt) -> Tensor:
     """Return memory for the fields of ``Gradients`` that ``loss`` fills, one row each."""
     return precise(logits.new_empty(len(RANKING_LOSSES[loss].gradients), positives))
-
-
-def _gradients_from(rows: Sequence[Any], loss: str) -> Gradients:
-    return Gradients(**dict(zip(RANKING_LOSSES[loss].gradients, rows, strict=True)))
 
 
 @torch.library.custom_op("bucketrank::rank_gradient", mutates_args=())
@@ -160,39 +133,47 @@ def _gradient_op(
     second: Tensor,
     logits: Tensor,
     targets: Tensor,
+    localisation: Tensor | None,
     value: Tensor,
     index: Tensor,
     rows: Tensor,
+    counts: Tensor,
     loss: str,
     method: str,
     backend: str,
     delta: float,
-) -> Tensor:
-    if index.numel() == 0 or value.isnan():
-        return _degenerate_gradient(logits, targets, value)
-    comparison = _compare(method, backend, logits, targets, delta, index)
-    gradients = _gradients_from([comparison.vector(row) for row in rows], loss)
-    return _gradient_at_logits(first, second, comparison, gradients)
+    sizes: Sequence[int] | None,
+    max_positives: int | None,
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients at the logits and at the localisation errors; the latter is empty if there are none."""
+    settings = Settings(loss, method, backend, delta, sizes, max_positives)
+    if triton_for(method, backend, logits) is not None:
+        prepared = rank_all(logits, targets, localisation, settings)[1]
+    else:
+        prepared = prepare_again(logits, targets, value, index, rows, counts.tolist(), settings)
+    at_logits, at_localisation = prepared.backward(first, second)
+    if localisation is None or at_localisation is None:
+        return at_logits, logits.new_empty(0)
+    return at_logits, at_localisation.to(localisation.dtype)
 
 
 @_gradient_op.register_fake
-def _(first: Tensor, second: Tensor, logits: Tensor, *_: object) -> Tensor:
-    return torch.empty_like(logits)
+def _(
+    first: Tensor, second: Tensor, logits: Tensor, targets: Tensor, localisation: Tensor | None, *_: object
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(logits), logits.new_empty(0) if localisation is None else torch.empty_like(localisation)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    logits, targets, _, *ctx.settings = inputs
-    first, _, index, rows = output
-    ctx.save_for_backward(logits, targets, first, index, rows)
+    logits, targets, localisation, *ctx.settings = inputs
+    first, _, *prepared = output
+    ctx.save_for_backward(logits, targets, localisation, first, *prepared)
 
 
 def _backward(ctx: Any, first: Tensor, second: Tensor, *_: Any) -> tuple[Any, ...]:
-    *_, index, rows = ctx.saved_tensors
-    at_localisation = None
-    if ctx.needs_input_grad[2]:
-        at_localisation = _gradient_at_localisation(second, index, _gradients_from(rows.unbind(), ctx.settings[0]))
-    at_logits = _gradient_op(first, second, *ctx.saved_tensors, *ctx.settings)
-    return at_logits, None, at_localisation, None, None, None, None
+    at_logits, at_localisation = _gradient_op(first, second, *ctx.saved_tensors, *ctx.settings)
+    at_localisation = at_localisation if ctx.needs_input_grad[2] else None
+    return at_logits, None, at_localisation, None, None, None, None, None, None
 
 
 _rank_op.register_autograd(_backward, setup_context=_save)

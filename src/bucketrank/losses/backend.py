@@ -1,13 +1,17 @@
-"""The class that implements each method: on the CPU the fused kernels if numba is installed, else torch operations."""
+"""The implementation of each method: fused kernels on the CPU, Triton kernels on a GPU, else torch operations."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from types import ModuleType
 from typing import get_args
 
+import torch
 from torch import Tensor
 
 from bucketrank.choices import Backend
@@ -19,6 +23,11 @@ from bucketrank.losses.pairwise import Pairwise
 METHODS: dict[str, type[Comparison]] = {"exact": Exact, "bucketed": Bucketed, "pairwise": Pairwise}
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
+# Types of devices for which Triton has compilers; "cuda" also stands for ROCm.
+TRITON_DEVICES = ("cuda", "xpu")
+
+logger = logging.getLogger(__name__)
+
 _backend: Backend = "auto"
 
 
@@ -26,8 +35,8 @@ _backend: Backend = "auto"
 def use_backend(name: Backend) -> Iterator[None]:
     """Force the implementation of ``method="exact"`` inside a ``with`` block, in the whole process.
 
-    Meant for tests and benchmarks. ``"fused"`` is the numba kernel, for CPU tensors; ``"torch"`` is plain torch
-    operations; ``"auto"`` chooses.
+    Meant for tests and benchmarks. ``"fused"`` is the numba kernel, for CPU tensors; ``"triton"`` are the GPU kernels;
+    ``"torch"`` is plain torch operations; ``"auto"`` chooses.
 
     >>> import torch
     >>> from bucketrank import ap_loss, use_backend
@@ -40,6 +49,8 @@ def use_backend(name: Backend) -> Iterator[None]:
         raise ValueError(f"use_backend: expected one of {', '.join(BACKENDS)}, got {name!r}")
     if name == "fused" and not _has_numba():
         raise ImportError('use_backend: "fused" needs numba; install it with: pip install "bucketrank[fast]"')
+    if name == "triton" and (reason := _reason_without_triton()):
+        raise ImportError(f'use_backend: "triton" needs Triton, which comes with torch on Linux: {reason}')
     previous, _backend = _backend, name
     try:
         yield
@@ -58,6 +69,59 @@ def _fused() -> type[Comparison]:
     from bucketrank.losses.fused import Fused
 
     return Fused
+
+
+@cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+@cache
+def _reason_without_triton() -> str | None:
+    """Return why the kernels cannot be imported, or None."""
+    if not _has_triton():
+        return "Triton is not installed"
+    try:
+        _triton()
+    except ImportError as error:
+        return str(error)
+    return None
+
+
+def _triton() -> ModuleType:
+    # Imported when first needed: Triton is optional, and slow to import.
+    return importlib.import_module("bucketrank.losses.triton_backend")
+
+
+@cache
+def _uses_triton(device: torch.device) -> bool:
+    """Whether Triton is chosen on ``device``. Log the reason if it could be used on such a device but not here."""
+    if device.type not in TRITON_DEVICES:
+        return False
+    reason = _reason_without_triton() or _triton().unavailable_reason(device)
+    if reason is not None:
+        _log_once(f"ranking losses on {device.type} use torch operations instead of Triton kernels: {reason}")
+    return reason is None
+
+
+@cache
+def _log_once(message: str) -> None:
+    logger.warning(message)
+
+
+def triton_for(method: str, backend: str, logits: Tensor) -> ModuleType | None:
+    """Return the package of the Triton kernels if they rank these logits."""
+    if method != "exact":
+        return None
+    if backend == "auto":
+        return _triton() if _uses_triton(logits.device) else None
+    if backend != "triton":
+        return None
+    triton = _triton()
+    reason = triton.unavailable_reason(logits.device)
+    if reason is not None:
+        raise ValueError(f"use_backend: the Triton kernels cannot rank tensors on {logits.device}: {reason}")
+    return triton
 
 
 def chosen_backend() -> Backend:

@@ -25,7 +25,8 @@ class Bucketed(Pairwise):
         # positive, like H(0) = 1 at delta 0.
         self.bucket = torch.searchsorted(self.scores, members, right=True)
         buckets = self.positives.numel() + 1
-        self.sizes = torch.bincount(self.bucket, minlength=buckets)
+        # Not by bincount, which would wait for a device.
+        self.sizes = self.bucket.new_zeros(buckets).index_add_(0, self.bucket, torch.ones_like(self.bucket))
         # The mean is taken of the distances from the positive below (in the lowest bucket: from the lowest positive),
         # which loses no digits.
         base = torch.cat([self.scores[:1], self.scores])

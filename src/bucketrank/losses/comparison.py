@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,14 +19,22 @@ Array = Any
 FINEST_DELTA = 1e-9
 
 
+# Types of devices whose values Python reads without waiting, and which have no cost of launches.
+HOSTS = ("cpu",)
+
+
+def on_host(tensor: Tensor) -> bool:
+    """Whether reading a value of ``tensor`` costs nothing. Elsewhere the host would wait for the device."""
+    return tensor.device.type in HOSTS
+
+
 def precise(tensor: Tensor) -> Tensor:
     """Convert ``tensor`` to the widest float of its device, which sums over millions of logits need."""
     return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)
 
 
-def can_place_edges(scores: Array, delta: float) -> bool:
-    """Whether float64 has the digits for the edges ``s - delta`` and ``s + delta``; ``scores`` are ascending."""
-    largest = max(-float(scores[0]), float(scores[-1])) if len(scores) else 0.0
+def can_place_edges(largest: float, delta: float) -> bool:
+    """Whether float64 has the digits for the edges ``s - delta`` and ``s + delta`` of scores up to ``largest``."""
     return delta == 0 or delta >= FINEST_DELTA * largest
 
 
@@ -40,9 +48,14 @@ class Comparison(ABC):
     """
 
     xp: Any
+    # Whether the method uses the edges of the ramps, so that a tiny delta leaves it too few digits.
+    has_edges: ClassVar[bool] = False
     delta: float
-    # Whether all logits that are not ignored, and all targets of positives, are finite. If not, no sum is defined.
-    finite: bool
+    # False if the host knows that a logit that is not ignored, or the target of a positive, is not finite. Then no sum
+    # is defined.
+    finite: bool = True
+    # On a device, where the host does not wait for the answer: 0 if all of them are finite, else NaN.
+    taint: Tensor | None = None
     # The logits of the positives.
     scores: Array
 
@@ -119,11 +132,10 @@ class TorchComparison(Comparison):
         self.targets = targets
         self.delta = delta
         if index is None:
-            index = (targets > 0).nonzero().squeeze(1)
-            index = index[logits[index].argsort(stable=True)]
-            self.finite = _all_finite(logits, targets)
+            index = positives_by_score(logits, (targets > 0).nonzero().squeeze(1))
+            self.finite, self.taint = check_finite(logits, targets)
         self._index = index
-        self.scores = precise(logits[index])
+        self.scores = precise(comparable(logits[index]))
 
     @property
     def index(self) -> Tensor:
@@ -147,10 +159,26 @@ class TorchComparison(Comparison):
         return values.cummin(0).values
 
 
-def _all_finite(logits: Tensor, targets: Tensor) -> bool:
-    """Whether all logits that are not ignored, and all targets of positives, are finite."""
+def positives_by_score(logits: Tensor, index: Tensor) -> Tensor:
+    """Return the positions ``index``, lowest logit first; equal logits keep their order."""
+    return index[comparable(logits[index]).argsort(stable=True)]
+
+
+def comparable(scores: Tensor) -> Tensor:
+    """Replace what is not finite on a device, where the sums are computed before anybody knows that they are NaN.
+
+    Every place that a search among finite scores finds is valid, so no index is out of range.
+    """
+    return scores if on_host(scores) else scores.nan_to_num()
+
+
+def check_finite(logits: Tensor, targets: Tensor) -> tuple[bool, Tensor | None]:
+    """Return ``finite`` and ``taint`` of a comparison."""
     if logits.numel() == 0:
-        return True
-    # The extremes propagate NaN, and take fewer passes than a test of each entry.
-    low, high = logits.masked_fill(targets < 0, 0).aminmax()
-    return bool((low > -torch.inf) & (high < torch.inf) & (targets.amax() < torch.inf))
+        return True, None
+    if on_host(logits):
+        # The extremes propagate NaN, and take fewer passes than a test of each entry.
+        low, high = logits.masked_fill(targets < 0, 0).aminmax()
+        return bool((low > -torch.inf) & (high < torch.inf) & (targets.amax() < torch.inf)), None
+    largest = torch.maximum(logits.abs(), targets).masked_fill_(targets < 0, 0).amax()
+    return True, largest * 0

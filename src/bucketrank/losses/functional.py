@@ -6,6 +6,14 @@ entry to ignore. ``delta`` is half the width of the ramp of the smoothed step H;
 ``method`` is ``"exact"`` (O((P + N) log P), the default), ``"pairwise"`` (the definition, O(P (P + N)), the same
 numbers) or ``"bucketed"`` (the paper's approximation, O((P + N) log P + P^2)).
 
+``sizes`` ranks parts of the list apart from each other: the lengths of consecutive rankings, like the argument of
+``torch.split``. Lengths, unlike a tensor with the ranking of each entry, take no memory and are known without reading
+from the device. With ``reduction="none"`` each term has one value per ranking; with ``"mean"`` it is their mean over
+the rankings that have positives, 0 if none has.
+
+``max_positives`` is a capacity: the most positives that one call, with all its rankings, may have. More of them make
+every value and gradient NaN. On a GPU the host then does not have to wait for their number.
+
 The gradients are defined by identity update, not derived from the values. Without positives a loss is 0 and its
 gradient is 0. If a logit that is not ignored, or the target of a positive, is NaN or infinite, the loss is NaN, and
 so is the gradient at every entry that is not ignored.
@@ -14,15 +22,17 @@ so is the gradient at every entry that is not ignored.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from bucketrank.choices import ALRPMethod, Method
+from bucketrank.choices import ALRPMethod, Method, Reduction
 from bucketrank.losses.autograd import rank
 
 ALRP_METHODS: tuple[ALRPMethod, ...] = get_args(ALRPMethod)
+REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
 
 
 class RankSortTerms(NamedTuple):
@@ -40,7 +50,15 @@ class ALRPTerms(NamedTuple):
 
 
 def ap_loss(
-    logits: Tensor, targets: Tensor, *, delta: float = 1.0, method: Method = "exact", interpolate: bool = False
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    delta: float = 1.0,
+    method: Method = "exact",
+    interpolate: bool = False,
+    sizes: Sequence[int] | None = None,
+    reduction: Reduction = "mean",
+    max_positives: int | None = None,
 ) -> Tensor:
     """Average Precision loss: the mean, over positives, of the share of negatives ranked above (paper, Eq. 4).
 
@@ -52,13 +70,27 @@ def ap_loss(
     >>> logits, targets = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0])
     >>> ap_loss(logits, targets, delta=0)  # nothing above the first, one of three above the second: (0/1 + 1/3) / 2
     tensor(0.1667)
+    >>> ap_loss(logits, targets, delta=0, sizes=[1, 2], reduction="none")  # the first alone, the others: 1/2
+    tensor([0.0000, 0.5000])
     """
-    check_settings("ap_loss", delta, method)
-    check_logits("ap_loss", logits, targets)
-    return rank(*_flat(logits, targets), None, "interpolated_ap" if interpolate else "ap", method, float(delta))[0]
+    check_settings("ap_loss", delta, method, reduction=reduction, max_positives=max_positives)
+    check_logits("ap_loss", logits, targets, sizes)
+    flat = _flat(logits, targets)
+    loss = "interpolated_ap" if interpolate else "ap"
+    first, *_ = rank(*flat, None, loss, method, float(delta), sizes, max_positives)
+    return first if sizes is None else _reduce([first], flat[1], sizes, reduction)[0]
 
 
-def rank_sort_loss(logits: Tensor, targets: Tensor, *, delta: float = 0.5, method: Method = "exact") -> RankSortTerms:
+def rank_sort_loss(
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    delta: float = 0.5,
+    method: Method = "exact",
+    sizes: Sequence[int] | None = None,
+    reduction: Reduction = "mean",
+    max_positives: int | None = None,
+) -> RankSortTerms:
     """Rank & Sort loss: AP loss, plus a term that sorts the positives by their IoU labels (paper, Eq. 10).
 
     ``ranking`` is AP loss. ``sorting`` is the mean over positives of ``l_S(i) - l_S*(i)``: the average ``1 - IoU``
@@ -70,27 +102,38 @@ def rank_sort_loss(logits: Tensor, targets: Tensor, *, delta: float = 0.5, metho
     >>> rank_sort_loss(logits, targets, delta=0)  # sorting: of the last, (0.5 + 0.1) / 2 instead of 0.1, halved
     RankSortTerms(ranking=tensor(0.1667), sorting=tensor(0.1000))
     """
-    check_settings("rank_sort_loss", delta, method)
-    check_logits("rank_sort_loss", logits, targets)
-    return RankSortTerms(*rank(*_flat(logits, targets), None, "rs", method, float(delta)))
+    check_settings("rank_sort_loss", delta, method, reduction=reduction, max_positives=max_positives)
+    check_logits("rank_sort_loss", logits, targets, sizes)
+    flat = _flat(logits, targets)
+    values = rank(*flat, None, "rs", method, float(delta), sizes, max_positives)
+    return RankSortTerms(*(values if sizes is None else _reduce(values, flat[1], sizes, reduction)))
 
 
 def alrp_loss(
-    logits: Tensor, targets: Tensor, localisation: Tensor, *, delta: float = 1.0, method: ALRPMethod = "exact"
+    logits: Tensor,
+    targets: Tensor,
+    localisation: Tensor,
+    *,
+    delta: float = 1.0,
+    method: ALRPMethod = "exact",
+    sizes: Sequence[int] | None = None,
+    reduction: Reduction = "mean",
+    max_positives: int | None = None,
 ) -> ALRPTerms:
     """Average Localisation-Recall-Precision loss (Oksuz et al., 2020), which ranks classification and boxes together.
 
-    ``localisation`` holds one error per positive, in the order of ``logits[targets > 0]``; 1 - GIoU is the usual
-    choice. ``classification`` is AP loss in which each positive counts itself as 1; its gradient also lifts a positive
-    past badly localised ones. ``localisation`` is the mean over positives i of ``sum of localisation_j over
-    s_j >= s_i, divided by rank(i)``; its gradient is at the localisation errors. There is no bucketed method.
+    ``localisation`` holds one error per positive, in the order of ``logits[targets > 0]``, also with ``sizes``;
+    1 - GIoU is the usual choice. ``classification`` is AP loss in which each positive counts itself as 1; its gradient
+    also lifts a positive past badly localised ones. ``localisation`` is the mean over positives i of ``sum of
+    localisation_j over s_j >= s_i, divided by rank(i)``; its gradient is at the localisation errors. There is no
+    bucketed method.
 
     >>> logits, targets = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0])
     >>> alrp_loss(logits, targets, torch.tensor([0.2, 0.4]), delta=0)  # boxes: (0.2 / 1 + (0.2 + 0.4) / 3) / 2
     ALRPTerms(classification=tensor(0.1667), localisation=tensor(0.2000))
     """
-    check_settings("alrp_loss", delta, method, ALRP_METHODS)
-    check_logits("alrp_loss", logits, targets)
+    check_settings("alrp_loss", delta, method, ALRP_METHODS, reduction=reduction, max_positives=max_positives)
+    check_logits("alrp_loss", logits, targets, sizes)
     if not isinstance(localisation, Tensor) or not localisation.is_floating_point():
         raise TypeError(f"alrp_loss: expected localisation to be a tensor of floats, got {_describe(localisation)}")
     if localisation.device != logits.device:
@@ -100,7 +143,9 @@ def alrp_loss(
             "alrp_loss: expected localisation of one dimension, one error for each of logits[targets > 0], "
             f"got shape {tuple(localisation.shape)}"
         )
-    return ALRPTerms(*rank(*_flat(logits, targets), localisation, "alrp", method, float(delta)))
+    flat = _flat(logits, targets)
+    values = rank(*flat, localisation, "alrp", method, float(delta), sizes, max_positives)
+    return ALRPTerms(*(values if sizes is None else _reduce(values, flat[1], sizes, reduction)))
 
 
 def _flat(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,16 +161,43 @@ def _flat(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return logits.contiguous(), targets.contiguous()
 
 
-def check_settings(name: str, delta: float, method: str, methods: tuple[str, ...] = get_args(Method)) -> None:
-    """Raise unless ``delta`` and ``method`` are valid settings of a ranking loss."""
+def _reduce(values: Sequence[Tensor], targets: Tensor, sizes: Sequence[int], reduction: str) -> Sequence[Tensor]:
+    """Return the values of each ranking, or the mean of each value over the rankings with positives."""
+    if reduction == "none" or not sizes:
+        return values if reduction == "none" else [value.sum() for value in values]
+    positive = targets > 0
+    if all(size == sizes[0] for size in sizes):
+        ranked = positive.view(len(sizes), sizes[0]).any(1)
+    else:
+        ranked = torch.stack([part.any() for part in positive.split(list(sizes))])
+    number = ranked.sum().clamp(min=1)
+    return [value.sum() / number for value in values]
+
+
+def check_settings(
+    name: str,
+    delta: float,
+    method: str,
+    methods: tuple[str, ...] = get_args(Method),
+    *,
+    reduction: str = "mean",
+    max_positives: int | None = None,
+) -> None:
+    """Raise unless these are valid settings of a ranking loss."""
     if isinstance(delta, bool) or not isinstance(delta, (int, float)) or not math.isfinite(delta) or delta < 0:
         raise ValueError(f"{name}: expected delta to be a finite number of at least 0, got {delta!r}")
     if method not in methods:
         raise ValueError(f"{name}: expected method to be one of {', '.join(methods)}, got {method!r}")
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"{name}: expected reduction to be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
+    if max_positives is not None and (
+        isinstance(max_positives, bool) or not isinstance(max_positives, int) or max_positives < 1
+    ):
+        raise ValueError(f"{name}: expected max_positives to be None or an integer above 0, got {max_positives!r}")
 
 
-def check_logits(name: str, logits: Tensor, targets: Tensor) -> None:
-    """Raise unless ``logits`` and ``targets`` are tensors that fit each other."""
+def check_logits(name: str, logits: Tensor, targets: Tensor, sizes: Sequence[int] | None = None) -> None:
+    """Raise unless ``logits`` and ``targets`` are tensors that fit each other, and ``sizes`` fit them."""
     for argument, value in (("logits", logits), ("targets", targets)):
         if not isinstance(value, Tensor):
             raise TypeError(f"{name}: expected {argument} to be a tensor, got {_describe(value)}")
@@ -142,6 +214,25 @@ def check_logits(name: str, logits: Tensor, targets: Tensor) -> None:
         raise ValueError(
             f"{name}: expected targets on {logits.device} like logits, got {targets.device}; "
             "move them with targets.to(logits.device)"
+        )
+    if sizes is not None:
+        _check_sizes(name, sizes, logits.numel())
+
+
+def _check_sizes(name: str, sizes: Sequence[int], entries: int) -> None:
+    if not isinstance(sizes, (list, tuple)) or not all(
+        isinstance(size, (int, torch.SymInt)) and not isinstance(size, bool) for size in sizes
+    ):
+        raise TypeError(
+            f"{name}: expected sizes to be a list or tuple of integers, the lengths of consecutive rankings, got "
+            f"{sizes!r}"
+        )
+    if any(size < 0 for size in sizes):
+        raise ValueError(f"{name}: expected sizes of at least 0, got {list(sizes)}")
+    if sum(sizes) != entries:
+        raise ValueError(
+            f"{name}: expected sizes whose sum is the number of logits, {entries}, got {list(sizes)}, whose sum is "
+            f"{sum(sizes)}"
         )
 
 

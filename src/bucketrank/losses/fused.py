@@ -25,6 +25,7 @@ class Fused(Comparison):
     """Exact bucketing, the numbers of ``exact.py``, computed in numpy by the loops of ``kernels.py``."""
 
     xp: Any = np
+    has_edges = True
     # The memory of the gradient, which holds the bucket of every negative; None once it has been returned.
     gradient: Array | None = None
 
@@ -76,7 +77,9 @@ class Fused(Comparison):
         return bool(finite)
 
     def is_accurate(self) -> bool:
-        return can_place_edges(self.scores, self.delta)
+        if not self.scores.size:
+            return True
+        return can_place_edges(max(-self.scores.item(0), self.scores.item(-1)), self.delta)
 
     def vector(self, values: Tensor) -> Array:
         return values.numpy().astype(np.float64, copy=False)

@@ -1,0 +1,113 @@
+"""Count what a GPU pays for: launches of operations, and waits of the host for the device. Needs no GPU to count.
+
+Every operation costs a GPU a launch, 5 to 10 microseconds of the host, however small the operation is. Reading a value
+from the device makes the host wait until the device is idle. Both can be counted on the CPU, where the same operations
+run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# Operations whose result depends on values on the device, so that the host has to read them. The size of the result of
+# most of them is such a value.
+_WAITING = {"nonzero", "_local_scalar_dense", "is_nonzero", "equal", "bincount", "masked_select", "histc"}
+_WAITING |= {"_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive"}
+# Methods that read a tensor on the CPU without an operation, so that only a function mode sees them.
+_READING = {Tensor.tolist: "tolist", Tensor.cpu: "cpu", Tensor.numpy: "numpy"}
+
+_counters: list[Launches] = []
+
+
+class Launches:
+    """The operations that were counted, by name; views are left out."""
+
+    def __init__(self) -> None:
+        self.operations: Counter[str] = Counter()
+        self.waiting: Counter[str] = Counter()
+
+    @property
+    def launches(self) -> int:
+        """The number of operations and kernels."""
+        return self.operations.total()
+
+    @property
+    def waits(self) -> int:
+        """The number of times that the host would wait for a device."""
+        return self.waiting.total()
+
+
+@contextmanager
+def count_launches() -> Iterator[Launches]:
+    """Count the operations of torch inside a ``with`` block, and the waits that they would cost on a GPU.
+
+    >>> with count_launches() as counted:
+    ...     _ = (torch.ones(3) + 1).view(3, 1).sum().item()
+    >>> dict(counted.operations), counted.waits
+    ({'ones': 1, 'add': 1, 'sum': 1, '_local_scalar_dense': 1}, 1)
+    """
+    counted = Launches()
+    _counters.append(counted)
+    try:
+        with ExitStack() as modes:
+            modes.enter_context(_ReadingMode(counted))
+            modes.enter_context(_OperationMode(counted))
+            yield counted
+    finally:
+        _counters.remove(counted)
+
+
+def record_kernel(name: str) -> None:
+    """Count the launch of a kernel that is no operation of torch, if anybody counts."""
+    for counted in _counters:
+        counted.operations[name] += 1
+
+
+class _OperationMode(TorchDispatchMode):
+    def __init__(self, counted: Launches) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.counted = counted
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name.removeprefix("aten::")
+        aliases = [result.alias_info for result in func._schema.returns]
+        if not any(alias is not None and not alias.is_write for alias in aliases):  # no view
+            self.counted.operations[name] += 1
+        result = func(*args, **kwargs)
+        if _waits(name, args, kwargs, result):
+            self.counted.waiting[name] += 1
+        return result
+
+
+class _ReadingMode(TorchFunctionMode):
+    def __init__(self, counted: Launches) -> None:
+        super().__init__()
+        self.counted = counted
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _READING and args[0].device.type == "cpu":
+            self.counted.waiting[_READING[func]] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _waits(name: str, args: Any, kwargs: Any, result: Any) -> bool:
+    if name in _WAITING:
+        return True
+    if name == "repeat_interleave":
+        return kwargs.get("output_size") is None
+    if name in ("index", "index_put", "index_put_"):  # a boolean mask: its positives have to be counted
+        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+    if name in ("_to_copy", "copy_"):
+        source = args[1] if name == "copy_" else args[0]
+        non_blocking = kwargs.get("non_blocking", len(args) > 2 and name == "copy_" and args[2])
+        return bool(source.device.type != result.device.type and not non_blocking)
+    return False

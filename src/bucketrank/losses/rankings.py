@@ -1,0 +1,278 @@
+"""The rankings of one call after their forward pass: their values, and the backward pass that they have prepared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from bucketrank.losses.backend import comparison_of, triton_for
+from bucketrank.losses.comparison import (
+    Comparison,
+    can_place_edges,
+    check_finite,
+    comparable,
+    on_host,
+    positives_by_score,
+    precise,
+)
+from bucketrank.losses.pairwise import Pairwise
+from bucketrank.losses.terms import RANKING_LOSSES, Gradients
+
+
+class Settings(NamedTuple):
+    """What a ranking loss computes and how.
+
+    ``sizes`` are the lengths of consecutive rankings. None stands for one ranking, whose values have no dimension.
+    """
+
+    loss: str
+    method: str
+    backend: str
+    delta: float
+    sizes: Sequence[int] | None
+    max_positives: int | None
+
+
+class Prepared(Protocol):
+    """The part of a forward pass that the backward pass needs."""
+
+    def backward(self, first: Tensor | None, second: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return the gradients at the logits and at the localisation errors from those at the values; None is zero."""
+        ...
+
+
+def rank_all(
+    logits: Tensor, targets: Tensor, localisation: Tensor | None, settings: Settings
+) -> tuple[tuple[Tensor, ...], Prepared]:
+    """Return the one or two values of each ranking, and the prepared backward pass."""
+    triton = triton_for(settings.method, settings.backend, logits)
+    if triton is not None:
+        first, second, prepared = triton.rank_with_triton(
+            logits,
+            targets,
+            localisation,
+            loss=settings.loss,
+            delta=settings.delta,
+            sizes=(logits.numel(),) if settings.sizes is None else tuple(settings.sizes),
+            max_positives=settings.max_positives,
+        )
+        values = (first,) if second is None else (first, second)
+        if settings.sizes is None:
+            return tuple(value.view(()) for value in values), _BatchOfOne(prepared)
+        return values, prepared
+    if settings.sizes is None:
+        comparison = compare(logits, targets, settings)
+        positives = len(comparison.scores)
+        _check_localisation(localisation, positives)
+        overfull = settings.max_positives is not None and positives > settings.max_positives
+        ranking = rank_one(logits, targets, comparison, localisation, settings.loss, overfull=overfull)
+        return ranking.values, ranking
+    batch = _rank_batch(logits, targets, localisation, settings, settings.sizes)
+    return batch.values, batch
+
+
+def _rank_batch(
+    logits: Tensor, targets: Tensor, localisation: Tensor | None, settings: Settings, sizes: Sequence[int]
+) -> Batch:
+    parts = [*zip(logits.split(list(sizes)), targets.split(list(sizes)), strict=True)] if sizes else []
+    comparisons = _compare_each(logits, targets, parts, settings)
+    counts = [len(comparison.scores) for comparison in comparisons]
+    _check_localisation(localisation, sum(counts))
+    errors = localisation.split(counts) if localisation is not None and counts else [None] * len(parts)
+    overfull = settings.max_positives is not None and sum(counts) > settings.max_positives
+    rankings = [
+        rank_one(*part, comparison, error, settings.loss, overfull=overfull)
+        for part, comparison, error in zip(parts, comparisons, errors, strict=True)
+    ]
+    return Batch(logits, rankings)
+
+
+def compare(logits: Tensor, targets: Tensor, settings: Settings, index: Tensor | None = None) -> Comparison:
+    """Compare one ranking by the method of ``settings``, or by the definition where that method lacks digits."""
+    comparison = comparison_of(settings.method, settings.backend, logits)(logits, targets, settings.delta, index)
+    return comparison if comparison.is_accurate() else Pairwise(logits, targets, settings.delta, index)
+
+
+class DegenerateRanking:
+    """A ranking with nothing to rank, or undefined: all its values are ``value``, which is 0 or NaN."""
+
+    gradients = None
+
+    def __init__(self, logits: Tensor, targets: Tensor, value: Tensor, positives: int) -> None:
+        self.logits, self.targets, self.positives = logits, targets, positives
+        self.values = value, value.clone()
+
+    @property
+    def index(self) -> Tensor:
+        """The positions of the positives, of which only the number is known."""
+        return self.targets.new_zeros(self.positives, dtype=torch.int64)
+
+    def backward(self, first: Tensor | None, second: Tensor | None) -> tuple[Tensor, Tensor | None]:  # noqa: ARG002
+        # 0, or NaN at each entry that is not ignored. The localisation errors get a gradient too: DDP waits for it.
+        zero_or_nan = self.values[0] * 0
+        at_logits = zero_or_nan.expand_as(self.logits).masked_fill(self.targets < 0, 0)
+        return at_logits, zero_or_nan.repeat(self.positives)
+
+
+class Ranking:
+    """One ranking, computed from its comparison."""
+
+    def __init__(
+        self, targets: Tensor, comparison: Comparison, values: tuple[Tensor, ...], gradients: Gradients
+    ) -> None:
+        self.targets, self.comparison = targets, comparison
+        self.values, self.gradients = values, gradients
+
+    @property
+    def index(self) -> Tensor:
+        """The positions of the positives."""
+        return self.comparison.index
+
+    def backward(self, first: Tensor | None, second: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        comparison, gradients = self.comparison, self.gradients
+        positives = len(comparison.scores)
+        by_first = 0 if first is None else comparison.number(first) / positives
+        own = gradients.positives * by_first
+        if gradients.second_positives is not None and second is not None:
+            own = own + gradients.second_positives * (comparison.number(second) / positives)
+        at_logits = comparison.spread(gradients.negative_weights * by_first, own)
+        at_localisation = None
+        if gradients.localisation is not None and second is not None:
+            in_flat_order = torch.as_tensor(gradients.localisation)[comparison.index.argsort()]
+            at_localisation = second * (in_flat_order / positives)
+        if comparison.taint is not None:
+            at_logits = at_logits.add_(comparison.taint).masked_fill_(self.targets < 0, 0)
+            at_localisation = None if at_localisation is None else at_localisation + comparison.taint
+        return at_logits, at_localisation
+
+
+def rank_one(
+    logits: Tensor, targets: Tensor, comparison: Comparison, localisation: Tensor | None, loss: str, *, overfull: bool
+) -> Ranking | DegenerateRanking:
+    """Compute the values and gradients of one ranking; ``overfull`` makes them NaN."""
+    positives, taint = len(comparison.scores), comparison.taint
+    undefined = overfull or not comparison.finite
+    if undefined or positives == 0:
+        value = logits.new_full((), torch.nan if undefined else 0.0)
+        return DegenerateRanking(logits, targets, value if taint is None else value + taint, positives)
+    compute_terms = RANKING_LOSSES[loss].terms
+    if localisation is None:
+        first, second, gradients = compute_terms(comparison)
+    else:
+        in_rank_order = localisation.detach()[comparison.index.argsort().argsort()]
+        first, second, gradients = compute_terms(comparison, comparison.vector(in_rank_order))
+    mean = comparison.mean
+    values: tuple[Tensor, ...] = (mean(first),) if second is None else (mean(first), mean(second))
+    if taint is not None:
+        values = tuple(value + taint for value in values)
+    return Ranking(targets, comparison, values, gradients)
+
+
+class Batch:
+    """Several rankings, one after another."""
+
+    def __init__(self, logits: Tensor, rankings: Sequence[Ranking | DegenerateRanking]) -> None:
+        self.logits, self.rankings = logits, rankings
+
+    @property
+    def values(self) -> tuple[Tensor, ...]:
+        # A degenerate ranking has two values, even if the loss has one.
+        values = zip(*(ranking.values for ranking in self.rankings), strict=False)
+        return tuple(torch.stack(value) for value in values) or (self.logits.new_zeros(0), self.logits.new_zeros(0))
+
+    def backward(self, first: Tensor | None, second: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        none = [None] * len(self.rankings)
+        upstream = zip(none if first is None else first, none if second is None else second, strict=True)
+        parts = [ranking.backward(*gradients) for ranking, gradients in zip(self.rankings, upstream, strict=True)]
+        if not parts:
+            return torch.zeros_like(self.logits), self.logits.new_zeros(0)
+        at_localisation = [errors for _, errors in parts if errors is not None]
+        return (
+            torch.cat([at_logits for at_logits, _ in parts]),
+            torch.cat(at_localisation) if second is not None and at_localisation else None,
+        )
+
+
+def rankings_of(prepared: Prepared) -> Sequence[Ranking | DegenerateRanking] | None:
+    """Return the rankings of a backward pass, or None if it is not made of comparisons."""
+    if isinstance(prepared, Batch):
+        return prepared.rankings
+    return [prepared] if isinstance(prepared, (Ranking, DegenerateRanking)) else None
+
+
+def prepare_again(
+    logits: Tensor, targets: Tensor, value: Tensor, index: Tensor, rows: Tensor, counts: list[int], settings: Settings
+) -> Prepared:
+    """Prepare the backward pass from tensors that the forward pass returned.
+
+    ``value`` is the first value. ``index`` and ``rows`` hold the positions of the positives and the fields of their
+    ``Gradients``, ranking after ranking; ``counts`` are the numbers of positives.
+    """
+    if settings.sizes is None:
+        return _prepare_one_again(logits, targets, value, index, rows, settings)
+    if not counts:
+        return Batch(logits, [])
+    sizes = list(settings.sizes)
+    parts = zip(
+        logits.split(sizes), targets.split(sizes), value, index.split(counts), rows.split(counts, 1), strict=True
+    )
+    return Batch(logits, [_prepare_one_again(*part, settings) for part in parts])
+
+
+def _prepare_one_again(
+    logits: Tensor, targets: Tensor, value: Tensor, index: Tensor, rows: Tensor, settings: Settings
+) -> Ranking | DegenerateRanking:
+    if index.numel() == 0 or (on_host(logits) and value.isnan()):
+        return DegenerateRanking(logits, targets, value, index.numel())
+    comparison = compare(logits, targets, settings, index)
+    if not on_host(logits):
+        comparison.taint = value * 0
+    fields = zip(RANKING_LOSSES[settings.loss].gradients, map(comparison.vector, rows), strict=True)
+    return Ranking(targets, comparison, (value,), Gradients(**dict(fields)))
+
+
+class _BatchOfOne(NamedTuple):
+    """One ranking by a backend that takes and returns a value per ranking."""
+
+    batch: Prepared
+
+    def backward(self, first: Tensor | None, second: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        return self.batch.backward(*(None if gradient is None else gradient.view(1) for gradient in (first, second)))
+
+
+def _compare_each(
+    logits: Tensor, targets: Tensor, parts: list[tuple[Tensor, Tensor]], settings: Settings
+) -> list[Comparison]:
+    if on_host(logits) or not parts:
+        return [compare(*part, settings) for part in parts]
+    # On a device the host waits twice, not twice per ranking: here for the positions of all positives.
+    index = positives_by_score(logits, (targets > 0).nonzero().squeeze(1))
+    starts = list(accumulate((len(part) for part, _ in parts[:-1]), initial=0))
+    first = torch.tensor(starts).to(logits.device, non_blocking=True)
+    ranking, order = (torch.searchsorted(first, index, right=True) - 1).sort(stable=True)
+    index = index[order]
+    counts = torch.zeros_like(first).index_add_(0, ranking, torch.ones_like(ranking))
+    largest = comparable(logits[index]).abs().amax() if index.numel() else logits.new_zeros(())
+    *lengths, largest_score = torch.cat([precise(counts), precise(largest).view(1)]).tolist()
+    method = comparison_of(settings.method, settings.backend, logits)
+    if method.has_edges and not can_place_edges(largest_score, settings.delta):
+        method = Pairwise
+    comparisons = []
+    positions = (index - first[ranking]).split([int(length) for length in lengths])
+    for part, part_index in zip(parts, positions, strict=True):
+        comparison = method(*part, settings.delta, part_index)
+        comparison.finite, comparison.taint = check_finite(*part)
+        comparisons.append(comparison)
+    return comparisons
+
+
+def _check_localisation(localisation: Tensor | None, positives: int) -> None:
+    if localisation is not None and localisation.numel() != positives:
+        raise ValueError(
+            "alrp_loss: expected one localisation error for each of logits[targets > 0], "
+            f"{positives} of them, got {localisation.numel()}"
+        )
