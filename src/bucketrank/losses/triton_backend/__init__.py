@@ -34,7 +34,9 @@ def unavailable_reason(device: torch.device) -> str | None:
     if reason is None and device.type == "cuda" and torch.version.hip is None:
         capability = torch.cuda.get_device_capability(device)
         if capability < OLDEST_CAPABILITY:
-            return f"Triton needs an NVIDIA GPU of compute capability 7.5 or higher, got {capability[0]}.{capability[1]}."
+            return (
+                f"Triton needs an NVIDIA GPU of compute capability 7.5 or higher, got {capability[0]}.{capability[1]}."
+            )
     return reason
 
 
@@ -73,7 +75,7 @@ def rank_with_triton(
     ``logits[targets > 0]``. ``loss`` is a name in ``RANKING_LOSSES``.
 
     Without ``max_positives`` the host waits once, for the number of positives. With it the host does not wait.
-    ``max_positives`` is the capacity of the whole call. A ranking that loses positives to it has the value NaN.
+    ``max_positives`` is the capacity of the whole call. With more positives, every value is NaN.
     """
     # Imported when first needed: importing Triton takes half a second, and CPU tensors never need it.
     from bucketrank.losses.triton_backend.triton_ranking import TritonRanking

@@ -92,17 +92,18 @@ def last_edge_at_or_below(bounds, first, count, x, searching):
 def split_float64(value, WIDE: tl.constexpr):
     """Return two numbers of the type in which ramps are computed, whose sum is ``value``."""
     if WIDE:
-        return value, value * 0
-    high = value.to(tl.float32)
-    return high, (value - high.to(tl.float64)).to(tl.float32)
+        high = value
+        low = value * 0
+    else:
+        high = value.to(tl.float32)
+        low = (value - high.to(tl.float64)).to(tl.float32)
+    return high, low
 
 
 @triton.jit
 def compute_type(x, WIDE: tl.constexpr):
     """Convert ``x`` to the type in which ramps are computed: float64 if WIDE, else float32."""
-    if WIDE:
-        return x.to(tl.float64)
-    return x.to(tl.float32)
+    return x.to(tl.float64 if WIDE else tl.float32)
 
 
 @triton.jit

@@ -74,7 +74,7 @@ def compute_terms(
 ):
     """Write the values of the loss, the weights of the negatives and the positives' own gradients.
 
-    With CAPACITY, also mark the ranking as broken if it has more positives than were kept.
+    With CAPACITY, also mark the ranking as broken if there are more positives than were kept.
     """
     ranking = tl.program_id(0)
     first, positives, _, _ = edges_of(first_positives, ranking, 1)
@@ -94,7 +94,7 @@ def compute_terms(
             false_positives -= tl.load(ramps + upper, mask=inside, other=0.0)
             false_positives = tl.maximum(false_positives, 0.0)
         rank = tl.load(ranks + row, mask=inside, other=1.0) + false_positives
-        if LOSS == "interpolated_ap" or LOSS == "alrp":  # noqa: PLR1714  Triton has no "in"
+        if LOSS == "interpolated_ap" or LOSS == "alrp":
             rank += 1 - tie
         error = false_positives / rank
         weight = 1 / rank
@@ -123,19 +123,17 @@ def compute_terms(
         start += TILE
     is_broken = tl.load(broken + ranking) > 0
     if CAPACITY:
-        is_broken = is_broken | (tl.load(found + ranking) != positives)
+        is_broken = is_broken | (tl.load(found) != tl.load(first_positives + tl.num_programs(0)))
         tl.store(broken + ranking, is_broken.to(tl.int32))
     count = tl.maximum(positives, 1).to(tl.float64)
     tl.store(first_values + ranking, tl.where(is_broken, float("nan"), tl.sum(first_sum, 0) / count))
-    if LOSS == "rs" or LOSS == "alrp":  # noqa: PLR1714
+    if LOSS == "rs" or LOSS == "alrp":
         tl.store(second_values + ranking, tl.where(is_broken, float("nan"), tl.sum(second_sum, 0) / count))
 
 
 @triton.jit(do_not_specialize=["delta_bits"])
-def write_table(
-    first_positives, owners, scores, weights, table, delta_bits, SMOOTH: tl.constexpr, TILE: tl.constexpr
-):
-    """Write, per bucket, the sum over i of weights_i H(. - s_i) as a line: its value at the lower edge and its slope."""
+def write_table(first_positives, owners, scores, weights, table, delta_bits, SMOOTH: tl.constexpr, TILE: tl.constexpr):
+    """Write, per bucket, the sum over i of weights_i H(. - s_i) as a line: value at the lower edge, and slope."""
     _, _, first_edge, edges = edges_of(first_positives, tl.program_id(0), 2 if SMOOTH else 1)
     inverse = 0.5 / float64_from(delta_bits) if SMOOTH else 0.0
     slope_before = tl.zeros((), tl.float64)

@@ -19,13 +19,8 @@ from bucketrank.losses.triton_backend.launching import (
     on_device,
 )
 from bucketrank.losses.triton_backend.logit_kernels import fill_buckets, positive_gradients, write_gradient
-from bucketrank.losses.triton_backend.positive_kernels import (
-    compare_positives,
-    demote_positives,
-    gather_positives,
-    place_edges,
-    write_keys,
-)
+from bucketrank.losses.triton_backend.pair_kernels import compare_positives, demote_positives
+from bucketrank.losses.triton_backend.positive_kernels import gather_positives, place_edges, write_keys
 from bucketrank.losses.triton_backend.scan_kernels import compute_terms, scan_buckets, write_table
 from bucketrank.losses.triton_backend.workspace import Workspace
 
@@ -67,7 +62,7 @@ class Arrays(NamedTuple):
     ranking_of: Tensor
     first_positives: Tensor  # (G + 1,)
     broken: Tensor  # (G,) 1 if the ranking's value is NaN
-    found: Tensor  # (G,) number of positives, counted if there is a capacity
+    found: Tensor  # (1,) number of positives, counted if there is a capacity
 
 
 def _allocate(
@@ -94,7 +89,7 @@ def _allocate(
         *[(positives, torch.int32)] * 5,
         (rankings + 1, torch.int32),
         (rankings, torch.int32),
-        (rankings * capacity, torch.int32),
+        (capacity, torch.int32),
     ]
     workspace = Workspace()
     for count, dtype in sizes:
@@ -322,7 +317,7 @@ class TritonRanking(NamedTuple):
 
 
 def _positives(targets: Tensor, max_positives: int | None) -> Tensor:
-    """Return the positions of the positives, ascending; with a capacity, so many of them, then -1."""
+    """Return the positions of the positives, ascending; with a capacity, exactly that many numbers, padded with -1."""
     if max_positives is None:
         return (targets > 0).nonzero().view(-1)
     if targets.numel() == 0:
@@ -341,7 +336,7 @@ def _starts(sizes: tuple[int, ...], device: torch.device) -> Tensor | None:
 
 
 @lru_cache(maxsize=64)
-def _uploaded_starts(sizes: tuple[int, ...], device: torch.device, stream: int) -> Tensor:  # noqa: ARG001
+def _uploaded_starts(sizes: tuple[int, ...], device: torch.device, stream: int) -> Tensor:
     """Return the starts of rankings of different sizes. Copied once per device and stream, without a wait."""
     ends = torch.tensor([0, *sizes]).cumsum(0)
     return ends.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else ends
