@@ -22,8 +22,9 @@ from bucketrank.losses.triton_backend import triton_ranking as steps  # noqa: E4
 pytestmark = pytest.mark.slow
 
 TARGETS = {
-    **{f"sm_{capability}": ("cuda", capability, 32) for capability in (75, 80, 86, 89, 90, 100, 120)},
-    **{name: ("hip", name, 64) for name in ("gfx90a", "gfx942")},
+    **{f"sm_{capability}": ("cuda", capability, 32) for capability in (70, 75, 80, 86, 89, 90, 100, 103, 120)},
+    **{name: ("hip", name, 64) for name in ("gfx908", "gfx90a", "gfx942", "gfx950")},
+    **{name: ("hip", name, 32) for name in ("gfx1100", "gfx1201")},
 }
 POINTERS = {
     **dict.fromkeys(["keys", "index", "order", "earlier_order", "entries", "starts", "buckets"], "*i64"),

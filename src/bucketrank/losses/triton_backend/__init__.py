@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 # Triton of torch 2.6, the oldest torch that bucketrank supports.
 OLDEST_TRITON = (3, 2)
-# The oldest NVIDIA generation that Triton compiles for (Turing).
-OLDEST_CAPABILITY = (7, 5)
+# The oldest NVIDIA generation for which the kernels compile (Volta).
+OLDEST_CAPABILITY = (7, 0)
 
 
 def unavailable_reason(device: torch.device) -> str | None:
@@ -34,8 +34,8 @@ def unavailable_reason(device: torch.device) -> str | None:
     if reason is None and device.type == "cuda" and torch.version.hip is None:
         capability = torch.cuda.get_device_capability(device)
         if capability < OLDEST_CAPABILITY:
-            return (
-                f"Triton needs an NVIDIA GPU of compute capability 7.5 or higher, got {capability[0]}.{capability[1]}."
+            return "The kernels need an NVIDIA GPU of compute capability {}.{} or higher, got {}.{}.".format(
+                *OLDEST_CAPABILITY, *capability
             )
     return reason
 

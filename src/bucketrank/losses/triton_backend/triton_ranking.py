@@ -22,7 +22,7 @@ from bucketrank.losses.triton_backend.logit_kernels import fill_buckets, positiv
 from bucketrank.losses.triton_backend.pair_kernels import compare_positives, demote_positives
 from bucketrank.losses.triton_backend.positive_kernels import gather_positives, place_edges, write_keys
 from bucketrank.losses.triton_backend.scan_kernels import compute_terms, scan_buckets, write_table
-from bucketrank.losses.triton_backend.workspace import Workspace
+from bucketrank.losses.triton_backend.workspace import allocate
 
 # Logits per program of the two passes over all logits.
 LOGITS = 1024
@@ -69,7 +69,7 @@ def _allocate(
     logits: Tensor, loss: str, positives: int, rankings: int, *, edges: int, copies: int, capacity: bool
 ) -> Arrays:
     has_second, localised = loss in ("rs", "alrp"), loss == "alrp"
-    sizes: list[tuple[int, torch.dtype]] = [
+    sizes = [
         (positives, torch.int64),
         (copies * edges * 2, torch.int64),
         (edges, torch.float64),
@@ -91,10 +91,7 @@ def _allocate(
         (rankings, torch.int32),
         (capacity, torch.int32),
     ]
-    workspace = Workspace()
-    for count, dtype in sizes:
-        workspace.add(count, dtype)
-    return Arrays(*workspace.create(logits.device))
+    return Arrays(*allocate(sizes, logits.device))
 
 
 class TritonRanking(NamedTuple):
