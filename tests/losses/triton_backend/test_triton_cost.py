@@ -1,0 +1,141 @@
+"""What a call costs a GPU, counted in the interpreter: launches, host waits, bytes moved, memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.interpreter import interpreter_builder
+
+from bucketrank.losses.triton_backend import rank_with_triton
+from bucketrank.losses.triton_backend.launching import count_launches
+
+from ..cases import RANKING, localisation_errors, synthetic
+from .harness import NAMES
+
+# Operations that only allocate memory, and those for which the host waits until the device is idle.
+ALLOCATIONS = ("empty", "new_empty", "empty_like", "empty_strided")
+WAITS = ("nonzero", "_local_scalar_dense", "item", "bincount", "index", "masked_select", "unique", "is_nonzero")
+# The limits of launches, forward and backward.
+MOST_LAUNCHES = {"ap": 20, "interpolated_ap": 20, "rank_sort": 25, "alrp": 25}
+
+
+class _Operations(TorchDispatchMode):
+    """Counts the operations of torch, except views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view:
+            self.names[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _count(
+    name: str, logits: Tensor, targets: Tensor, sizes: tuple[int, ...], max_positives: int | None
+) -> tuple[Counter[str], Counter[str]]:
+    """Return the operations of torch and the kernels of one call, forward and backward."""
+    errors = localisation_errors(targets) if name == "alrp" else None
+    operations = _Operations()
+    # The interpreter copies tensors through torch; none of that happens on a device.
+    with count_launches() as kernels, mock.patch("triton.runtime.interpreter.InterpretedFunction.run"), operations:
+        first, second, ranking = rank_with_triton(
+            logits, targets, errors, loss=NAMES[name], delta=0.5, sizes=sizes, max_positives=max_positives
+        )
+        ranking.backward(first, second)
+    return operations.names, kernels
+
+
+@pytest.mark.parametrize("name", RANKING)
+@pytest.mark.parametrize("rankings", [1, 4])
+@pytest.mark.parametrize("max_positives", [None, 1500])
+def test_launches_and_waits(max_positives: int | None, rankings: int, name: str) -> None:
+    logits, targets = synthetic(100_000, 1_000)
+    sizes = (100_000 // rankings,) * rankings
+    operations, kernels = _count(name, logits, targets, sizes, max_positives)
+    launches = sum(kernels.values()) + sum(count for name, count in operations.items() if name not in ALLOCATIONS)
+    assert launches <= MOST_LAUNCHES[name], (operations, kernels)
+    assert operations.total() + kernels.total() <= MOST_LAUNCHES[name], "allocations included"
+    assert sum(operations[wait] for wait in WAITS) == (1 if max_positives is None else 0), operations
+    assert launches == {"ap": 14, "interpolated_ap": 14, "rank_sort": 15, "alrp": 14}[name] + (rankings > 1)
+
+
+@contextmanager
+def _count_bytes(arrays: dict[str, Tensor]) -> Iterator[Counter[str]]:
+    """Count the bytes that kernels load from and store to each of these arrays."""
+    load, store = interpreter_builder.create_masked_load, interpreter_builder.create_masked_store
+    moved: Counter[str] = Counter()
+
+    def note(action: str, pointers: Any, mask: Any) -> None:
+        addresses = pointers.data[mask.data.astype(bool)]
+        for name, array in arrays.items():
+            start = array.data_ptr()
+            hits = ((addresses >= start) & (addresses < start + array.nbytes)).sum()
+            moved[f"{action} {name}"] += int(hits) * array.element_size()
+
+    def count_load(pointers: Any, mask: Any, *rest: Any) -> Any:
+        note("load", pointers, mask)
+        return load(pointers, mask, *rest)
+
+    def count_store(pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        note("store", pointers, mask)
+        return store(pointers, value, mask, *rest)
+
+    with (
+        mock.patch.object(interpreter_builder, "create_masked_load", count_load),
+        mock.patch.object(interpreter_builder, "create_masked_store", count_store),
+    ):
+        yield moved
+
+
+def test_bytes_moved() -> None:
+    size, positives = 4_000, 40
+    logits, targets = synthetic(size, positives)
+    logits = torch.where(targets > 0, logits + 100, logits)  # no negative is relevant
+    with _count_bytes({"logits": logits, "targets": targets}) as moved:
+        first, _, ranking = rank_with_triton(
+            logits, targets, None, loss="rs", delta=0.5, sizes=(size,), max_positives=None
+        )
+    # One pass reads 4 + 4 bytes per logit; the positives are read again: for the keys, and twice to gather them.
+    assert moved["load logits"] == 4 * (size + 2 * positives)
+    assert moved["load targets"] == 4 * (size + positives)
+    gradient = torch.empty_like(logits)
+    with (
+        mock.patch.object(torch, "empty_like", return_value=gradient),
+        _count_bytes({"logits": logits, "targets": targets, "gradient": gradient}) as moved,
+    ):
+        ranking.backward(torch.ones_like(first), None)
+    assert moved["load logits"] == moved["load targets"] == 4 * size
+    assert moved["store gradient"] == 4 * (size + positives)
+
+
+def test_memory() -> None:
+    size, positives = 10_000_000, 20_000
+    logits, targets = torch.empty(size), torch.zeros(size)
+    targets[:positives] = 0.5
+    largest: list[int] = []
+
+    class Allocations(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if not func.is_view:
+                outputs = result if isinstance(result, (tuple, list)) else [result]
+                largest.extend(output.nbytes for output in outputs)
+            return result
+
+    with mock.patch("triton.runtime.interpreter.InterpretedFunction.run"), Allocations():
+        first, second, ranking = rank_with_triton(
+            logits, targets, None, loss="rs", delta=0.5, sizes=(size,), max_positives=None
+        )
+        ranking.backward(first, second)
+    # All that was ever allocated, as if nothing were freed, the mask of the positives and the gradient included.
+    assert sum(largest) <= 1.5 * logits.nbytes
