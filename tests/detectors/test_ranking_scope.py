@@ -26,6 +26,23 @@ def test_the_image_scope_is_the_mean_over_images_with_positives():
     torch.testing.assert_close(torch.stack(actual), (torch.stack(first) + torch.stack(second)) / 2)
 
 
+def test_one_call_ranks_the_images_of_a_loss_that_takes_sizes():
+    generator = torch.Generator().manual_seed(1)
+    logits, targets = torch.randn(7, 3, generator=generator), torch.zeros(7, 3)
+    targets[[0, 5], [1, 2]] = torch.tensor([0.8, 0.3])  # the second image has no positive
+    image_index = torch.tensor([0, 0, 1, 1, 1, 2, 2])
+    calls = []
+
+    def rs_of_parts(logits, targets, values, sizes):
+        calls.append(sizes)
+        return rank_sort_loss(logits, targets, sizes=sizes)
+
+    together = ImageScope().rank(rs_of_parts, logits, targets, image_index=image_index)
+    assert calls == [[6, 9, 6]]
+    apart = ImageScope().rank(rs, logits, targets, image_index=image_index)
+    torch.testing.assert_close(torch.stack(together), torch.stack(apart))
+
+
 def test_the_image_scope_splits_the_values_of_the_positives():
     logits, targets = torch.tensor([[1.0], [0.0], [2.0], [-1.0]]), torch.tensor([[1.0], [0.0], [0.0], [1.0]])
     errors = torch.tensor([0.2, 0.8])

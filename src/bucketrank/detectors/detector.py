@@ -63,7 +63,7 @@ class Detector(nn.Module):
         return detections
 
     def detecting_criterion(self) -> tuple[Criterion, int]:
-        """Return the criterion of the head whose scores become detections, and which of its calls per step that is.
+        """Return the criterion of the head whose scores become detections, and which of its inputs per step that is.
 
         Heads are built in the order in which they run, so the last criterion belongs to the detecting head.
         """

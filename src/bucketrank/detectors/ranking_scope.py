@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# From logits, targets and one value per positive (None if the loss takes none) to the terms of the loss.
-RankingLoss = Callable[[Tensor, Tensor, Tensor | None], Sequence[Tensor]]
+# From logits, targets and one value per positive (None if the loss takes none) to the terms of the loss. A loss with a
+# further parameter ``sizes`` ranks consecutive parts of the list apart and returns the mean of their terms.
+RankingLoss = Callable[..., Sequence[Tensor]]
+
+
+def takes_sizes(loss: RankingLoss) -> bool:
+    """Return whether one call of the loss can rank several parts of a list."""
+    return "sizes" in inspect.signature(loss).parameters
 
 
 class Scope:
     """Rank all images of this process together, as in the paper. Also the base of the other scopes."""
+
+    joins_calls = True  # whether the rankings of several heads or layers may share one call of the loss
 
     def rank(
         self, loss: RankingLoss, logits: Tensor, targets: Tensor, *, image_index: Tensor, values: Tensor | None = None
@@ -33,18 +42,21 @@ class Scope:
 class ImageScope(Scope):
     """Rank every image alone, and return the mean over the images with positives."""
 
+    joins_calls = False
+
     def rank(
         self, loss: RankingLoss, logits: Tensor, targets: Tensor, *, image_index: Tensor, values: Tensor | None = None
     ) -> tuple[Tensor, ...]:
-        image_of_positive = image_index[:, None].expand_as(targets)[targets > 0]
-        images = image_of_positive.unique().tolist()
-        if not images:
+        # The rows of an image follow each other, so that an image is a consecutive part of the list.
+        rows = torch.bincount(image_index).tolist()
+        if takes_sizes(loss):
+            return tuple(loss(logits, targets, values, [count * targets.shape[1] for count in rows]))
+        positives = [int((part > 0).sum()) for part in targets.split(rows)]
+        own_values = [None] * len(rows) if values is None else values.split(positives)
+        parts = zip(logits.split(rows), targets.split(rows), own_values, positives, strict=True)
+        terms = [loss(*part) for *part, count in parts if count]
+        if not terms:
             return super().rank(loss, logits, targets, image_index=image_index, values=values)
-        terms = []
-        for image in images:
-            rows = image_index == image
-            own_values = None if values is None else values[image_of_positive == image]
-            terms.append(loss(logits[rows], targets[rows], own_values))
         return tuple(torch.stack(per_image).mean() for per_image in zip(*terms, strict=True))
 
 
@@ -54,6 +66,8 @@ class GlobalScope(Scope):
     DistributedDataParallel averages the gradients of the processes. So each process multiplies the gradient of its part
     by the number of processes: the average is then the gradient of one loss over the whole batch.
     """
+
+    joins_calls = False
 
     def rank(
         self, loss: RankingLoss, logits: Tensor, targets: Tensor, *, image_index: Tensor, values: Tensor | None = None

@@ -40,8 +40,8 @@ def candidates(model: Detector, image: Tensor, target: dict[str, Any]) -> Traini
         return None
     calls: list[Assigned] = []
 
-    def record_call(module: nn.Module, inputs: tuple[Assigned]) -> None:  # noqa: ARG001 (torch's signature)
-        calls.append(inputs[0])
+    def record_call(module: nn.Module, inputs: tuple[Assigned | list[Assigned]]) -> None:  # noqa: ARG001 (torch's)
+        calls.extend([inputs[0]] if isinstance(inputs[0], Assigned) else inputs[0])
 
     handle = criterion.register_forward_pre_hook(record_call)
     try:

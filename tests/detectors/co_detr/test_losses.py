@@ -24,16 +24,27 @@ HEADS |= {"auxiliary.atss.criterion": 1}
 
 @contextmanager
 def recorded_calls(model):
-    """Yield a list of the calls of all criteria, in order: name, input, terms."""
+    """Yield a list of the inputs of all criteria, in order: name, input, terms."""
     calls = []
+
+    def record(name, assigned, terms):
+        several = isinstance(assigned, list)
+        pairs = zip(assigned, terms, strict=True) if several else [(assigned, terms)]
+        calls.extend((name, *pair) for pair in pairs)
+
     hooks = [
-        module.register_forward_hook(lambda _, inputs, terms, name=name: calls.append((name, inputs[0], terms)))
+        module.register_forward_hook(lambda _, inputs, terms, name=name: record(name, inputs[0], terms))
         for name, module in model.named_modules()
         if isinstance(module, Criterion)
     ]
     yield calls
     for hook in hooks:
         hook.remove()
+
+
+def query_inputs(calls):
+    """Return input and terms of the encoder's proposals, of the decoder's layers, then of the auxiliary queries."""
+    return [(assigned, terms) for name, assigned, terms in calls if name == "criterion"]
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +57,17 @@ def step():
     return model, calls, losses
 
 
-def test_a_step_ranks_22_times(monkeypatch):
-    count = []
+def test_a_step_ranks_22_lists_in_4_calls(monkeypatch):
+    """The encoder and all decoder layers share one call; RPN, box head and ATSS head have their own."""
+    rankings = []
 
-    def counting(*arguments, **settings):
-        count.append(arguments[0].shape)
-        return rank_sort_loss(*arguments, **settings)
+    def counting(*arguments, sizes=None, **settings):
+        rankings.append(1 if sizes is None else len(sizes))
+        return rank_sort_loss(*arguments, sizes=sizes, **settings)
 
     monkeypatch.setattr(ranked, "rank_sort_loss", counting)
     small_detector("co_detr", decoder_layers=6)(*scene())
-    assert len(count) == 6 + 1 + 2 * 6 + 1 + 1 + 1
+    assert sorted(rankings) == [1, 1, 1, 1 + 6 + 2 * 6]
 
 
 def test_how_often_each_criterion_is_called(step):
@@ -112,7 +124,7 @@ def test_boxes_of_queries_have_equal_weights(step):
 def test_the_encoder_ranks_one_class_over_the_tokens_that_may_propose(step):
     model, calls, _ = step
     images, targets = scene()
-    assigned = calls[0][1]
+    assigned, _ = query_inputs(calls)[0]
     batch, _ = model.transform(images, targets)
     geometry, _ = model.encode(batch, model.neck(model.backbone(batch.tensors)))
     _, valid = initial_boxes(geometry)
@@ -124,7 +136,7 @@ def test_the_encoder_ranks_one_class_over_the_tokens_that_may_propose(step):
 
 def test_each_decoder_layer_matches_one_query_per_object_and_ranks_all_classes(step):
     model, calls, _ = step
-    for _, assigned, _ in calls[1:7]:
+    for assigned, _ in query_inputs(calls)[1:7]:
         assert assigned.logits.shape == (2 * model.selected.count, CLASSES)
         assert assigned.positives.sum() == 5
         assert (assigned.labels[~assigned.positives] == NEGATIVE).all()
@@ -158,7 +170,8 @@ def test_a_matched_query_whose_box_misses_stays_a_positive():
     ground_truths = [{"boxes": torch.tensor([[80.0, 80, 99, 99]]), "labels": torch.tensor([1])}]
     images = type("Images", (), {"image_sizes": [(100, 100)]})
     match = model.matching(ground_truths, [(100, 100)])
-    terms = model.layer_losses([Decoded(logits, boxes)], match, ground_truths, images)
+    (assigned,) = model.assign_layers([Decoded(logits, boxes)], match, ground_truths, images)
+    terms = model.criterion(assigned)
     (terms["rank"] + terms["sort"]).backward()
     matched = 1  # the nearer query
     assert logits.grad is not None
@@ -225,7 +238,7 @@ def test_ap_loss_has_fixed_box_weights():
     model = small_detector("co_detr", loss="ap")
     with recorded_calls(model) as calls:
         model(*scene())
-    _, assigned, terms = calls[0]
+    assigned, terms = query_inputs(calls)[0]
     torch.testing.assert_close(terms["box"], 2 * generalized_box_iou_loss(assigned.boxes, assigned.objects).mean())
     torch.testing.assert_close(terms["l1"], 5 * (assigned.box_deltas - assigned.target_deltas).abs().sum(1).mean())
 

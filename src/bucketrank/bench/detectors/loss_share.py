@@ -61,15 +61,25 @@ def time_losses(model: nn.Module, watch: Stopwatch) -> Iterator[None]:
             del criterion.forward, criterion.masks
 
 
-def _split_forward(forward: Callable[[Assigned], LossTerms], watch: Stopwatch) -> Callable[[Assigned], LossTerms]:
-    def timed(assigned: Assigned) -> LossTerms:
-        names = [field.name for field in fields(assigned) if _has_gradient(getattr(assigned, field.name))]
-        inputs = [getattr(assigned, name) for name in names]
+def _split_forward(forward: Callable[[Any], Any], watch: Stopwatch) -> Callable[[Any], Any]:
+    def timed(assigned: Assigned | list[Assigned]) -> LossTerms | list[LossTerms]:
+        batch = [assigned] if isinstance(assigned, Assigned) else assigned
+        names = [(i, field.name) for i, each in enumerate(batch) for field in fields(each)]
+        names = [(i, name) for i, name in names if _has_gradient(getattr(batch[i], name))]
 
         def terms_of(leaves: Sequence[Tensor]) -> LossTerms:
-            return forward(replace(assigned, **dict(zip(names, leaves, strict=True))))
+            changes: list[dict[str, Any]] = [{} for _ in batch]
+            for (i, name), leaf in zip(names, leaves, strict=True):
+                changes[i][name] = leaf
+            terms = forward([replace(each, **change) for each, change in zip(batch, changes, strict=True)])
+            return {f"{i} {name}": term for i, each in enumerate(terms) for name, term in each.items()}
 
-        return _forward_backward(terms_of, inputs, watch)
+        flat = _forward_backward(terms_of, [getattr(batch[i], name) for i, name in names], watch)
+        split: list[LossTerms] = [{} for _ in batch]
+        for key, term in flat.items():
+            i, _, name = key.partition(" ")
+            split[int(i)][name] = term
+        return split[0] if isinstance(assigned, Assigned) else split
 
     return timed
 
@@ -110,8 +120,12 @@ def _forward_backward(
 def record_inputs(model: nn.Module) -> Iterator[list[tuple[str, Assigned]]]:
     """Record the inputs of the criteria inside the context, with the names of their heads."""
     inputs: list[tuple[str, Assigned]] = []
+
+    def record(name: str, assigned: Assigned | list[Assigned]) -> None:
+        inputs.extend((name, each) for each in ([assigned] if isinstance(assigned, Assigned) else assigned))
+
     hooks = [
-        module.register_forward_pre_hook(lambda _, arguments, name=name: inputs.append((name, arguments[0])))
+        module.register_forward_pre_hook(lambda _, arguments, name=name: record(name, arguments[0]))
         for name, module in criteria(model)
     ]
     try:

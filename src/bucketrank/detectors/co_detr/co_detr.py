@@ -106,22 +106,24 @@ class CoDETR(Detector):
         one_class = [each | {"labels": torch.zeros_like(each["labels"])} for each in ground_truths]
         match = self.matching(one_class, images.image_sizes, valid=proposals.valid)
         proposed = [Decoded(proposals.logits, proposals.boxes)]
-        terms = named("encoder", self.layer_losses(proposed, match, one_class, images))
+        assigned = {"encoder": self.assign_layers(proposed, match, one_class, images)}
 
         decoded = self.decoder(self.selected(proposals.best(self.selected.count)), memory, geometry)
         match = self.matching(ground_truths, images.image_sizes)
-        terms |= named("decoder", self.layer_losses(decoded, match, ground_truths, images))
+        assigned["decoder"] = self.assign_layers(decoded, match, ground_truths, images)
 
         maps = geometry.maps(memory)
         if self.fifth is not None:
             maps.append(self.fifth(maps[-1]))
+        auxiliary_terms: LossTerms = {}
         for name, head in self.auxiliary.items():
             head_terms, candidates = head(images, maps, ground_truths)
             queries, matches = self.auxiliary_queries[name](candidates, images.image_sizes)
             decoded = self.decoder(queries, memory, geometry)
-            query_terms = self.layer_losses(decoded, lambda *_, known=matches: known, ground_truths, images)
-            terms |= head_terms | named(f"{name}_queries", query_terms)
-        return terms
+            known = self.assign_layers(decoded, lambda *_, known=matches: known, ground_truths, images)
+            assigned[f"{name}_queries"] = known
+            auxiliary_terms |= head_terms
+        return self.summed_layers(assigned) | auxiliary_terms
 
     def encode(self, images: ImageList, features: list[Tensor]) -> tuple[Geometry, Tensor]:
         """Return the geometry of the tokens and the encoder's output (B, S, C), called memory."""
@@ -153,26 +155,33 @@ class CoDETR(Detector):
 
         return match
 
-    def layer_losses(
+    def assign_layers(
         self, layers: list[Decoded], match: Matching, ground_truths: list[Target], images: ImageList
-    ) -> LossTerms:
-        """Return the loss terms summed over the layers of a decoder; each layer is matched and ranked on its own."""
-        layer_terms = [
-            self.criterion(
-                Assigned.from_queries(
-                    layer.logits,
-                    layer.boxes,
-                    matches=match(layer.logits, layer.boxes),
-                    ground_truths=ground_truths,
-                    image_sizes=images.image_sizes,
-                )
+    ) -> list[Assigned]:
+        """Return the input of the criterion for each layer of a decoder; each layer is matched on its own."""
+        return [
+            Assigned.from_queries(
+                layer.logits,
+                layer.boxes,
+                matches=match(layer.logits, layer.boxes),
+                ground_truths=ground_truths,
+                image_sizes=images.image_sizes,
             )
             for layer in layers
         ]
-        return {name: torch.stack([terms[name] for terms in layer_terms]).sum() for name in layer_terms[0]}
+
+    def summed_layers(self, assigned: dict[str, list[Assigned]]) -> LossTerms:
+        """Return the loss terms of each part, summed over its layers. One call ranks all layers, each on its own."""
+        terms = iter(self.criterion([layer for layers in assigned.values() for layer in layers]))
+        summed: LossTerms = {}
+        for part, layers in assigned.items():
+            of_layers = [next(terms) for _ in layers]
+            totals = {name: torch.stack([each[name] for each in of_layers]).sum() for name in of_layers[0]}
+            summed |= named(part, totals)
+        return summed
 
     def detecting_criterion(self) -> tuple[Criterion, int]:
-        # Per step, one call is for the encoder's proposals, then one for each layer of the decoder. The last detects.
+        # The inputs are the encoder's proposals, then each layer of the decoder, of which the last detects.
         return self.criterion, len(self.decoder.layers)
 
     def detect(self, images: ImageList, features: list[Tensor]) -> list[dict[str, Tensor]]:

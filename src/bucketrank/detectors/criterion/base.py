@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -69,8 +70,28 @@ class Criterion(nn.Module):
         """Return the scores (R, C) that rank detections."""
         return logits.float().softmax(-1)[..., :-1] if self.softmax else logits.float().sigmoid()
 
-    def forward(self, assigned: Assigned) -> LossTerms:
-        """Return the loss terms of a head by name; training minimises their sum."""
+    def forward(self, assigned: Assigned | list[Assigned]) -> LossTerms | list[LossTerms]:
+        """Return the loss terms of a head by name; training minimises their sum.
+
+        A list of inputs, such as the layers of a decoder, gives a list of terms. Each input is ranked on its own, but
+        one call of the loss ranks them all where the loss can do that.
+        """
+        if isinstance(assigned, Assigned):
+            (terms,) = self.terms_of_all([assigned])
+            return self.weighted(terms)
+        return [self.weighted(terms) for terms in self.terms_of_all(assigned)]
+
+    def weighted(self, terms: LossTerms) -> LossTerms:
+        """Return the terms times the weight of the head."""
+        weight = self.recipe.ranking_weight if self.ranking else self.recipe.scored_weight
+        return {name: weight * term for name, term in terms.items()}
+
+    def terms_of_all(self, batch: Sequence[Assigned]) -> list[LossTerms]:
+        """Return the terms of several inputs before the head's weight applies."""
+        return [self.terms(assigned) for assigned in batch]
+
+    def terms(self, assigned: Assigned) -> LossTerms:
+        """Return the terms of one input before the head's weight applies."""
         raise NotImplementedError
 
     def list_loss(self, logits: Tensor, targets: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bucketrank.catalogue import RankingSettings
 from bucketrank.catalogue.loss_specs import ALRPSettings, APSettings
+from bucketrank.choices import Reduction
 from bucketrank.detectors.criterion.assigned import Assigned
 from bucketrank.detectors.criterion.base import Criterion, HeadRecipe, LossTerms, confidences, dice_errors
 from bucketrank.losses import alrp_loss, ap_loss, dr_loss, rank_sort_loss, self_balance
@@ -27,12 +28,8 @@ class Ranked(Criterion):
     ranking = True
     classification_terms: ClassVar[tuple[str, ...]] = ("rank",)
 
-    def forward(self, assigned: Assigned) -> LossTerms:
-        weight = self.recipe.ranking_weight
-        return {name: weight * term for name, term in self.terms(assigned).items()}
-
     def terms(self, assigned: Assigned) -> LossTerms:
-        """Return the terms before the head's weight applies: the ranking, and the box losses with fixed weights."""
+        """Return the ranking, and the box losses with fixed weights."""
         (rank,) = self.scope.rank(self.loss, assigned.logits, assigned.targets(1.0), image_index=assigned.image_index)
         return {"rank": rank, **self.weighted_box_terms(assigned)}
 
@@ -75,22 +72,60 @@ class SmoothedRanked(Ranked):
         """Half the width of the ramp of the smoothed step."""
         return self.settings.effective_delta
 
+    def loss(
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        errors: Tensor | None,
+        sizes: Sequence[int] | None = None,
+        reduction: Reduction = "mean",
+    ) -> Sequence[Tensor]:
+        """Return the terms of the loss of one ranking, or of consecutive rankings of the lengths ``sizes``."""
+        raise NotImplementedError
+
+    def rank_all(self, batch: Sequence[Assigned], targets: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+        """Return the terms of the loss for each input of a batch; one call of the loss ranks the inputs apart."""
+        if len(batch) == 1 or not self.scope.joins_calls:
+            return [
+                self.scope.rank(self.loss, assigned.logits, target, image_index=assigned.image_index)
+                for assigned, target in zip(batch, targets, strict=True)
+            ]
+        logits = torch.cat([assigned.logits.flatten() for assigned in batch])
+        joined = torch.cat([target.flatten() for target in targets])
+        sizes = [target.numel() for target in targets]
+        terms = self.loss(logits, joined, None, sizes, "none")
+        return list(zip(*(term.unbind() for term in terms), strict=True))
+
 
 class RankSort(SmoothedRanked):
     """RS loss (BRS with ``method="bucketed"``). Box and mask losses are scaled to its value: no weight needs tuning."""
 
     classification_terms: ClassVar[tuple[str, ...]] = ("rank", "sort")
 
-    def terms(self, assigned: Assigned) -> LossTerms:
-        ious = paired_iou(assigned.boxes.detach(), assigned.objects).clamp(min=SMALLEST_LABEL)
-        targets = assigned.targets(ious)
-        ranking, sorting = self.scope.rank(self.loss, assigned.logits, targets, image_index=assigned.image_index)
+    def terms_of_all(self, batch: Sequence[Assigned]) -> list[LossTerms]:
+        values = self.rank_all(batch, [self.iou_targets(assigned) for assigned in batch])
+        return [self.balanced_terms(assigned, *pair) for assigned, pair in zip(batch, values, strict=True)]
+
+    def iou_targets(self, assigned: Assigned) -> Tensor:
+        """Return targets (R, C) with the IoU of each positive's box."""
+        return assigned.targets(paired_iou(assigned.boxes.detach(), assigned.objects).clamp(min=SMALLEST_LABEL))
+
+    def balanced_terms(self, assigned: Assigned, ranking: Tensor, sorting: Tensor) -> LossTerms:
+        """Return the terms of the loss, and the box losses scaled to their sum."""
         box_terms = self.box_terms(assigned).items()
         balanced = {name: self_balance(term, to=ranking + sorting) for name, (_, term) in box_terms}
         return {"rank": ranking, "sort": sorting, **balanced}
 
-    def loss(self, logits: Tensor, targets: Tensor, errors: Tensor | None) -> Sequence[Tensor]:
-        return rank_sort_loss(logits, targets, delta=self.delta, method=self.settings.method)
+    def loss(
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        errors: Tensor | None,
+        sizes: Sequence[int] | None = None,
+        reduction: Reduction = "mean",
+    ) -> Sequence[Tensor]:
+        method = self.settings.method
+        return rank_sort_loss(logits, targets, delta=self.delta, method=method, sizes=sizes, reduction=reduction)
 
     def masks(self, logits: Tensor, targets: Tensor, *, confidences: Tensor, balance: Tensor) -> Tensor:
         return self_balance(super().masks(logits, targets, confidences=confidences, balance=balance), to=balance)
@@ -101,9 +136,29 @@ class AveragePrecision(SmoothedRanked):
 
     settings: APSettings
 
-    def loss(self, logits: Tensor, targets: Tensor, errors: Tensor | None) -> Sequence[Tensor]:
-        settings = self.settings
-        return (ap_loss(logits, targets, delta=self.delta, method=settings.method, interpolate=settings.interpolate),)
+    def terms_of_all(self, batch: Sequence[Assigned]) -> list[LossTerms]:
+        values = self.rank_all(batch, [assigned.targets(1.0) for assigned in batch])
+        pairs = zip(batch, values, strict=True)
+        return [{"rank": rank, **self.weighted_box_terms(assigned)} for assigned, (rank,) in pairs]
+
+    def loss(
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        errors: Tensor | None,
+        sizes: Sequence[int] | None = None,
+        reduction: Reduction = "mean",
+    ) -> Sequence[Tensor]:
+        value = ap_loss(
+            logits,
+            targets,
+            delta=self.delta,
+            method=self.settings.method,
+            interpolate=self.settings.interpolate,
+            sizes=sizes,
+            reduction=reduction,
+        )
+        return (value,)
 
 
 class ALRP(SmoothedRanked):
@@ -132,9 +187,24 @@ class ALRP(SmoothedRanked):
             self._update_balance(classification.detach(), localisation.detach())
         return {"rank": classification, "box": balanced}
 
-    def loss(self, logits: Tensor, targets: Tensor, errors: Tensor | None) -> Sequence[Tensor]:
+    def loss(
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        errors: Tensor | None,
+        sizes: Sequence[int] | None = None,
+        reduction: Reduction = "mean",
+    ) -> Sequence[Tensor]:
         localisation = logits.new_zeros(0) if errors is None else errors
-        return alrp_loss(logits, targets, localisation, delta=self.delta, method=self.settings.method)
+        return alrp_loss(
+            logits,
+            targets,
+            localisation,
+            delta=self.delta,
+            method=self.settings.method,
+            sizes=sizes,
+            reduction=reduction,
+        )
 
     def list_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         errors = (1 - targets[targets > 0]) / (2 * (1 - self.recipe.least_iou))

@@ -16,12 +16,7 @@ from bucketrank.ops.assignment import IGNORED, NEGATIVE
 class Scored(Criterion):
     """Base class of the score-based losses: classification, boxes, and the quality branch if the head has one."""
 
-    def forward(self, assigned: Assigned) -> LossTerms:
-        weight = self.recipe.scored_weight
-        return {name: weight * term for name, term in self.terms(assigned).items()}
-
     def terms(self, assigned: Assigned) -> LossTerms:
-        """Return the terms before the head's weight applies."""
         used = assigned.labels != IGNORED
         norm = self.scope.total((used if self.samples else assigned.positives).sum().float()).clamp(min=1)
         terms = {"cls": self.scope.total(self.classification(assigned.logits[used], assigned.labels[used])) / norm}
