@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -160,7 +161,7 @@ class TestBatch:
         anchors = torch.rand(60, 4, generator=generator) * 40 + torch.tensor([0, 0, 40, 40])
         objects = [torch.rand(count, 4, generator=generator) * 40 + torch.tensor([0, 0, 40, 40]) for count in (3, 0, 5)]
         valid = torch.rand(3, 60, generator=generator) < 0.8
-        settings = {"per_level": [40, 0, 20], "topk": 7}
+        settings: dict[str, Any] = {"per_level": [40, 0, 20], "topk": 7}
         pairs = zip(objects, valid, strict=True)
         expected = [assign_atss(anchors, boxes, valid=valid_here, **settings).tolist() for boxes, valid_here in pairs]
         assert assign_atss_batch(anchors, objects, valid=valid, **settings).tolist() == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -188,7 +189,7 @@ class TestBatch:
         candidates[1].clamp_(max=NEGATIVE)  # an image without candidates
         losses = torch.stack([random_losses(generator, 65) for _ in candidates])
         losses[2, 7] = math.nan
-        settings = {"per_level": [40, 20, 5], "topk": 5}
+        settings: dict[str, Any] = {"per_level": [40, 20, 5], "topk": 5}
         pairs = zip(candidates, losses, strict=True)
         expected = [assign_paa(own, own_losses, **settings).tolist() for own, own_losses in pairs]
         for objects in (None, 4, 9):
