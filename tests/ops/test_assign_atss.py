@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from bucketrank.ops.anchors import Anchors, octave
-from bucketrank.ops.assignment import IGNORED, NEGATIVE, assign_atss
+from bucketrank.ops.assignment import IGNORED, NEGATIVE, assign_atss, assign_atss_batch
 
 from . import assignment_oracle
 from .integer_boxes import integer_boxes, pyramids, tensor
@@ -151,6 +153,25 @@ class TestAgainstTheOracle:
         )
         assert result == expected
         assert max(result) >= 0
+
+
+class TestBatch:
+    def test_images_are_independent(self, monkeypatch):
+        generator = torch.Generator().manual_seed(0)
+        anchors = torch.rand(60, 4, generator=generator) * 40 + torch.tensor([0, 0, 40, 40])
+        objects = [torch.rand(count, 4, generator=generator) * 40 + torch.tensor([0, 0, 40, 40]) for count in (3, 0, 5)]
+        valid = torch.rand(3, 60, generator=generator) < 0.8
+        settings: dict[str, Any] = {"per_level": [40, 0, 20], "topk": 7}
+        pairs = zip(objects, valid, strict=True)
+        expected = [assign_atss(anchors, boxes, valid=valid_here, **settings).tolist() for boxes, valid_here in pairs]
+        assert assign_atss_batch(anchors, objects, valid=valid, **settings).tolist() == expected
+        assert max(map(max, expected)) >= 0
+        monkeypatch.setattr(sys.modules[assign_atss_batch.__module__], "BLOCK", 2 * 60)  # two objects at once
+        assert assign_atss_batch(anchors, objects, valid=valid, **settings).tolist() == expected
+
+    def test_no_objects(self):
+        empty = [tensor([]), tensor([])]
+        assert assign_atss_batch(tensor(ROW), empty, per_level=[4]).tolist() == [[NEGATIVE] * 4] * 2
 
 
 class TestBadArguments:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -179,6 +180,24 @@ class TestAgainstTheOracle:
             torch.tensor(candidates), torch.tensor(losses, dtype=torch.float64), per_level=per_level, topk=topk
         )
         assert result.tolist() == expected
+
+
+class TestBatch:
+    def test_images_are_independent(self):
+        generator = torch.Generator().manual_seed(0)
+        candidates = torch.randint(-2, 4, (3, 65), generator=generator)
+        candidates[1].clamp_(max=NEGATIVE)  # an image without candidates
+        losses = torch.stack([random_losses(generator, 65) for _ in candidates])
+        losses[2, 7] = math.nan
+        settings: dict[str, Any] = {"per_level": [40, 20, 5], "topk": 5}
+        pairs = zip(candidates, losses, strict=True)
+        expected = [assign_paa(own, own_losses, **settings).tolist() for own, own_losses in pairs]
+        for objects in (None, 4, 9):
+            assert assign_paa(candidates, losses, objects=objects, **settings).tolist() == expected
+
+    def test_no_objects(self):
+        candidates = torch.tensor([[NEGATIVE, IGNORED]])
+        assert assign_paa(candidates, torch.zeros(1, 2), per_level=[2], objects=0).tolist() == candidates.tolist()
 
 
 class TestBadArguments:

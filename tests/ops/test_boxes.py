@@ -7,9 +7,10 @@ import math
 import pytest
 import torch
 from torchvision.models.detection._utils import BoxCoder
-from torchvision.ops import box_iou
+from torchvision.ops import box_iou, generalized_box_iou_loss
 
-from bucketrank.ops.boxes import centerness, centres, paired_iou
+from bucketrank.ops import box_coder
+from bucketrank.ops.boxes import centerness, centres, giou_loss, paired_iou
 
 
 def boxes(count, *, seed):
@@ -93,3 +94,39 @@ class TestCoder:
             torch.testing.assert_close(decoded, torch.tensor([[-492.0, -492, 508, 508]]))
         below = self.coder.decode_single(torch.tensor([[0.0, 0, limit - 1, 0]]), anchor)
         torch.testing.assert_close((below[0, 2] - below[0, 0]).item(), 1000 * math.exp(-1 / 5), rtol=1e-5, atol=0)
+
+
+def value_and_gradient(function, inputs):
+    leaf = inputs.clone().requires_grad_()
+    value = function(leaf)
+    weights = torch.rand(value.shape, generator=torch.Generator().manual_seed(9))
+    return value.detach(), torch.autograd.grad(value, leaf, weights)[0]
+
+
+def assert_same_bits(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+class TestSameBitsAsTorchvision:
+    @pytest.mark.parametrize("count", [0, 1, 50])
+    def test_giou_loss(self, count):
+        first, second = boxes(count, seed=2), boxes(count, seed=3)
+        # Whole numbers: boxes that touch, where the gradients of a minimum and a maximum are shared.
+        for mine, other in ((first, second), (first.div(10).round() * 10, second.div(10).round() * 10)):
+            expected = value_and_gradient(lambda leaf, other=other: generalized_box_iou_loss(leaf, other), mine)
+            assert_same_bits(value_and_gradient(lambda leaf, other=other: giou_loss(leaf, other), mine), expected)
+
+    @pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0, 1.0), (30.0, 30.0, 15.0, 15.0)])
+    def test_box_coder(self, weights):
+        anchors, objects = boxes(50, seed=4), boxes(50, seed=5)
+        deltas = torch.randn(50, 4, generator=torch.Generator().manual_seed(6)) * 4 * weights[2]  # some are clipped
+        expected, coder = BoxCoder(weights), box_coder.BoxCoder(weights)
+        assert_same_bits(coder.encode_single(objects, anchors), expected.encode_single(objects, anchors))
+        assert_same_bits(
+            value_and_gradient(lambda leaf: coder.decode_single(leaf, anchors), deltas),
+            value_and_gradient(lambda leaf: expected.decode_single(leaf, anchors), deltas),
+        )
+
+    def test_box_coder_needs_pairs_of_weights(self):
+        with pytest.raises(ValueError, match="BoxCoder: expected equal weights for x and y"):
+            box_coder.BoxCoder((1.0, 2.0, 5.0, 5.0))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torchvision.models.detection._utils import BoxCoder
 
 from bucketrank.catalogue.detector_specs import ATSSSettings
 from bucketrank.detectors.criterion import HeadRecipe
@@ -14,7 +13,8 @@ from bucketrank.detectors.dense_head import DenseHead, DenseOutput
 from bucketrank.detectors.feature_pyramid import FeaturePyramid
 from bucketrank.detectors.targets import Target
 from bucketrank.ops.anchors import Anchors, octave
-from bucketrank.ops.assignment import assign_atss
+from bucketrank.ops.assignment import assign_atss_batch
+from bucketrank.ops.box_coder import BoxCoder
 from bucketrank.ops.boxes import centerness, centres
 
 
@@ -22,10 +22,8 @@ def assign_anchors(
     anchors: Tensor, valid: Tensor, ground_truths: list[Target], *, per_level: list[int], topk: int
 ) -> list[Tensor]:
     """Return, per image, the object (A,) of every anchor, NEGATIVE or IGNORED."""
-    return [
-        assign_atss(anchors, ground_truth["boxes"], per_level=per_level, topk=topk, valid=valid_here)
-        for ground_truth, valid_here in zip(ground_truths, valid, strict=True)
-    ]
+    objects = [ground_truth["boxes"] for ground_truth in ground_truths]
+    return list(assign_atss_batch(anchors, objects, per_level=per_level, topk=topk, valid=valid))
 
 
 def anchor_centerness(anchors: Tensor, _: Tensor, objects: Tensor) -> Tensor:

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torchvision.models.detection._utils import BalancedPositiveNegativeSampler, BoxCoder
 from torchvision.models.detection.faster_rcnn import TwoMLPHead
 from torchvision.ops import MultiScaleRoIAlign, clip_boxes_to_image
 from torchvision.ops.poolers import initLevelMapper
 
 from bucketrank.catalogue import LossSettings
-from bucketrank.detectors.candidate_sampling import subsample
+from bucketrank.detectors.candidate_sampling import CandidateSampler
 from bucketrank.detectors.criterion import Assigned, HeadRecipe, LossTerms, build_criterion
 from bucketrank.detectors.initialisation import initialise_classifier
 from bucketrank.detectors.targets import Target
-from bucketrank.ops.assignment import IGNORED, assign_max_iou
+from bucketrank.ops.assignment import assign_max_iou
+from bucketrank.ops.box_coder import BoxCoder
 
 STRIDES = (4, 8, 16, 32)  # P2 to P5; proposals are not pooled from P6
 RECIPE = HeadRecipe(box_loss="l1", samples=True, softmax=True)
@@ -32,7 +32,7 @@ class BoxHeadStep:
     box_deltas: Tensor  # (R, C or 1, 4) without gradient
     proposals: list[Tensor]  # per image, the boxes trained on: proposals and ground-truth boxes
     matches: list[Tensor]  # per image, the object of each box, NEGATIVE or IGNORED
-    is_proposal: list[Tensor]  # per image, whether each box is a proposal and not a ground-truth box
+    proposal_rows: list[slice | Tensor]  # per image, the rows of the proposals, without the ground-truth boxes
     pooled: Tensor  # (R, channels, 7, 7) features
 
 
@@ -75,7 +75,7 @@ class BoxHead(nn.Module):
         self.num_classes, self.positive_iou, self.low_quality = num_classes, positive_iou, low_quality
         self.criterion = build_criterion(loss, recipe)
         self.coder = BoxCoder(weights=coder_weights)
-        self.sampler = BalancedPositiveNegativeSampler(512, 0.25)
+        self.sampler = CandidateSampler(512, 0.25)
         self.pool = RoIPool(strides, size=7)
         self.layers = TwoMLPHead(channels * 7 * 7, hidden)
         self.classes = nn.Linear(hidden, num_classes + (1 if self.criterion.softmax else 0))
@@ -106,7 +106,8 @@ class BoxHead(nn.Module):
         image_sizes: list[tuple[int, int]],
     ) -> BoxHeadStep:
         """Add the ground-truth boxes to the proposals, assign objects to them and compute the loss."""
-        candidates, matches, is_proposal = [], [], []
+        candidates, matches = [], []
+        proposal_rows: list[slice | Tensor] = []
         for boxes, ground_truth in zip(proposals, ground_truths, strict=True):
             extended = torch.cat([boxes, ground_truth["boxes"].to(boxes.dtype)])
             match = assign_max_iou(
@@ -116,14 +117,13 @@ class BoxHead(nn.Module):
                 negative=self.positive_iou,
                 low_quality=self.low_quality,
             )
-            proposed = torch.arange(len(extended), device=match.device) < len(boxes)
+            proposed: slice | Tensor = slice(len(boxes))
             if self.criterion.samples:
-                match = subsample(match, self.sampler)
-                drawn = match != IGNORED
-                extended, match, proposed = extended[drawn], match[drawn], proposed[drawn]
+                drawn = self.sampler.rows(match)
+                extended, match, proposed = extended[drawn], match[drawn], drawn < len(boxes)
             candidates.append(extended)
             matches.append(match)
-            is_proposal.append(proposed)
+            proposal_rows.append(proposed)
         pooled = self.pool(features, candidates, image_sizes)
         logits, box_deltas = self.predict(pooled)
         assigned = Assigned.from_candidates(
@@ -135,7 +135,7 @@ class BoxHead(nn.Module):
             box_deltas=box_deltas.detach(),
             proposals=candidates,
             matches=matches,
-            is_proposal=is_proposal,
+            proposal_rows=proposal_rows,
             pooled=pooled,
         )
 

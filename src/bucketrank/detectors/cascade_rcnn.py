@@ -53,7 +53,7 @@ class CascadeRCNN(RCNN):
             losses |= named(f"stage{number}", step.terms)
             refined = head.refined(step.box_deltas, step.proposals, images.image_sizes)
             # Drop the ground-truth boxes; the next stage adds them again.
-            proposals = [boxes[proposed] for boxes, proposed in zip(refined, step.is_proposal, strict=True)]
+            proposals = [boxes[rows] for boxes, rows in zip(refined, step.proposal_rows, strict=True)]
         return losses
 
     def detect(self, images: ImageList, features: list[Tensor]) -> list[dict[str, Tensor]]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 from torchvision.models.detection._utils import BoxCoder
@@ -14,14 +11,12 @@ from torchvision.ops import clip_boxes_to_image
 from bucketrank.catalogue import BackboneSettings, InputSettings, LossSettings
 from bucketrank.catalogue.detector_specs import DenseSettings
 from bucketrank.detectors.criterion import Assigned, HeadRecipe, build_criterion
+from bucketrank.detectors.criterion.assigned import Quality
 from bucketrank.detectors.dense_head import DenseHead, DenseOutput
 from bucketrank.detectors.detector import Detector
 from bucketrank.detectors.postprocess import best_entries, without_duplicates
 from bucketrank.detectors.targets import Target
 from bucketrank.ops.anchors import Anchors
-
-# The targets (P,) of the quality branch, from the anchors, predicted boxes and objects of P positives.
-Quality = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def assigned_anchors(
@@ -34,7 +29,7 @@ def assigned_anchors(
     quality: Quality,
 ) -> Assigned:
     """Build the input of the criterion from a dense head's output for ``anchors`` (A, 4), the same for all images."""
-    assigned = Assigned.from_candidates(
+    return Assigned.from_candidates(
         output.logits.flatten(0, 1),
         output.box_deltas.flatten(0, 1),
         candidates=[anchors] * len(matches),
@@ -42,11 +37,8 @@ def assigned_anchors(
         ground_truths=ground_truths,
         coder=coder,
         quality_logits=None if output.quality is None else output.quality.flatten(),
+        quality=None if output.quality is None else quality,
     )
-    if output.quality is None:
-        return assigned
-    positive = anchors.repeat(len(matches), 1)[assigned.positives]
-    return replace(assigned, quality_targets=quality(positive, assigned.boxes.detach(), assigned.objects))
 
 
 class DenseDetector(Detector):

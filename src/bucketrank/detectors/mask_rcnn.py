@@ -40,17 +40,19 @@ class MaskRCNN(FasterRCNN):
     def extra_losses(
         self, features: list[Tensor], step: BoxHeadStep, ground_truths: list[Target], image_sizes: list[tuple[int, int]]
     ) -> dict[str, Tensor]:
-        rows = torch.where(step.assigned.positives)[0]
+        rows = step.assigned.rows
         if self.mask_rois is not None and len(rows) > self.mask_rois:
             # Sorted, because pooling goes image by image and the rows of logits, masks and confidences must agree.
             rows = rows[torch.randperm(len(rows), device=rows.device)[: self.mask_rois]].sort().values
         image_index, labels = step.assigned.image_index[rows], step.assigned.labels[rows]
         boxes, matches = torch.cat(step.proposals)[rows], torch.cat(step.matches)[rows]
-        rois = [boxes[image_index == image] for image in range(len(ground_truths))]
+        images = torch.arange(len(ground_truths), device=rows.device)
+        counts = (image_index[:, None] == images).sum(0).tolist()  # rows are sorted by image
+        rois = list(boxes.split(counts))
         logits = self.mask_logits(features, rois, image_sizes)
         target_masks = [
-            project_masks_on_boxes(ground_truth["masks"], own.float(), matches[image_index == image], logits.shape[-1])
-            for image, (ground_truth, own) in enumerate(zip(ground_truths, rois, strict=True))
+            project_masks_on_boxes(ground_truth["masks"], own.float(), match, logits.shape[-1])
+            for ground_truth, own, match in zip(ground_truths, rois, matches.split(counts), strict=True)
         ]
         criterion = self.box_head.criterion
         loss = criterion.masks(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torchvision.ops import generalized_box_iou_loss, sigmoid_focal_loss
+from torchvision.ops import sigmoid_focal_loss
 
 from bucketrank.detectors.atss import ATSS
-from bucketrank.detectors.criterion import HeadRecipe
+from bucketrank.detectors.criterion import Assigned, HeadRecipe
 from bucketrank.detectors.dense_head import DenseOutput
 from bucketrank.detectors.targets import Target
 from bucketrank.ops.assignment import assign_max_iou, assign_paa
-from bucketrank.ops.boxes import paired_iou
+from bucketrank.ops.boxes import giou_loss, paired_iou
 
 
 class PAA(ATSS):
@@ -22,28 +22,39 @@ class PAA(ATSS):
 
     @torch.no_grad()
     def assign(self, output: DenseOutput, anchors: Tensor, valid: Tensor, ground_truths: list[Target]) -> list[Tensor]:
-        matches = []
-        for logits, box_deltas, valid_here, ground_truth in zip(
-            output.logits, output.box_deltas, valid, ground_truths, strict=True
-        ):
-            nearest = assign_max_iou(
-                anchors, ground_truth["boxes"], positive=0.1, negative=0.1, low_quality=0.0, valid=valid_here
-            )
-            losses = self.candidate_losses(logits.float(), box_deltas.float(), anchors, nearest, ground_truth)
-            matches.append(assign_paa(nearest, losses, per_level=output.per_level, topk=self.topk))
-        return matches
+        nearest = torch.stack(
+            [
+                assign_max_iou(
+                    anchors, ground_truth["boxes"], positive=0.1, negative=0.1, low_quality=0.0, valid=valid_here
+                )
+                for valid_here, ground_truth in zip(valid, ground_truths, strict=True)
+            ]
+        )
+        losses = self.candidate_losses(output, anchors, nearest, ground_truths)
+        most = max(len(ground_truth["labels"]) for ground_truth in ground_truths)
+        return list(assign_paa(nearest, losses, per_level=output.per_level, topk=self.topk, objects=most))
 
     def candidate_losses(
-        self, logits: Tensor, box_deltas: Tensor, anchors: Tensor, nearest: Tensor, ground_truth: Target
+        self, output: DenseOutput, anchors: Tensor, nearest: Tensor, ground_truths: list[Target]
     ) -> Tensor:
-        """Return the focal plus GIoU loss (A,) of each candidate for its nearest object, whatever the training loss."""
-        losses = torch.zeros_like(anchors[:, 0])
-        rows = torch.where(nearest >= 0)[0]
-        objects, labels = ground_truth["boxes"][nearest[rows]], ground_truth["labels"][nearest[rows]]
-        class_targets = torch.zeros_like(logits[rows]).scatter_(1, labels[:, None], 1.0)
-        boxes = self.coder.decode_single(box_deltas[rows], anchors[rows])
-        losses[rows] = sigmoid_focal_loss(logits[rows], class_targets).sum(1) + generalized_box_iou_loss(boxes, objects)
-        return losses
+        """Return the focal plus GIoU loss (B, A) of each candidate for its nearest object, whatever the training loss.
+
+        ``nearest`` (B, A) is the assignment of the candidates; the loss of other anchors is 0.
+        """
+        candidates = Assigned.from_candidates(
+            output.logits.flatten(0, 1),
+            output.box_deltas.flatten(0, 1),
+            candidates=[anchors] * len(nearest),
+            matches=list(nearest),
+            ground_truths=ground_truths,
+            coder=self.coder,
+        )
+        rows = candidates.rows
+        logits = candidates.logits[rows]
+        class_targets = torch.zeros_like(logits).scatter_(1, candidates.labels[rows, None], 1.0)
+        losses = sigmoid_focal_loss(logits, class_targets).sum(1)
+        losses += giou_loss(candidates.boxes, candidates.objects)
+        return torch.zeros_like(anchors[:, 0]).repeat(len(nearest)).index_put_((rows,), losses).view_as(nearest)
 
     def quality(self, anchors: Tensor, boxes: Tensor, objects: Tensor) -> Tensor:
         return paired_iou(boxes, objects)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torchvision.models.detection._utils import BoxCoder
 
 from bucketrank.catalogue.detector_specs import RetinaNetSettings
 from bucketrank.detectors.criterion import HeadRecipe
@@ -15,6 +14,7 @@ from bucketrank.detectors.feature_pyramid import FeaturePyramid
 from bucketrank.detectors.targets import Target
 from bucketrank.ops.anchors import Anchors, octave
 from bucketrank.ops.assignment import assign_max_iou
+from bucketrank.ops.box_coder import BoxCoder
 
 
 class RetinaNet(DenseDetector):

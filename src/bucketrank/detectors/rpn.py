@@ -6,19 +6,20 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torchvision.models.detection._utils import BoxCoder
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead, concat_box_prediction_layers
 
 from bucketrank.catalogue import LossSettings
-from bucketrank.detectors.candidate_sampling import subsample
+from bucketrank.detectors.candidate_sampling import CandidateSampler
 from bucketrank.detectors.criterion import Assigned, HeadRecipe, build_criterion
 from bucketrank.detectors.initialisation import initialise_classifier
 from bucketrank.detectors.targets import Target
 from bucketrank.ops.anchors import Anchors
 from bucketrank.ops.assignment import assign_max_iou
+from bucketrank.ops.box_coder import BoxCoder
 
 RECIPE = HeadRecipe(ranking_weight=0.2, box_loss="l1", least_iou=0.7, samples=True)
+SAMPLED, SAMPLED_POSITIVES = 256, 0.5  # anchors per image that cross-entropy trains on, and how many may be positive
 
 
 class RPN(RegionProposalNetwork):
@@ -48,12 +49,13 @@ class RPN(RegionProposalNetwork):
             RPNHead(channels, len(scales) * len(ratios)),
             fg_iou_thresh=0.7,
             bg_iou_thresh=0.3,
-            batch_size_per_image=256,
-            positive_fraction=0.5,
+            batch_size_per_image=SAMPLED,
+            positive_fraction=SAMPLED_POSITIVES,
             pre_nms_top_n={"training": candidates, "testing": test_candidates},
             post_nms_top_n={"training": proposals, "testing": test_proposals},
             nms_thresh=nms,
         )
+        self.sampler = CandidateSampler(SAMPLED, SAMPLED_POSITIVES)
         self.criterion = build_criterion(loss, recipe)
         initialise_classifier(self.head.cls_logits, self.criterion.initial_score)
         # As published: GIoU compares decoded boxes and L1 compares deltas, each with its own weights of the deltas.
@@ -83,7 +85,7 @@ class RPN(RegionProposalNetwork):
             for ground_truth, valid_here in zip(ground_truths, valid, strict=True)
         ]
         if self.criterion.samples:
-            matches = [subsample(match, self.fg_bg_sampler) for match in matches]
+            matches = [self.sampler.subsample(match) for match in matches]
         one_class = [each | {"labels": torch.zeros_like(each["labels"])} for each in ground_truths]
         assigned = Assigned.from_candidates(
             logits,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -29,12 +30,46 @@ def check_targets(images: Sequence[Tensor], targets: Sequence[Target] | None, nu
         raise ValueError("targets: expected a list in training mode, got None; call model.eval() to detect")
     if len(targets) != len(images):
         raise ValueError(f"targets: expected one for each of {len(images)} images, got {len(targets)}")
-    for number, (image, target) in enumerate(zip(images, targets, strict=True)):
-        image_id = f" (image_id {_as_number(target['image_id'])})" if "image_id" in target else ""
-        _check_target(f"target of image {number}{image_id}", image, target, num_classes, masks=masks)
+    pairs = zip(images, targets, strict=True)
+    named = [(_TargetName(number, target), image, target) for number, (image, target) in enumerate(pairs)]
+    for name, image, target in named:
+        _check_shapes(name, image, target, masks=masks)
+    checks = [(name, check) for name, image, target in named for check in _value_checks(image, target, num_classes)]
+    # All values are read at once, because each reading makes the host wait for the device.
+    if checks and torch.stack([check.invalid.any() for _, check in checks]).any():
+        for name, check in checks:
+            check.raise_if_any(name)
 
 
-def _check_target(name: str, image: Tensor, target: Target, num_classes: int, *, masks: bool) -> None:
+@dataclass(frozen=True)
+class _TargetName:
+    """The name of a target in messages. An image_id on a device is read only if there is a message."""
+
+    number: int
+    target: Target
+
+    def __str__(self) -> str:
+        image_id = f" (image_id {_as_number(self.target['image_id'])})" if "image_id" in self.target else ""
+        return f"target of image {self.number}{image_id}"
+
+
+@dataclass(frozen=True)
+class _ValueCheck:
+    """Rows (n,) of ``values`` that are ``invalid``, and what was expected of them."""
+
+    values: Tensor
+    invalid: Tensor
+    expected: str
+
+    def raise_if_any(self, name: _TargetName) -> None:
+        if self.invalid.any():
+            box = int(torch.where(self.invalid)[0][0])
+            value = self.values[box].tolist()
+            value = [round(number, 3) for number in value] if isinstance(value, list) else value
+            raise ValueError(f"{name}: expected {self.expected}, got {value} for box {box}")
+
+
+def _check_shapes(name: _TargetName, image: Tensor, target: Target, *, masks: bool) -> None:
     for key in ("boxes", "labels", "masks")[: 3 if masks else 2]:
         if not isinstance(target.get(key), Tensor):
             raise TypeError(f"{name}: expected a tensor under {key!r}, got {type(target.get(key)).__name__}")
@@ -59,24 +94,21 @@ def _check_target(name: str, image: Tensor, target: Target, num_classes: int, *,
             f"{name}: expected masks of shape {(len(boxes), height, width)}, one for each box, as large as the image, "
             f"got {tuple(target['masks'].shape)}"
         )
+
+
+def _value_checks(image: Tensor, target: Target, num_classes: int) -> list[_ValueCheck]:
+    boxes, labels = target["boxes"], target["labels"]
     if not len(boxes):
-        return
+        return []
+    height, width = image.shape[-2:]
     x1, y1, x2, y2 = boxes.unbind(1)
-    _refuse(name, boxes, ~boxes.isfinite().all(1), "finite boxes")
-    _refuse(name, boxes, (x2 <= x1) | (y2 <= y1), "boxes (x1, y1, x2, y2) with x1 < x2 and y1 < y2")
     outside = (x2 <= 0) | (y2 <= 0) | (x1 >= width) | (y1 >= height)
-    _refuse(name, boxes, outside, f"boxes that overlap the image of {width} x {height} pixels")
-    invalid = torch.where((labels < 1) | (labels > num_classes))[0]
-    if len(invalid):
-        box = int(invalid[0])
-        raise ValueError(f"{name}: expected labels from 1 to {num_classes}, got {int(labels[box])} for box {box}")
-
-
-def _refuse(name: str, boxes: Tensor, invalid: Tensor, expected: str) -> None:
-    if invalid.any():
-        box = int(torch.where(invalid)[0][0])
-        values = [round(value, 3) for value in boxes[box].tolist()]
-        raise ValueError(f"{name}: expected {expected}, got {values} for box {box}")
+    return [
+        _ValueCheck(boxes, ~boxes.isfinite().all(1), "finite boxes"),
+        _ValueCheck(boxes, (x2 <= x1) | (y2 <= y1), "boxes (x1, y1, x2, y2) with x1 < x2 and y1 < y2"),
+        _ValueCheck(boxes, outside, f"boxes that overlap the image of {width} x {height} pixels"),
+        _ValueCheck(labels, (labels < 1) | (labels > num_classes), f"labels from 1 to {num_classes}"),
+    ]
 
 
 def _as_number(image_id: object) -> object:

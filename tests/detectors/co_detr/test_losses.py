@@ -2,6 +2,7 @@
 
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ HEADS |= {"auxiliary.atss.criterion": 1}
 @contextmanager
 def recorded_calls(model):
     """Yield a list of the inputs of all criteria, in order: name, input, terms."""
-    calls = []
+    calls: list[Any] = []
 
     def record(name, assigned, terms):
         several = isinstance(assigned, list)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -11,6 +12,9 @@ from torchvision.models.detection._utils import BoxCoder
 from torchvision.ops import box_convert
 
 from bucketrank.ops.assignment import IGNORED
+
+# The targets (P,) of the quality branch, from the anchors, predicted boxes and objects of P positives.
+Quality = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -31,19 +35,22 @@ class Assigned:
     target_deltas: Tensor  # (P, 4) the deltas of the assigned objects
     quality_logits: Tensor | None = None  # (P,) of the branch that predicts how well a box fits
     quality_targets: Tensor | None = None  # (P,) from 0 to 1
+    positive_rows: Tensor | None = None  # (P,) if known; otherwise ``rows`` finds them, for which the host waits
 
     @property
     def positives(self) -> Tensor:
         """(R,) whether each row is positive."""
         return self.labels >= 0
 
+    @cached_property
+    def rows(self) -> Tensor:
+        """(P,) the rows of the positives."""
+        return torch.where(self.positives)[0] if self.positive_rows is None else self.positive_rows
+
     def targets(self, values: Tensor | float) -> Tensor:
         """Return targets (R, C) for a loss: ``values`` (P,) at the positives' classes, -1 in ignored rows, else 0."""
         targets = torch.zeros_like(self.logits)
-        rows = torch.where(self.positives)[0]
-        targets[rows, self.labels[rows]] = (
-            values.to(targets.dtype) if isinstance(values, Tensor) else targets.new_tensor(values)
-        )
+        targets[self.rows, self.labels[self.rows]] = values.to(targets.dtype) if isinstance(values, Tensor) else values
         return targets.masked_fill_((self.labels == IGNORED)[:, None], -1)
 
     @classmethod
@@ -57,28 +64,32 @@ class Assigned:
         ground_truths: Sequence[dict[str, Tensor]],
         coder: BoxCoder,
         quality_logits: Tensor | None = None,
+        quality: Quality | None = None,
     ) -> Assigned:
         """Build the input of a criterion from anchors or proposals.
 
         ``logits`` is (R, C); ``box_deltas`` is (R, 4), or (R, C, 4) with one box per class. Per image, ``candidates``
         is (A, 4) and ``matches`` (A,) holds the object of each candidate, NEGATIVE or IGNORED. ``ground_truths`` holds
-        one dict per image with ``boxes`` and ``labels``; classes count from 0.
+        one dict per image with ``boxes`` and ``labels``; classes count from 0. ``quality_logits`` (R,) of the quality
+        branch come with ``quality``, which computes their targets.
         """
-        labels, image_index, objects = _targets_of(matches, ground_truths)
-        rows = torch.where(labels >= 0)[0]
+        labels, image_index, rows, objects = _targets_of(matches, ground_truths)
         anchors = torch.cat(list(candidates))[rows].float()
         # Heads return half precision under autocast; decoding and ranking need float32.
         per_class = box_deltas.dim() == 3 and box_deltas.shape[1] > 1
         deltas = (box_deltas[rows, labels[rows]] if per_class else box_deltas.reshape(-1, 4)[rows]).float()
+        boxes = coder.decode_single(deltas, anchors)
         return cls(
             logits=logits.float(),
             labels=labels,
             image_index=image_index,
-            boxes=coder.decode_single(deltas, anchors),
+            boxes=boxes,
             objects=objects,
             box_deltas=deltas,
             target_deltas=coder.encode_single(objects, anchors),
             quality_logits=None if quality_logits is None else quality_logits[rows].float(),
+            quality_targets=None if quality is None else quality(anchors, boxes.detach(), objects),
+            positive_rows=rows,
         )
 
     @classmethod
@@ -96,8 +107,7 @@ class Assigned:
         ``logits`` is (B, Q, C), ``boxes`` (B, Q, 4) as (cx, cy, w, h) in units of the image, ``matches`` (Q,) per
         image, and a size in ``image_sizes`` is (height, width).
         """
-        labels, image_index, objects = _targets_of(matches, ground_truths)
-        rows = torch.where(labels >= 0)[0]
+        labels, image_index, rows, objects = _targets_of(matches, ground_truths)
         scales = torch.tensor([(width, height) * 2 for height, width in image_sizes], device=boxes.device).float()
         scales = scales[image_index[rows]]
         relative_boxes = boxes.flatten(0, 1)[rows].float()
@@ -109,16 +119,22 @@ class Assigned:
             objects=objects,
             box_deltas=relative_boxes,
             target_deltas=box_convert(objects / scales, "xyxy", "cxcywh"),
+            positive_rows=rows,
         )
 
 
-def _targets_of(matches: Sequence[Tensor], ground_truths: Sequence[dict[str, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the label (R,) and the image (R,) of every row, and the objects (P, 4) of the positives."""
-    labels, objects = [], []
+def _targets_of(
+    matches: Sequence[Tensor], ground_truths: Sequence[dict[str, Tensor]]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the label (R,) and the image (R,) of every row, the positive rows (P,) and their objects (P, 4)."""
+    image_index = torch.cat([torch.full_like(match, image) for image, match in enumerate(matches)])
+    labels = torch.cat(list(matches))
+    rows = torch.where(labels >= 0)[0]  # the host waits here, and only here
+    first, numbers = 0, []  # objects are numbered through the images
     for match, ground_truth in zip(matches, ground_truths, strict=True):
-        labels.append(match.clone())
-        positive = torch.where(match >= 0)[0]
-        labels[-1][positive] = ground_truth["labels"][match[positive]]
-        objects.append(ground_truth["boxes"][match[positive]])
-    image_index = [torch.full_like(match, image) for image, match in enumerate(matches)]
-    return torch.cat(labels), torch.cat(image_index), torch.cat(objects).float()
+        numbers.append(match + first)
+        first += len(ground_truth["labels"])
+    owners = torch.cat(numbers)[rows]
+    labels[rows] = torch.cat([ground_truth["labels"] for ground_truth in ground_truths])[owners]
+    objects = torch.cat([ground_truth["boxes"] for ground_truth in ground_truths])[owners]
+    return labels, image_index, rows, objects.float()

@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.ops import generalized_box_iou_loss
 
 from bucketrank.catalogue import LossSettings
 from bucketrank.detectors.criterion.assigned import Assigned
 from bucketrank.detectors.ranking_scope import SCOPES
+from bucketrank.ops.boxes import giou_loss
 
 LossTerms = dict[str, Tensor]
 
@@ -111,8 +111,7 @@ class Criterion(nn.Module):
     def box_errors(self, assigned: Assigned) -> Tensor:
         """Return the box loss (P,) of each positive."""
         if self.box_loss == "giou":
-            errors: Tensor = generalized_box_iou_loss(assigned.boxes, assigned.objects)
-            return errors
+            return giou_loss(assigned.boxes, assigned.objects)
         return delta_errors(assigned, beta=1.0 if self.box_loss == "smooth_l1" else 0.0)
 
     def box_parts(self, assigned: Assigned) -> dict[str, tuple[float, Tensor]]:

@@ -17,8 +17,9 @@ class Scored(Criterion):
     """Base class of the score-based losses: classification, boxes, and the quality branch if the head has one."""
 
     def terms(self, assigned: Assigned) -> LossTerms:
-        used = assigned.labels != IGNORED
-        norm = self.scope.total((used if self.samples else assigned.positives).sum().float()).clamp(min=1)
+        used = torch.where(assigned.labels != IGNORED)[0]
+        count = len(used if self.samples else assigned.rows)
+        norm = self.scope.total(torch.full((), float(count), device=used.device)).clamp(min=1)
         terms = {"cls": self.scope.total(self.classification(assigned.logits[used], assigned.labels[used])) / norm}
         parts = self.box_parts(assigned).items()
         if assigned.quality_logits is None or assigned.quality_targets is None:
@@ -80,7 +81,4 @@ class CrossEntropy(Scored):
 
 
 def _one_hot(logits: Tensor, labels: Tensor) -> Tensor:
-    targets = torch.zeros_like(logits)
-    rows = torch.where(labels >= 0)[0]
-    targets[rows, labels[rows]] = 1
-    return targets
+    return (labels[:, None] == torch.arange(logits.shape[1], device=labels.device)).to(logits.dtype)

@@ -49,7 +49,8 @@ def assign_hungarian(
     >>> assign_hungarian(boxes, objects, logits=torch.zeros(3, 1), labels=torch.tensor([0]), image_size=(8, 8))
     tensor([-1,  0, -1])
     """
-    from scipy.optimize import linear_sum_assignment  # imported here: only DETRs need scipy
+    import numpy as np  # imported here, like scipy: only DETRs need them
+    from scipy.optimize import linear_sum_assignment
 
     name = "assign_hungarian"
     check_boxes(name, boxes=boxes, objects=objects)
@@ -73,11 +74,11 @@ def assign_hungarian(
         image_size=image_size,
         weights=CostWeights(class_cost, l1_cost, giou_cost, alpha, gamma),
     )
-    finite = costs.isfinite()
-    if not finite.all():
-        raise ValueError(_not_finite(name, finite, boxes[rows], logits[rows], objects))
-    queries, owners = linear_sum_assignment(costs.cpu().numpy())
-    assignment[rows[torch.from_numpy(queries).to(rows.device)]] = torch.from_numpy(owners).to(assignment)
+    matrix = costs.cpu().numpy()  # the only wait for the device
+    if not np.isfinite(matrix).all():
+        raise ValueError(_not_finite(name, costs.isfinite(), boxes[rows], logits[rows], objects))
+    queries, owners = torch.from_numpy(np.stack(linear_sum_assignment(matrix))).to(assignment)
+    assignment[rows[queries]] = owners
     return assignment
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bucketrank.ops.assignment.checks import NEGATIVE, check_levels, precise
@@ -16,11 +17,15 @@ EQUAL = 1e-9
 
 
 @torch.no_grad()
-def assign_paa(candidates: Tensor, losses: Tensor, *, per_level: Sequence[int], topk: int = 9) -> Tensor:
+def assign_paa(
+    candidates: Tensor, losses: Tensor, *, per_level: Sequence[int], topk: int = 9, objects: int | None = None
+) -> Tensor:
     """Keep, of each object's candidates, those with low losses according to a mixture of two Gaussians.
 
     ``candidates`` (A,) is an assignment, for example from ``assign_max_iou`` with both thresholds 0.1 and
-    ``low_quality=0``. ``losses`` (A,) gives the loss of each anchor; only the candidates' losses matter.
+    ``low_quality=0``. ``losses`` (A,) gives the loss of each anchor; only the candidates' losses matter. Both may also
+    be (B, A), for B images with the same anchors. ``objects`` is an upper bound of the objects per image; without it
+    the host waits once more for the device, to read the highest number in ``candidates``.
 
     1. Each object keeps, on each level, its ``topk`` candidates of lowest loss; of equal ones the first. ``per_level``
        gives the number of anchors on each level, in order.
@@ -33,7 +38,8 @@ def assign_paa(candidates: Tensor, losses: Tensor, *, per_level: Sequence[int], 
     An object gets no positives if it has fewer than two candidates, or if a loss kept in step 1 is not finite. All
     other candidates become negative; ignored anchors stay ignored.
 
-    The mixtures are fitted together in float64. Takes O(A log A) time, and at most 100 iterations over the losses kept.
+    The mixtures of all images are fitted together in float64. Takes O(A log A) time, and at most 100 iterations over
+    the losses kept.
 
     >>> candidates = torch.tensor([0, 0, 0, 0, 0, -1, -2])
     >>> losses = torch.tensor([0.7, 0.5, 0.4, 3.2, 3.1, 0.0, 0.0])  # the low ones have their mean at 0.53
@@ -41,48 +47,65 @@ def assign_paa(candidates: Tensor, losses: Tensor, *, per_level: Sequence[int], 
     tensor([-1,  0,  0, -1, -1, -1, -2])
     """
     name = "assign_paa"
-    if candidates.dim() != 1 or candidates.dtype != torch.int64:
+    if candidates.dim() not in (1, 2) or candidates.dtype != torch.int64:
         raise ValueError(
-            f"{name}: expected candidates to be an assignment, int64 of shape (A,), "
+            f"{name}: expected candidates to be an assignment, int64 of shape (A,) or (B, A), "
             f"got {candidates.dtype} of shape {tuple(candidates.shape)}"
         )
     if losses.shape != candidates.shape:
         raise ValueError(
             f"{name}: expected losses of shape {tuple(candidates.shape)} like candidates, got {tuple(losses.shape)}"
         )
-    check_levels(name, per_level, len(candidates), topk)
+    check_levels(name, per_level, candidates.shape[-1], topk)
 
     assignment = candidates.clamp(max=NEGATIVE)
-    anchors = (candidates >= 0).nonzero().squeeze(1)
-    if not len(anchors):
+    if not candidates.numel():
         return assignment
-    ends = torch.tensor(list(per_level), device=anchors.device).cumsum(0)
-    level = torch.bucketize(anchors, ends, right=True)
-    anchors, _ = _sorted_groups(anchors, candidates[anchors] * len(per_level) + level, losses, most=topk)
-    anchors, rank = _sorted_groups(anchors, candidates[anchors], losses)
+    objects = max(int(candidates.max()) + 1, 0) if objects is None else objects
+    table = _lowest(candidates, losses, per_level=per_level, topk=topk, objects=objects)  # (images * objects, M)
+    if not len(table):
+        return assignment
+    samples = precise(losses).flatten()[table.clamp(min=0)].masked_fill_(table < 0, torch.inf)
+    samples, order = samples.sort(dim=1, stable=True)
+    table = table.gather(1, order)
+    columns = torch.arange(table.shape[1], device=table.device)
+    used = int((columns + 1).where(table >= 0, 0).max())  # the host waits here; empty columns would cost time
+    table, columns, present = table[:, :used], columns[:used], table[:, :used] >= 0
+    samples = samples[:, :used].masked_fill(~present, 0)
 
-    owner = candidates[anchors]
-    shape = int(owner.max()) + 1, int(rank.max()) + 1  # objects G, most losses per object M
-    samples = precise(losses.new_zeros(shape)).index_put_((owner, rank), precise(losses[anchors]))
-    present = torch.zeros_like(samples, dtype=torch.bool).index_put_((owner, rank), torch.ones_like(rank).bool())
-
+    if not used:
+        return assignment
     first, second = fit_mixtures(samples, present).log_densities(samples)
     members = present & (first >= second)
-    density = torch.logaddexp(first, second).masked_fill(~members, -torch.inf)
+    density = torch.logaddexp(first, second).masked_fill_(~members, -torch.inf)
     peak = (density >= density.amax(1, keepdim=True) - EQUAL).int().argmax(1, keepdim=True)  # the first
-    kept = members & (torch.arange(shape[1], device=rank.device) <= peak) & (present.sum(1, keepdim=True) > 1)
-    return assignment.scatter(0, anchors, owner.where(kept[owner, rank], NEGATIVE))
+    kept = members & (columns <= peak) & (present.sum(1, keepdim=True) > 1)
+    # Entries that are not kept are written behind the last anchor, and cut off.
+    anchors = table.where(kept, candidates.numel()).flatten()
+    owners = (torch.arange(len(table), device=table.device) % objects)[:, None].expand_as(table).flatten()
+    return F.pad(assignment.flatten(), (0, 1)).scatter_(0, anchors, owners)[:-1].view_as(assignment)
 
 
-def _sorted_groups(
-    anchors: Tensor, groups: Tensor, losses: Tensor, *, most: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return at most ``most`` anchors per group, sorted by group, then by loss, and the rank of each in its group."""
-    order = losses[anchors].argsort(stable=True)
+def _lowest(candidates: Tensor, losses: Tensor, *, per_level: Sequence[int], topk: int, objects: int) -> Tensor:
+    """Return a table of the anchors that each object keeps: a row per object, ``topk`` columns per level.
+
+    The rows of all images follow each other, and anchors are numbered through the images. On each level the anchors are
+    sorted by loss; of equal ones the first comes first. Where an object has fewer, the table holds -1.
+    """
+    anchors = (candidates >= 0).flatten().nonzero().squeeze(1)  # the host waits here
+    count, levels, width = candidates.shape[-1], len(per_level), min(topk, max(per_level))
+    device = candidates.device
+    level_of = torch.cat([torch.full((size,), level, device=device) for level, size in enumerate(per_level)])
+    images = candidates.numel() // count
+    object_of, level = candidates.flatten()[anchors], level_of[anchors % count]
+    groups = (anchors // count * objects + object_of) * levels + level
+
+    order = losses.flatten()[anchors].argsort(stable=True)
     order = order[groups[order].argsort(stable=True)]
     anchors, groups = anchors[order], groups[order]
-    rank = torch.arange(len(anchors), device=anchors.device) - torch.searchsorted(groups, groups)
-    if most is None:
-        return anchors, rank
-    kept = rank < most
-    return anchors[kept], rank[kept]
+    rank = torch.arange(len(anchors), device=device) - torch.searchsorted(groups, groups)
+    size = images * objects * levels * width
+    # Anchors beyond topk are written behind the table, and cut off.
+    slots = (groups * width + rank).where(rank < width, size)
+    table = torch.full((size + 1,), -1, device=device).scatter_(0, slots, anchors)
+    return table[:-1].view(images * objects, levels * width)
