@@ -78,7 +78,7 @@ def test_three_thousand_positives(name: str, delta: float) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("delta", [1e-12, 1e-40, 1e-300, 1e35])
 def test_a_delta_beyond_the_digits_of_the_logits(delta: float, dtype: torch.dtype) -> None:
-    # At 1e6 the edges s +- 1e-12 cannot be told from s; a tie must count as 1/2 all the same.
+    # At 1e6 the edges s +- 1e-12 round to s; a tie must count as 1/2 all the same.
     logits = torch.tensor([1e6, 1e6, 1e6 + 1, 1e6 - 1, 0.0, -0.0], dtype=dtype)
     targets = torch.tensor([0.5, 0.0, 0.0, 0.9, 0.3, 0.0], dtype=dtype)
     for name in ("rank_sort", "alrp"):
@@ -158,7 +158,7 @@ def test_without_positives_all_is_zero_unless_broken(name: str) -> None:
 
 
 @every_loss
-@pytest.mark.parametrize("sizes", [(0,), (0, 0, 0)])
+@pytest.mark.parametrize("sizes", [(), (0,), (0, 0, 0)])
 @pytest.mark.parametrize("capacity", [None, 3])
 def test_empty_input(capacity: int | None, sizes: tuple[int, ...], name: str) -> None:
     got = compute(name, torch.zeros(0), torch.zeros(0), 0.5, sizes=sizes, max_positives=capacity)

@@ -24,7 +24,7 @@ SIZES = (700, 0, 1, 300, 1, 250, 0)
 
 
 def _many_rankings() -> tuple[Tensor, Tensor]:
-    """Rankings of every kind: larger and smaller, empty, one entry, no positives, only positives, all ignored."""
+    """Rankings of all sorts: larger and smaller, empty, one entry, no positives, only positives, all ignored."""
     logits, targets = synthetic(sum(SIZES), 120)
     targets[700] = 0.5
     targets[701:731] = targets[701:731].abs() + 0.1
