@@ -35,7 +35,7 @@ POINTERS = {
     **dict.fromkeys(
         ["owners", "lower_edges", "upper_edges", "last_tied", "slots", "ranking_of", "first_positives"], "*i32"
     ),
-    **dict.fromkeys(["broken", "found"], "*i32"),
+    **dict.fromkeys(["broken", "positive_count"], "*i32"),
     **dict.fromkeys(["logits", "targets", "localisation", "scores", "labels", "bounds", "table", "gradient"], "*fp32"),
     **dict.fromkeys(["upstream", "first_upstream", "second_upstream", "first_values", "second_values"], "*fp32"),
     "localisation_gradient": "*fp32",

@@ -49,7 +49,7 @@ def compute(
         localisation,
         loss=NAMES[name],
         delta=delta,
-        sizes=sizes or (logits.numel(),),
+        sizes=(logits.numel(),) if sizes is None else sizes,
         max_positives=max_positives,
     )
     one = torch.ones_like(first)

@@ -1,4 +1,4 @@
-"""What a call costs a GPU, counted in the interpreter: launches, host waits, bytes moved, memory."""
+"""The cost of a call on a GPU, counted in the interpreter: launches, host waits, bytes moved, memory."""
 
 from __future__ import annotations
 

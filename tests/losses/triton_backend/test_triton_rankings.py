@@ -16,11 +16,15 @@ from ..cases import RANKING, assert_same, localisation_errors, synthetic
 from .harness import Result, compute
 
 every_loss = pytest.mark.parametrize("name", RANKING)
+# In the daily loop only RS, with a kernel more than the others, and aLRP, which also ranks the localisation errors.
+mostly_slow = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in ("rank_sort", "alrp") else pytest.mark.slow) for name in RANKING]
+)
 SIZES = (700, 0, 1, 300, 1, 250, 0)
 
 
 def _many_rankings() -> tuple[Tensor, Tensor]:
-    """Rankings of every kind: larger and smaller, empty, one entry, no positives, only positives, all ignored."""
+    """Rankings of all sorts: larger and smaller, empty, one entry, no positives, only positives, all ignored."""
     logits, targets = synthetic(sum(SIZES), 120)
     targets[700] = 0.5
     targets[701:731] = targets[701:731].abs() + 0.1
@@ -34,7 +38,7 @@ def _same_bits(one: Result, other: Result) -> bool:
     return all(a is b is None or torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))  # type: ignore[arg-type]
 
 
-@every_loss
+@mostly_slow
 @pytest.mark.parametrize("delta", [0.0, 0.5])
 def test_many_rankings_equal_a_loop(delta: float, name: str) -> None:
     logits, targets = _many_rankings()
@@ -53,7 +57,7 @@ def test_equal_sizes_equal_a_loop() -> None:
         )
 
 
-@every_loss
+@mostly_slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_capacity_changes_nothing(dtype: torch.dtype, name: str) -> None:
     logits, targets = (tensor.to(dtype) for tensor in _many_rankings())
@@ -104,7 +108,7 @@ def _order_of_programs(reorder: Callable[[list[int]], object]) -> Iterator[None]
         yield
 
 
-@every_loss
+@mostly_slow
 @pytest.mark.parametrize("delta", [0.0, 0.5])
 def test_the_same_bits_in_any_order_of_the_programs(delta: float, name: str) -> None:
     logits, targets = synthetic(5_000, 150)

@@ -52,7 +52,7 @@ def fill_buckets(
     scores,
     buckets,
     broken,
-    found,
+    positive_count,
     size,
     rankings,
     edges,
@@ -69,7 +69,7 @@ def fill_buckets(
 
     Offsets are added as integers, multiples of 1 / ``unit``: the sum has the same bits in any order of the programs.
     Program p adds to copy p % copies of the buckets, so that few programs meet at one address. With CAPACITY, count
-    the positives of all rankings in ``found``.
+    the positives of all rankings in ``positive_count``.
     """
     ranking, entries, inside = entries_of_program(starts, size, rankings, SINGLE, BLOCK)
     x = tl.load(logits + entries, mask=inside, other=0.0)
@@ -82,7 +82,7 @@ def fill_buckets(
     if CAPACITY:
         positives = tl.sum((inside & (target > 0)).to(tl.int32), 0)
         if positives > 0:
-            tl.atomic_add(found, positives, sem="relaxed")
+            tl.atomic_add(positive_count, positives, sem="relaxed")
     _, _, first_edge, ranking_edges = edges_of(first_positives, ranking, 2 if SMOOTH else 1)
     relevant = find_relevant(x, target, inside, bounds, first_edge, ranking_edges) & is_finite
     if tl.max(relevant.to(tl.int32), 0) > 0:

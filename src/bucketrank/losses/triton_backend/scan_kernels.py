@@ -64,7 +64,7 @@ def compute_terms(
     own,
     factors,
     broken,
-    found,
+    positive_count,
     first_values,
     second_values,
     LOSS: tl.constexpr,
@@ -123,7 +123,7 @@ def compute_terms(
         start += TILE
     is_broken = tl.load(broken + ranking) > 0
     if CAPACITY:
-        is_broken = is_broken | (tl.load(found) != tl.load(first_positives + tl.num_programs(0)))
+        is_broken = is_broken | (tl.load(positive_count) != tl.load(first_positives + tl.num_programs(0)))
         tl.store(broken + ranking, is_broken.to(tl.int32))
     count = tl.maximum(positives, 1).to(tl.float64)
     tl.store(first_values + ranking, tl.where(is_broken, float("nan"), tl.sum(first_sum, 0) / count))

@@ -62,7 +62,7 @@ class Arrays(NamedTuple):
     ranking_of: Tensor
     first_positives: Tensor  # (G + 1,)
     broken: Tensor  # (G,) 1 if the ranking's value is NaN
-    found: Tensor  # (1,) number of positives, counted if there is a capacity
+    positive_count: Tensor  # (1,) number of positives, counted if there is a capacity
 
 
 def _allocate(
@@ -203,7 +203,7 @@ class TritonRanking(NamedTuple):
             fill_buckets,
             self._programs(),
             *(self.logits, self.targets, self.starts, arrays.first_positives, arrays.bounds, arrays.owners),
-            *(arrays.scores, arrays.buckets, arrays.broken, arrays.found, self.logits.numel(), self.rankings),
+            *(arrays.scores, arrays.buckets, arrays.broken, arrays.positive_count, self.logits.numel(), self.rankings),
             *(edges, copies, self._unit(), self.delta_bits),
             **self.constants,
             SINGLE=self.starts is None,
@@ -241,7 +241,7 @@ class TritonRanking(NamedTuple):
             self.rankings,
             *(arrays.first_positives, arrays.lower_edges, arrays.upper_edges, arrays.ramps, arrays.ranks),
             *(arrays.shares, arrays.seconds, arrays.errors, arrays.weights, arrays.own, arrays.second_own),
-            *(arrays.broken, arrays.found, first, second),
+            *(arrays.broken, arrays.positive_count, first, second),
             LOSS=self.loss,
             SMOOTH=smooth,
             CAPACITY=capacity,
