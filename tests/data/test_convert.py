@@ -108,6 +108,26 @@ def test_voc_that_is_broken_or_malicious(text: str, message: str, tmp_path: Path
         convert_voc(source, tmp_path / "new")
 
 
+ENTITIES = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 9}">' for n in range(1, 10))  # 9 to the power of 9, if expanded
+
+
+@pytest.mark.parametrize(
+    "doctype",
+    [
+        f'<!DOCTYPE a [<!ENTITY e0 "x">{ENTITIES}]>',
+        '<!DOCTYPE a [<!ENTITY e9 SYSTEM "file:///etc/hostname">]>',
+        '<!DOCTYPE a SYSTEM "http://127.0.0.1:1/a.dtd">',
+    ],
+)
+def test_voc_with_a_doctype_is_refused_before_entities_are_expanded(doctype: str, tmp_path: Path) -> None:
+    source = voc_folder(tmp_path / "voc", a="")
+    path = source / "Annotations/a.xml"
+    write_text(path, f"{doctype}<annotation><filename>&e9;</filename></annotation>")
+    with pytest.raises(DataError) as raised:
+        convert_voc(source, tmp_path / "new")
+    assert str(raised.value) == f"{path}: has a DOCTYPE, which VOC files do not have; remove it"
+
+
 def test_voc_lists_that_leave_the_folder_or_name_missing_files(tmp_path: Path) -> None:
     source = voc_folder(tmp_path / "voc", a="")
     write_text(source / "ImageSets/Main/train.txt", "../../other\n")

@@ -102,6 +102,8 @@ def read_xml(path: Path) -> Element:
     parser.CharacterDataHandler = tree.data
     try:
         parser.Parse(path.read_bytes(), True)  # noqa: FBT003
+    except DataError:
+        raise
     except FileNotFoundError as error:
         raise DataError(f"{path}: does not exist; add it, or remove its name from ImageSets") from error
     except OSError as error:
