@@ -316,7 +316,7 @@ def test_yolo_links_out_of_the_folder_are_refused(name: str, tmp_path: Path) -> 
     source, elsewhere = yolo_folder(tmp_path / "yolo"), tmp_path / "elsewhere"
     (source / name).rename(elsewhere)
     (source / name).symlink_to(elsewhere)
-    with pytest.raises(DataError, match="is a link to a file outside .*yolo; copy the file into the folder"):
+    with pytest.raises(DataError, match=r"is a link to a file outside .*yolo; copy the file into the folder"):
         convert_yolo(source, tmp_path / "new")
     assert not (tmp_path / "new").exists()
 

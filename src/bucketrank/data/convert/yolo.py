@@ -46,8 +46,8 @@ def convert_yolo(source: Path, folder: Path, *, copy: bool = False) -> list[Writ
                 for number, values in lines[path]:
                     if number not in names:
                         raise DataError(
-                            f"{labels_of(source, path)}: class {number} has no name among the {len(names)} of data.yaml; "
-                            "add it or correct the label"
+                            f"{labels_of(source, path)}: class {number} has no name among the {len(names)} of data.yaml"
+                            "; add it or correct the label"
                         )
                     if len(values) == 4:
                         writer.add_object(image_id, number + 1, box=box_in_pixels(values, width, height))
