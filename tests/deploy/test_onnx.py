@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +120,15 @@ def test_a_detector_that_differs_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setattr(exporting, "_trace", trace_changed)
     with pytest.raises(ExportError, match=r"in image 1 of 3 torch has 100 detections and onnxruntime 100, and"):
         export_onnx(model, tmp_path / "m.onnx", size=SIZE, classes=CLASSES)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("library", ["onnx", "onnxruntime"])
+def test_a_missing_library_names_the_extra(library, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, library, None)
+    message = f'export_onnx needs {library}, which is not installed; install it with: pip install "bucketrank[export]"'
+    with pytest.raises(ModuleNotFoundError, match=re.escape(message)):
+        export_onnx(small_detector("atss"), tmp_path / "m.onnx", size=SIZE, classes=CLASSES)
     assert not list(tmp_path.iterdir())
 
 

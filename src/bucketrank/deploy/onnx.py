@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 from bucketrank.data.image_files import read_image
 from bucketrank.data.shapes import Shapes
 from bucketrank.detectors import Detector
+from bucketrank.lazy import missing_extra
 from bucketrank.model_files.atomic import write
 from bucketrank.model_files.loading import load_model
 
@@ -100,6 +102,11 @@ def export_onnx(
     if no image is given. Raises ExportError and writes no file if they differ by more than the tolerances above.
     """
     path = Path(path)
+    for library in ("onnx", "onnxruntime"):
+        try:
+            import_module(library)
+        except ModuleNotFoundError as error:
+            raise missing_extra("export_onnx", error, extra="export") from error
     was_training = model.training
     traced = TracedDetector(model).eval()
     images = comparison_images(size, image)
