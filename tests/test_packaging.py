@@ -11,6 +11,7 @@ import pytest
 
 import bucketrank
 import bucketrank.losses
+from bucketrank.lazy import import_on_use
 
 ROOT = Path(__file__).parents[1]
 
@@ -108,3 +109,47 @@ print([round(x, 4) for x in [loss.item(), *logits.grad.tolist()]])
 """
     # The second positive has one negative among three above it: (0/1 + 1/3) / 2, and the same pushes both apart.
     assert run(program) == "[0.1667, 0.0, 0.1667, -0.1667]\n"
+
+
+EXTRAS = {
+    "bucketrank.data": ("CocoDataset", "check", "detect"),
+    "bucketrank.data.convert": ("convert_voc", "convert_yolo", "detect"),
+    "bucketrank.deploy": ("evaluate", "export_onnx", "predict", "detect"),
+    "bucketrank.detectors": ("Detector", "build", "detect"),
+    "bucketrank.evaluation": ("Evaluator", "coco_records", "detect"),
+    "bucketrank.model_files": ("load_model", "read_weights", "detect"),
+    "bucketrank.report": ("write_report", "detect"),
+    "bucketrank.training": ("load_model", "train", "detect"),
+    "bucketrank.integrations.torchvision": ("undo", "use_ranking_loss", "torchvision"),
+    "bucketrank.integrations.transformers": ("undo", "use_ranking_loss", "transformers"),
+}
+
+
+def test_a_missing_library_names_the_extra():
+    program = """
+import importlib, json, sys
+missing = ["PIL", "faster_coco_eval", "lightning", "numba", "numpy", "onnx", "rich", "safetensors", "scipy", "timm"]
+sys.modules.update(dict.fromkeys([*missing, "torchvision", "transformers", "yaml"]))
+messages = {}
+for package, names in json.loads(sys.argv[1]).items():
+    for name in names[:-1]:
+        try:
+            getattr(importlib.import_module(package), name)
+        except ImportError as error:
+            messages[f"{package}.{name}"] = str(error)
+print(json.dumps(messages))
+"""
+    # torch warns that numpy is missing
+    command = [sys.executable, "-W", "ignore", "-c", program, json.dumps(EXTRAS)]
+    messages = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    for package, (*names, extra) in EXTRAS.items():
+        for name in names:
+            message = messages[f"{package}.{name}"]
+            assert f'pip install "bucketrank[{extra}]"' in message, (name, message)
+            assert package in message, (name, message)
+
+
+def test_a_bug_in_an_import_is_not_reported_as_a_missing_extra():
+    _, get = import_on_use("bucketrank.data", {"bucketrank.data.no_such_module": ("name",)})
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'bucketrank\.data\.no_such_module'$"):
+        get("name")

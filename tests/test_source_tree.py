@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src/bucketrank"
@@ -49,3 +50,14 @@ def test_documents_name_files_that_exist(document):
 
 def test_that_test_bites():
     assert missing_files("see `detectors/no_such_file.py` and `losses/terms.py`") == ["detectors/no_such_file.py"]
+
+
+def test_the_audit_covers_the_pins_that_are_installed_and_fails_where_it_cannot_look_one_up():
+    workflow = yaml.safe_load((ROOT / ".github/workflows/audit.yml").read_text(encoding="utf-8"))
+    assert "schedule" in workflow[True], "YAML reads the key on as true"
+    commands = [
+        step["run"] for step in workflow["jobs"]["pip-audit"]["steps"] if "--requirement" in step.get("run", "")
+    ]
+    assert len(commands) == 2
+    assert all("--strict" in command and "--requirement constraints.txt" in command for command in commands)
+    assert "-c constraints.txt" in (ROOT / "Makefile").read_text(encoding="utf-8")

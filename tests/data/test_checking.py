@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from bucketrank.cli import main
-from bucketrank.data import DataError, Problem, check, require_sound
+from bucketrank.data import DataError, Problem, check, find_splits, require_sound
 from bucketrank.data.problems import raise_errors
 from tests.data.small_folders import sound_document, write_image, write_split
 from tests.shared_data import shared
@@ -212,7 +212,13 @@ def test_a_single_image_cannot_be_divided(tmp_path: Path, capsys: pytest.Capture
     del document["images"][1]
     write_split(tmp_path, document)
     assert main(["check-data", str(tmp_path)]) == 1
-    assert "there are no images" in capsys.readouterr().out
+    explained = "the folder has no validation file, and this file has fewer than two images; add images"
+    words = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert explained in words
+    val = find_splits(tmp_path).val
+    assert val is not None
+    with pytest.raises(DataError, match=explained):
+        require_sound(val)
 
 
 def test_unreadable_images(tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +109,26 @@ def test_voc_that_is_broken_or_malicious(text: str, message: str, tmp_path: Path
     write_text(source / "Annotations/a.xml", text)
     with pytest.raises(DataError, match=message):
         convert_voc(source, tmp_path / "new")
+
+
+ENTITIES = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 9}">' for n in range(1, 10))  # 9 to the power of 9, if expanded
+
+
+@pytest.mark.parametrize(
+    "doctype",
+    [
+        f'<!DOCTYPE a [<!ENTITY e0 "x">{ENTITIES}]>',
+        '<!DOCTYPE a [<!ENTITY e9 SYSTEM "file:///etc/hostname">]>',
+        '<!DOCTYPE a SYSTEM "http://127.0.0.1:1/a.dtd">',
+    ],
+)
+def test_voc_with_a_doctype_is_refused_before_entities_are_expanded(doctype: str, tmp_path: Path) -> None:
+    source = voc_folder(tmp_path / "voc", a="")
+    path = source / "Annotations/a.xml"
+    write_text(path, f"{doctype}<annotation><filename>&e9;</filename></annotation>")
+    with pytest.raises(DataError) as raised:
+        convert_voc(source, tmp_path / "new")
+    assert str(raised.value) == f"{path}: has a DOCTYPE, which VOC files do not have; remove it"
 
 
 def test_voc_lists_that_leave_the_folder_or_name_missing_files(tmp_path: Path) -> None:
@@ -243,3 +266,84 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     voc_source = voc_folder(tmp_path / "voc", a=voc_object("cat", 1, 1, 9, 9))
     assert main(["convert", "voc", str(voc_source), str(tmp_path / "v")]) == 0
     assert main(["convert", "cityscapes", str(cityscapes_folder(tmp_path / "c")), str(tmp_path / "cc")]) == 0
+
+
+# Failures and links
+
+
+@pytest.mark.parametrize("existing", [False, True])
+def test_a_failed_conversion_leaves_nothing(existing: bool, tmp_path: Path) -> None:
+    source = yolo_folder(tmp_path / "yolo")
+    broken = source / "images/val/a.jpg"  # read last
+    sound = broken.read_bytes()
+    broken.write_bytes(b"no image")
+    new = tmp_path / "deep/new"
+    if existing:
+        new.mkdir(parents=True)
+    with pytest.raises(DataError, match="not an image"):
+        convert_yolo(source, new)
+    assert (list(new.iterdir()) == []) if existing else not new.parent.exists()
+    broken.write_bytes(sound)
+    convert_yolo(source, new)
+    assert sorted(path.name for path in new.iterdir()) == ["images", "train.json", "val.json"]
+    assert (new / "images/images/val/a.jpg").read_bytes() == sound, "the link leads to the image"
+
+
+def test_a_killed_conversion_does_not_block_the_next(tmp_path: Path) -> None:
+    source, new = yolo_folder(tmp_path / "yolo"), tmp_path / "new"
+    code = (
+        "import os, pathlib, sys; from bucketrank.data.convert import convert_yolo, yolo\n"
+        "yolo.polygon_area = lambda *_: os._exit(9)\n"
+        "convert_yolo(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))"
+    )
+    assert subprocess.run([sys.executable, "-c", code, source, new], check=False).returncode == 9
+    (leftover,) = new.iterdir()
+    assert leftover.name.startswith(".converting-")
+    convert_yolo(source, new)
+    assert sorted(path.name for path in new.iterdir()) == ["images", "train.json", "val.json"]
+
+
+def test_the_folder_of_a_conversion_that_still_runs_is_refused(tmp_path: Path) -> None:
+    running = tmp_path / f"new/.converting-{os.getppid()}"
+    running.mkdir(parents=True)
+    with pytest.raises(DataError, match="already exists and is not empty"):
+        convert_yolo(yolo_folder(tmp_path / "yolo"), tmp_path / "new")
+    assert running.is_dir()
+
+
+@pytest.mark.parametrize("name", ["images/train/a.jpg", "labels/train/a.txt", "data.yaml", "images", "images/train"])
+def test_yolo_links_out_of_the_folder_are_refused(name: str, tmp_path: Path) -> None:
+    source, elsewhere = yolo_folder(tmp_path / "yolo"), tmp_path / "elsewhere"
+    (source / name).rename(elsewhere)
+    (source / name).symlink_to(elsewhere)
+    with pytest.raises(DataError, match=r"is a link to a file outside .*yolo; copy the file into the folder"):
+        convert_yolo(source, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("name", ["JPEGImages/a.jpg", "Annotations/a.xml", "ImageSets/Main/train.txt"])
+def test_voc_links_out_of_the_folder_are_refused(name: str, tmp_path: Path) -> None:
+    source, elsewhere = voc_folder(tmp_path / "voc", a=""), tmp_path / "elsewhere"
+    write_text(source / "ImageSets/Main/train.txt", "a\n")
+    (source / name).rename(elsewhere)
+    (source / name).symlink_to(elsewhere)
+    with pytest.raises(DataError, match="is a link to a file outside"):
+        convert_voc(source, tmp_path / "new")
+
+
+@pytest.mark.parametrize("pattern", ["gtFine/train/*/*.png", "leftImg8bit/train/*/*.png"])
+def test_cityscapes_links_out_of_the_folder_are_refused(pattern: str, tmp_path: Path) -> None:
+    source = cityscapes_folder(tmp_path / "source")
+    path = next(source.glob(pattern))
+    path.rename(tmp_path / "elsewhere.png")
+    path.symlink_to(tmp_path / "elsewhere.png")
+    with pytest.raises(DataError, match="is a link to a file outside"):
+        convert_cityscapes(source, tmp_path / "new")
+
+
+def test_links_within_the_folder_are_followed(tmp_path: Path) -> None:
+    source = yolo_folder(tmp_path / "yolo")
+    (source / "images/train/a.jpg").rename(source / "stored.jpg")
+    (source / "images/train/a.jpg").symlink_to("../../stored.jpg")
+    train, _ = convert_yolo(source, tmp_path / "new")
+    assert train.objects == 2

@@ -113,3 +113,13 @@ def test_a_window_is_limited_to_a_small_image() -> None:
     for _ in range(4):  # the short side becomes at least 400, so a window of 384 always fits
         image, _ = train_transform(crop=True)(*item(200, 300, objects=1))
         assert image.shape[1:] == (200, 300) or min(image.shape[1:]) >= 384
+
+
+@pytest.mark.parametrize("size", [(1, 30_000), (30_000, 1), (2, 3000)])
+def test_the_crop_keeps_a_pixel_of_a_thin_image(size: tuple[int, int]) -> None:
+    height, width = size
+    torch.manual_seed(0)
+    for _ in range(8):  # half of the images are cropped
+        image, target = item(height, width, objects=0)
+        cropped, _ = train_transform(crop=True)(image, target)
+        assert min(cropped.shape[-2:]) >= 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +124,79 @@ def test_a_detector_that_differs_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setattr(exporting, "_trace", trace_changed)
     with pytest.raises(ExportError, match=r"in image 1 of 3 torch has 100 detections and onnxruntime 100, and"):
         export_onnx(model, tmp_path / "m.onnx", size=SIZE, classes=CLASSES)
+    assert not list(tmp_path.iterdir())
+
+
+def with_equal_scores(name):
+    """Return a detector whose score depends on the class and the shape of the anchor alone."""
+    model = randomised(small_detector(name))
+    with torch.no_grad():
+        model.head.classes.weight.zero_()
+    return model
+
+
+@pytest.mark.parametrize("name", ["retinanet", "atss"])
+def test_equal_scores_are_no_difference(name, tmp_path):
+    agreement = export_onnx(with_equal_scores(name), tmp_path / "m.onnx", size=SIZE, classes=CLASSES)
+    assert agreement.unpaired == agreement.tied > 0
+    assert f"{agreement.tied} others differ because scores are equal" in str(agreement)
+    assert (tmp_path / "m.onnx").is_file()
+
+
+@pytest.mark.parametrize("equal_scores", [False, True])
+@pytest.mark.parametrize("change", ["boxes", "scores", "nms"])
+def test_a_detector_that_differs_is_refused_also_if_scores_are_equal(equal_scores, change, tmp_path, monkeypatch):
+    if equal_scores and change == "nms":
+        pytest.skip("every choice among equal scores is right, whatever NMS does with it")
+    model = with_equal_scores("retinanet") if equal_scores else randomised(small_detector("retinanet"))
+    trace = exporting._trace
+
+    def trace_changed(traced, image, path):
+        with torch.no_grad():
+            if change == "boxes":
+                traced.detector.head.boxes.bias.add_(0.05)
+            elif change == "scores":
+                traced.detector.head.classes.bias.add_(0.05)
+            else:
+                traced.detector.nms = 0.2
+        trace(traced, image, path)
+
+    monkeypatch.setattr(exporting, "_trace", trace_changed)
+    with pytest.raises(ExportError, match="does not match torch"):
+        export_onnx(model, tmp_path / "m.onnx", size=SIZE, classes=CLASSES)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["rs", "focal"])
+def test_a_retinanet_after_some_training_steps(loss, tmp_path, one_thread):
+    """After a few steps most scores of RS are equal to rounding."""
+    model = small_detector("retinanet", loss=loss).train()
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    shapes = Shapes(size=96, fewest=8, most=8)
+    for step in range(40):
+        images, targets = [], []
+        for number in range(4):
+            drawing = shapes.draw(4 * step + number)
+            boxes, labels = torch.tensor(drawing.boxes, dtype=torch.float32), torch.tensor(drawing.labels)
+            boxes[:, 2:] += boxes[:, :2]
+            images.append(torch.from_numpy(drawing.pixels.copy()).permute(2, 0, 1) / 255)
+            targets.append({"boxes": boxes[labels <= 3], "labels": labels[labels <= 3]})
+        optimiser.zero_grad()
+        sum(model(images, targets).values()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 10)
+        optimiser.step()
+    agreement = export_onnx(model, tmp_path / "m.onnx", size=SIZE, classes=CLASSES)
+    assert agreement.detections == 300
+    assert agreement.unpaired - agreement.tied <= 3
+
+
+@pytest.mark.parametrize("library", ["onnx", "onnxruntime"])
+def test_a_missing_library_names_the_extra(library, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, library, None)
+    message = f'export_onnx needs {library}, which is not installed; install it with: pip install "bucketrank[export]"'
+    with pytest.raises(ModuleNotFoundError, match=re.escape(message)):
+        export_onnx(small_detector("atss"), tmp_path / "m.onnx", size=SIZE, classes=CLASSES)
     assert not list(tmp_path.iterdir())
 
 

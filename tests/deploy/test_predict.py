@@ -18,7 +18,9 @@ from bucketrank.cli import main
 from bucketrank.data.problems import DataError
 from bucketrank.data.shapes import Shapes
 from bucketrank.deploy import predict
-from bucketrank.deploy.prediction_files import find_images, predict_files
+from bucketrank.deploy.prediction_files import predict_files
+from bucketrank.deploy.prediction_folder import drawn_names, find_images
+from bucketrank.detectors.atss import ATSS
 from bucketrank.model_files.loading import load_model
 
 from .untrained_weights import CATEGORIES, CLASSES, write_weights
@@ -177,8 +179,8 @@ def test_unreadable_files_are_reported_and_skipped(trained, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "broken.png" in printed
     assert "missing.png" in printed
-    assert "2 files could not be read" in printed
-    assert [image["file_name"] for image in read(tmp_path / "out")["images"]] == ["good.png"]
+    assert "skipped 2 files, listed above" in printed
+    assert [image["file_name"] for image in read(tmp_path / "out")["images"]] == ["in/good.png"]
 
 
 def test_names_do_not_collide_and_inputs_are_unchanged(trained, tmp_path):
@@ -187,7 +189,7 @@ def test_names_do_not_collide_and_inputs_are_unchanged(trained, tmp_path):
     before = [path.read_bytes() for path in sources]
     predict_files(weights, [*sources, tmp_path / "x"], tmp_path / "x" / "out")
     drawn = [image["drawn"] for image in read(tmp_path / "x" / "out")["images"]]
-    assert drawn == ["pictures/a.jpg", "pictures/a-2.jpg", "pictures/a-3.jpg"], "each file once"
+    assert drawn == ["pictures/x/a.jpg", "pictures/y/a.jpg", "pictures/y/a-2.jpg"], "each file once"
     assert [path.read_bytes() for path in sources] == before
     again = find_images([tmp_path / "x"], skip=tmp_path / "x" / "out")
     assert [name for _, name in again] == ["a.png"], "drawn images are not read again"
@@ -203,6 +205,109 @@ def test_a_folder_with_other_files_is_not_written_to(trained, tmp_path):
         predict_files(weights, [tmp_path / "empty"], tmp_path / "out")
     for _ in range(2):
         assert predict_files(weights, [source], tmp_path / "out") == 0, "earlier predictions may be replaced"
+
+
+@pytest.mark.parametrize("text", ['{"images": [], "annotations": []}', '{"info": "mine"}', "[1, 2]", "\udc80", ""])
+def test_a_foreign_document_is_not_overwritten(text, trained, tmp_path, capsys):
+    _, weights = trained
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "predictions.json").write_text(text, errors="surrogateescape")
+    before = (out / "predictions.json").read_bytes()
+    assert main(["predict", str(weights), str(save(tmp_path / "a.png")), "--out", str(out)]) == 1
+    assert "predictions.json: was not written by bucketrank predict; choose a new folder" in capsys.readouterr().err
+    assert (out / "predictions.json").read_bytes() == before
+    assert [path.name for path in out.iterdir()] == ["predictions.json"]
+
+
+def test_foreign_drawings_are_not_overwritten(trained, tmp_path):
+    _, weights = trained
+    source, out = save(tmp_path / "a.png"), tmp_path / "out"
+    other = save(tmp_path / "b.png")
+    predict_files(weights, [other], out)
+    foreign = save(out / "pictures" / "a.jpg", 3)
+    before = foreign.read_bytes()
+    with pytest.raises(DataError, match=r"pictures/a\.jpg: was not written by bucketrank predict"):
+        predict_files(weights, [source], out)
+    assert foreign.read_bytes() == before
+    foreign.unlink()
+    foreign.symlink_to(tmp_path / "elsewhere.jpg")
+    with pytest.raises(DataError, match=r"pictures/a\.jpg: was not written by bucketrank predict"):
+        predict_files(weights, [source], out)
+    assert not (tmp_path / "elsewhere.jpg").exists(), "a link is not followed"
+    foreign.unlink()
+    for sources in ([source], [other], [source]):
+        assert predict_files(weights, sources, out) == 0, "drawings of earlier calls may be replaced"
+
+
+def test_an_interrupted_call_does_not_block_the_next(trained, tmp_path):
+    _, weights = trained
+    source, out = save(tmp_path / "a.png"), tmp_path / "out"
+    predict_files(weights, [source], out)
+    (out / "predictions.json").unlink()  # it is written last
+    assert predict_files(weights, [source], out) == 0
+    (out / "predictions.json").unlink()
+    save(out / "pictures" / "mine.jpg")
+    with pytest.raises(DataError, match="holds no predictions"):
+        predict_files(weights, [source], out)
+
+
+def test_files_of_one_name_in_several_folders_are_distinguished(trained, tmp_path, monkeypatch):
+    _, weights = trained
+    a, b = save(tmp_path / "in/a/x.jpg", 0), save(tmp_path / "in/b/x.jpg", 1)
+    monkeypatch.chdir(tmp_path)
+    calls = {
+        "files": [a, b],
+        "folders": [Path("in/a"), tmp_path / "in/b"],
+        "above": [tmp_path / "in"],
+        "dots": [Path("in/a/../b/.."), Path("in/b/x.jpg")],
+    }
+    for name, sources in calls.items():
+        predict_files(weights, sources, tmp_path / name, threshold=2.0)
+        images = read(tmp_path / name)["images"]
+        assert [image["file_name"] for image in images] == ["a/x.jpg", "b/x.jpg"], name
+        assert [image["drawn"] for image in images] == ["pictures/a/x.jpg", "pictures/b/x.jpg"], name
+    predict_files(weights, [a], tmp_path / "one", threshold=2.0)
+    assert read(tmp_path / "one")["images"][0]["file_name"] == "x.jpg"
+
+
+def test_drawn_files_and_folders_have_different_names():
+    assert drawn_names(["a.png", "a.jpg/b.png", "A.jpg"]) == [
+        "pictures/a-2.jpg",
+        "pictures/a.jpg/b.jpg",
+        "pictures/A-3.jpg",
+    ]
+
+
+@pytest.mark.parametrize("size", [(3000, 2), (1, 3000), (70_000, 3)])
+def test_thin_images_are_predicted(size, trained, tmp_path):
+    _, weights = trained
+    save(tmp_path / "in" / "a.png")
+    drawn_image(size=size).save(tmp_path / "in" / "thin.png")
+    assert predict_files(weights, [tmp_path / "in"], tmp_path / "out", threshold=0, batch_size=2) == 0
+    (_, thin) = read(tmp_path / "out")["images"]
+    assert (thin["file_name"], thin["width"], thin["height"]) == ("thin.png", *size)
+    assert (tmp_path / "out" / thin["drawn"]).is_file()
+
+
+def test_an_image_on_which_the_detector_fails_does_not_cost_the_others(trained, tmp_path, capsys, monkeypatch):
+    _, weights = trained
+    for number, name in enumerate(("a.png", "b.png", "c.png")):
+        save(tmp_path / "in" / name, number)
+    drawn_image(size=(50, 40)).save(tmp_path / "in" / "b.png")
+    forward = ATSS.forward
+
+    def fail(self, images, targets=None):
+        if any(image.shape[-1] == 50 for image in images):
+            raise RuntimeError("out of memory\nhint")
+        return forward(self, images, targets)
+
+    monkeypatch.setattr(ATSS, "forward", fail)
+    assert main(["predict", str(weights), str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--batch", "3"]) == 1
+    printed = capsys.readouterr().out
+    assert "b.png: the detector failed on this image of 50 x 40 pixels (out of memory)" in printed
+    assert "skipped 1 file, listed above" in printed
+    assert [image["file_name"] for image in read(tmp_path / "out")["images"]] == ["a.png", "c.png"]
 
 
 @pytest.mark.parametrize(

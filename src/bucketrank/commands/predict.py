@@ -19,7 +19,7 @@ def predict(
     device: Annotated[str, "a torch device, like cpu or cuda:0; auto is cuda if available"] = "auto",
     batch: Annotated[int, "images per batch"] = 1,
 ) -> int:
-    """Detect objects in images: draw them and write them as JSON (exit status 1 if some images cannot be read)."""
+    """Detect objects in images: draw them and write them as JSON (exit status 1 if an image was skipped)."""
     require("rich", "PIL", "torchvision", "safetensors", "matplotlib", extra="detect")
     from bucketrank.deploy.prediction_files import predict_files
 

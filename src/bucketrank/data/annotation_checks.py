@@ -15,7 +15,6 @@ Entry = dict[str, Any]
 
 TOLERANCE = 1.0  # pixels by which a box may stick out of its image; it is clipped without a warning
 LARGEST = 2 * 89_478_485  # pixels of a mask; Pillow opens no larger image
-NO_IMAGES = "there are no images; training needs at least one"
 
 
 class AnnotationReport:
@@ -66,6 +65,16 @@ class AnnotationReport:
         return by_id
 
 
+def no_images(split: Split) -> str:
+    """Return the message for a split without images."""
+    if split.part == "val":
+        return (
+            "there are no images to validate on: the folder has no validation file, and this file has fewer than two "
+            "images; add images (a tenth of them is kept for validation), or a validation file such as val.json"
+        )
+    return "there are no images; training needs at least one"
+
+
 def check_categories(report: AnnotationReport, categories: list[Entry]) -> set[object]:
     """Check the categories and return their ids."""
     if not categories:
@@ -85,7 +94,7 @@ def check_categories(report: AnnotationReport, categories: list[Entry]) -> set[o
 def check_images(report: AnnotationReport, images: list[Entry]) -> dict[object, tuple[int, int] | None]:
     """Check the image entries; return width and height by image id, None where the file does not give them."""
     if not images:
-        report.error("no-images", None, NO_IMAGES)
+        report.error("no-images", None, no_images(report.split))
     report.images = report.unique("image", images)
     files: dict[str, object] = {}
     sizes: dict[object, tuple[int, int] | None] = {}

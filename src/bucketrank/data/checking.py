@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from bucketrank.data.annotation_checks import (
-    NO_IMAGES,
     AnnotationReport,
     check_annotations,
     check_categories,
     check_images,
+    no_images,
 )
 from bucketrank.data.annotations import Split, classes, clipped, size_of
 from bucketrank.data.image_checks import check_files
@@ -82,7 +82,7 @@ def check_pair(train: Content, val: Content) -> list[Problem]:
         text = "no image has an object to learn; annotate objects (crowds and boxes without area do not count)"
         problems.append(Problem(file, "no-objects", None, text))
     if not val.images:
-        problems.append(Problem(str(val.split.annotations), "no-images", None, NO_IMAGES))
+        problems.append(Problem(str(val.split.annotations), "no-images", None, no_images(val.split)))
     if train.classes != val.classes:
         text = f"expected the categories of {file}, got others: {sorted({*train.classes} ^ {*val.classes})[:5]}"
         text += "; list the same ids and names in both"

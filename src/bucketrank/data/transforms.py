@@ -31,7 +31,7 @@ def train_transform(*, flip: float = 0.5, jitter: bool = False, crop: bool = Fal
     if jitter:
         steps.append(v2.RandomPhotometricDistort())
     if crop:
-        cut = v2.Compose([v2.RandomShortestSize(list(DETR_SHORT_SIDES), DETR_LONG_SIDE), RandomWindow(*DETR_CROP)])
+        cut = v2.Compose([RandomShortSide(list(DETR_SHORT_SIDES), DETR_LONG_SIDE), RandomWindow(*DETR_CROP)])
         steps.append(v2.RandomApply([cut], p=0.5))
     steps += [v2.ClampBoundingBoxes(), v2.SanitizeBoundingBoxes(labels_getter=values_per_object)]
     composed: Transform = v2.Compose([*steps, *_to_model()])
@@ -42,6 +42,14 @@ def eval_transform() -> Transform:
     """Return the transform for evaluation, which only converts pixels to float32 in [0, 1]."""
     composed: Transform = v2.Compose(_to_model())
     return composed
+
+
+class RandomShortSide(v2.RandomShortestSize):
+    """Scale to a random length of the short side, like torchvision's, but keep at least one pixel of it."""
+
+    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        params: dict[str, Any] = super().make_params(flat_inputs)
+        return params | {"size": tuple(max(1, side) for side in params["size"])}
 
 
 class RandomWindow(v2.Transform):

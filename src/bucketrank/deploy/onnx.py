@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ from torch import Tensor, nn
 
 from bucketrank.data.image_files import read_image
 from bucketrank.data.shapes import Shapes
+from bucketrank.deploy.tied_scores import Candidates, tied_detections
 from bucketrank.detectors import Detector
+from bucketrank.lazy import missing_extra
 from bucketrank.model_files.atomic import write
 from bucketrank.model_files.loading import load_model
 
@@ -53,6 +56,7 @@ class Agreement:
     images: int
     detections: int
     unpaired: int  # detections without an equal one on the other side
+    tied: int  # those of them that follow from scores that are equal to rounding
     box: float  # in pixels
     score: float
     mask: float  # for any pixel of a mask, from 0 to 1; 0 without masks
@@ -60,9 +64,10 @@ class Agreement:
     def __str__(self) -> str:
         paired = self.detections - self.unpaired
         masks = f", masks to {self.mask:.1g}" if self.mask else ""
+        tied = f"; {self.tied} others differ because scores are equal, so that rounding decides" if self.tied else ""
         return (
             f"{paired} of {self.detections} detections in {self.images} images agree: boxes to {self.box:.1g} "
-            f"pixels, scores to {self.score:.1g}{masks}"
+            f"pixels, scores to {self.score:.1g}{masks}{tied}"
         )
 
 
@@ -97,21 +102,28 @@ def export_onnx(
     ``category_ids``, both as JSON, and ``threshold``. The graph itself returns detections below the threshold too.
 
     The detections are compared in the argument ``image``, its mirror image and its enlarged centre, or in drawn shapes
-    if no image is given. Raises ExportError and writes no file if they differ by more than the tolerances above.
+    if no image is given. Raises ExportError and writes no file if they differ by more than the tolerances above. For
+    RetinaNet and ATSS, detections may also differ because scores are equal to rounding (see tied_scores).
     """
     path = Path(path)
+    try:
+        import_module("onnx")
+        import_module("onnxruntime")
+    except ModuleNotFoundError as error:
+        raise missing_extra("export_onnx", error, extra="export") from error
     was_training = model.training
     traced = TracedDetector(model).eval()
     images = comparison_images(size, image)
     try:
         with torch.no_grad():
             expected = [dict(zip(traced.names, traced(each), strict=True)) for each in images]
+            candidates = [Candidates.of(model, each) for each in images]
             agreements: list[Agreement] = []
 
             def save(temporary: Path) -> None:
                 _trace(traced, images[0], temporary)
                 _write_metadata(temporary, classes=classes, category_ids=category_ids, threshold=threshold)
-                agreements.append(_compare_all(temporary, images, expected))
+                agreements.append(_compare_all(temporary, images, expected, candidates))
 
             write(path, save)
     finally:
@@ -163,15 +175,16 @@ def comparison_images(size: tuple[int, int], image: Image.Image | None = None) -
     return [torch.from_numpy(np.array(view)).permute(2, 0, 1)[None].float() / 255 for view in views]
 
 
-def compare(expected: Arrays, actual: Arrays, *, longer_side: int) -> Agreement:
+def compare(expected: Arrays, actual: Arrays, *, longer_side: int, candidates: Candidates | None = None) -> Agreement:
     """Pair each expected detection with the actual one of the same class whose box is closest, within the tolerances.
 
-    ``longer_side`` of the image is in pixels.
+    ``longer_side`` of the image is in pixels. With ``candidates``, unpaired detections that follow from equal scores
+    are counted as tied.
     """
     limit = BOX_TOLERANCE * longer_side
     free = np.ones(len(actual["scores"]), dtype=bool)
     box = score = mask = 0.0
-    paired = 0
+    paired: set[int] = set()
     for row in range(len(expected["scores"])):
         boxes = np.abs(actual["boxes"] - expected["boxes"][row]).max(axis=1, initial=0.0)
         scores = np.abs(actual["scores"] - expected["scores"][row])
@@ -185,14 +198,21 @@ def compare(expected: Arrays, actual: Arrays, *, longer_side: int) -> Agreement:
             if masks > MASK_TOLERANCE:
                 continue
         free[partner] = False
-        paired += 1
+        paired.add(row)
         box, score, mask = (
             max(box, float(boxes[partner])),
             max(score, float(scores[partner])),
             max(mask, masks),
         )
     count = max(len(expected["scores"]), len(actual["scores"]))
-    return Agreement(images=1, detections=count, unpaired=count - paired, box=box, score=score, mask=mask)
+    unpaired = [row for row in range(len(expected["scores"])) if row not in paired], np.flatnonzero(free).tolist()
+    tied = 0
+    if candidates is not None and any(unpaired):
+        limits = limit, SCORE_TOLERANCE
+        explained = tied_detections(candidates, dict(expected), dict(actual), unpaired, limits=limits)
+        unexplained = max(len(rows) - number for rows, number in zip(unpaired, explained, strict=True))
+        tied = count - len(paired) - unexplained
+    return Agreement(1, count, count - len(paired), tied=tied, box=box, score=score, mask=mask)
 
 
 def _trace(traced: TracedDetector, image: Tensor, path: Path) -> None:
@@ -255,7 +275,12 @@ def _write_metadata(
     onnx.save(model, path)
 
 
-def _compare_all(path: Path, images: Sequence[Tensor], expected: Sequence[Mapping[str, Tensor]]) -> Agreement:
+def _compare_all(
+    path: Path,
+    images: Sequence[Tensor],
+    expected: Sequence[Mapping[str, Tensor]],
+    candidates: Sequence[Candidates | None],
+) -> Agreement:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -268,22 +293,26 @@ def _compare_all(path: Path, images: Sequence[Tensor], expected: Sequence[Mappin
         raise ExportError(f"onnxruntime cannot run the exported detector: {error}") from error
     agreements = [
         compare(
-            {name: value.numpy() for name, value in torch_result.items()}, result, longer_side=max(image.shape[-2:])
+            {name: value.numpy() for name, value in torch_result.items()},
+            result,
+            longer_side=max(image.shape[-2:]),
+            candidates=image_candidates,
         )
-        for torch_result, result, image in zip(expected, results, images, strict=True)
+        for torch_result, result, image, image_candidates in zip(expected, results, images, candidates, strict=True)
     ]
     for number, (one, torch_result, result) in enumerate(zip(agreements, expected, results, strict=True), start=1):
-        if one.unpaired > MAX_UNPAIRED * one.detections:
+        if one.unpaired - one.tied > MAX_UNPAIRED * one.detections:
             raise ExportError(
                 f"the exported detector does not match torch: in image {number} of {len(agreements)} torch has "
-                f"{len(torch_result['scores'])} detections and onnxruntime {len(result['scores'])}, and {one.unpaired} "
-                f"have no counterpart of the same class within {BOX_TOLERANCE:g} of the longer side, "
-                f"{SCORE_TOLERANCE:g} of score and {MASK_TOLERANCE:g} of mask; no file was written"
+                f"{len(torch_result['scores'])} detections and onnxruntime {len(result['scores'])}, and "
+                f"{one.unpaired - one.tied} have no counterpart of the same class within {BOX_TOLERANCE:g} of the "
+                f"longer side, {SCORE_TOLERANCE:g} of score and {MASK_TOLERANCE:g} of mask; no file was written"
             )
     return Agreement(
         images=len(agreements),
         detections=sum(one.detections for one in agreements),
         unpaired=sum(one.unpaired for one in agreements),
+        tied=sum(one.tied for one in agreements),
         box=max(one.box for one in agreements),
         score=max(one.score for one in agreements),
         mask=max(one.mask for one in agreements),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,25 @@ from torch import Tensor
 from bucketrank.data.image_files import SUFFIXES, Pixels, read_image
 from bucketrank.data.problems import DataError, counted
 from bucketrank.deploy.prediction import as_tensor, predict
+from bucketrank.deploy.prediction_folder import (
+    DESCRIPTION,
+    IMAGE_FOLDER,
+    JSON_NAME,
+    drawn_names,
+    find_images,
+    require_replaceable,
+    save_drawing,
+)
 from bucketrank.detectors import Detector
 from bucketrank.devices import resolve_device
 from bucketrank.drawing import draw
 from bucketrank.evaluation.coco_records import coco_records
+from bucketrank.model_files.atomic import write_text
 from bucketrank.model_files.loading import load_model
 from bucketrank.model_files.weights import Meta
 
-JSON_NAME = "predictions.json"
-IMAGE_FOLDER = "pictures"
-JPEG_QUALITY = 92
+# Exceptions that a detector may raise for one image, such as lack of device memory.
+FAILURES = (ArithmeticError, LookupError, MemoryError, RuntimeError, ValueError)
 
 
 @dataclass
@@ -51,7 +60,7 @@ class Predictions:
         """Return the document to write as JSON."""
         categories = zip(self.meta.category_ids, self.meta.classes, strict=True)
         return {
-            "info": {"description": "detections by bucketrank predict", "threshold": self.threshold},
+            "info": {"description": DESCRIPTION, "threshold": self.threshold},
             "images": self.images,
             "categories": [{"id": category_id, "name": name} for category_id, name in categories],
             "annotations": self.annotations,
@@ -68,11 +77,13 @@ def predict_files(
     batch_size: int = 1,
     console: Console | None = None,
 ) -> int:
-    """Predict on image files and write the results to the folder ``out``; return the number of unreadable files.
+    """Predict on image files and write the results to the folder ``out``; return the number of skipped files.
 
     ``sources`` are image files and folders; folders are searched recursively. ``out`` gets ``predictions.json`` and,
     in ``pictures/``, the images with their detections drawn. ``threshold`` is the minimum score to draw and write
-    (default: the threshold stored with the weights). A file that cannot be read is reported and skipped.
+    (default: the threshold stored with the weights). An image that cannot be read, or on which the detector fails, is
+    reported and skipped. Raise DataError if ``out`` has files that would be overwritten and are not earlier
+    predictions.
     """
     out = Path(out)
     console = console or Console()
@@ -84,12 +95,14 @@ def predict_files(
     if not files:
         listed = ", ".join(str(source) for source in sources)
         raise DataError(f"{listed}: expected images, found no file that ends in {', '.join(sorted(SUFFIXES))}")
+    drawn = drawn_names([name for _, name in files])
+    require_replaceable(out, drawn)
     (out / IMAGE_FOLDER).mkdir(parents=True, exist_ok=True)
     predictions = Predictions(meta, min_score)
-    unreadable = _predict_all(
-        model, files, predictions, out, batch_size=batch_size, device=str(resolved), console=console
+    skipped = _predict_all(
+        model, files, drawn, predictions, out, batch_size=batch_size, device=str(resolved), console=console
     )
-    (out / JSON_NAME).write_text(json.dumps(predictions.document(), indent=1) + "\n", encoding="utf-8")
+    write_text(out / JSON_NAME, json.dumps(predictions.document(), indent=1) + "\n")
 
     if threshold is not None:
         source = "as given"
@@ -103,57 +116,15 @@ def predict_files(
     )
     for path in (out / IMAGE_FOLDER, out / JSON_NAME):
         console.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
-    if unreadable:
-        console.print(f"{counted(unreadable, 'file')} could not be read", style="bold red", highlight=False)
-    return unreadable
-
-
-def find_images(sources: Iterable[Path], *, skip: Path) -> list[tuple[Path, str]]:
-    """Return the image files among ``sources`` and below its folders, each with the name to report it by.
-
-    Each file is listed once. Files in ``skip``, the folder to write to, are not listed.
-    """
-    skipped = skip.resolve()
-    files: dict[Path, tuple[Path, str]] = {}
-    for source in sources:
-        if source.is_dir():
-            below = sorted(path for path in source.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
-            pairs = [(path, path.relative_to(source).as_posix()) for path in below]
-        else:
-            pairs = [(source, source.name)]
-        for path, name in pairs:
-            resolved = path.resolve()
-            if not resolved.is_relative_to(skipped):
-                files.setdefault(resolved, (path, name))
-    return list(files.values())
-
-
-def require_replaceable(out: Path) -> None:
-    """Raise DataError unless the folder to write to is new, empty or holds earlier predictions."""
-    if out.exists() and not (out.is_dir() and ((out / JSON_NAME).is_file() or not any(out.iterdir()))):
-        raise DataError(f"{out}: already exists and holds no predictions; choose a new folder with --out")
-
-
-def free_name(name: str, taken: set[str]) -> str:
-    """Return a name for the drawn image of ``name`` that is not in ``taken``, and add it there.
-
-    Names that differ only in upper and lower case count as equal: some file systems do not tell them apart.
-
-    >>> taken: set[str] = set()
-    >>> [free_name(name, taken) for name in ("a/cat.png", "b/cat.png", "a/cat.JPG")]
-    ['a/cat.jpg', 'b/cat.jpg', 'a/cat-2.jpg']
-    """
-    stem = Path(name).with_suffix("").as_posix()
-    number = 1
-    while (chosen := f"{stem}{'' if number == 1 else f'-{number}'}.jpg").lower() in taken:
-        number += 1
-    taken.add(chosen.lower())
-    return chosen
+    if skipped:
+        console.print(f"skipped {counted(skipped, 'file')}, listed above", style="bold red", highlight=False)
+    return skipped
 
 
 def _predict_all(
     model: Detector,
     files: Sequence[tuple[Path, str]],
+    drawn: Sequence[str],
     predictions: Predictions,
     out: Path,
     *,
@@ -161,32 +132,53 @@ def _predict_all(
     device: str,
     console: Console,
 ) -> int:
-    unreadable = 0
-    taken: set[str] = set()
+    """Predict batch by batch; return the number of files that were skipped."""
+    skipped = 0
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("predicting", total=len(files))
         for first in range(0, len(files), batch_size):
-            batch = files[first : first + batch_size]
-            contents = [(name, _pixels_or_error(path)) for path, name in batch]
-            images = [(name, pixels) for name, pixels in contents if not isinstance(pixels, DataError)]
-            for error in [pixels for _, pixels in contents if isinstance(pixels, DataError)]:
-                unreadable += 1
+            batch = range(first, min(first + batch_size, len(files)))
+            pixels = {number: _pixels_or_error(files[number][0]) for number in batch}
+            images = {number: each for number, each in pixels.items() if not isinstance(each, DataError)}
+            errors = [each for each in pixels.values() if isinstance(each, DataError)]
+            results = _detections_or_errors(model, images, threshold=predictions.threshold, device=device)
+            for number, detections in results.items():
+                path, name = files[number]
+                if isinstance(detections, DataError):
+                    errors.append(DataError(f"{path}: {detections}"))
+                    continue
+                image = draw(images[number], detections, classes=predictions.meta.classes)
+                save_drawing(image, out / drawn[number])
+                predictions.add(name, drawn[number], images[number].shape[:2], detections)
+            for error in errors:
                 progress.console.print(f"skipped: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
-            results = predict(
-                model,
-                [as_tensor(pixels) for _, pixels in images],
-                threshold=predictions.threshold,
-                batch_size=batch_size,
-                device=device,
-            )
-            for (name, pixels), detections in zip(images, results, strict=True):
-                drawn = f"{IMAGE_FOLDER}/{free_name(name, taken)}"
-                (out / drawn).parent.mkdir(parents=True, exist_ok=True)
-                draw(pixels, detections, classes=predictions.meta.classes).save(out / drawn, quality=JPEG_QUALITY)
-                predictions.add(name, drawn, pixels.shape[:2], detections)
+            skipped += len(errors)
             progress.update(task, advance=len(batch))
-    return unreadable
+    return skipped
+
+
+def _detections_or_errors(
+    model: Detector, images: dict[int, Pixels], *, threshold: float, device: str
+) -> dict[int, dict[str, Tensor] | DataError]:
+    """Return the detections of each image; if the batch fails, each image is tried alone."""
+    try:
+        tensors = [as_tensor(pixels) for pixels in images.values()]
+        results = predict(model, tensors, threshold=threshold, batch_size=max(1, len(images)), device=device)
+    except FAILURES as error:
+        if len(images) == 1:
+            (pixels,) = images.values()
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            text = f"the detector failed on this image of {pixels.shape[1]} x {pixels.shape[0]} pixels ({reason})"
+            return dict.fromkeys(images, DataError(text))
+        alone = [{number: pixels} for number, pixels in images.items()]
+    else:
+        return dict(zip(images, results, strict=True))
+    return {
+        number: result
+        for image in alone
+        for number, result in _detections_or_errors(model, image, threshold=threshold, device=device).items()
+    }
 
 
 def _pixels_or_error(path: Path) -> Pixels | DataError:

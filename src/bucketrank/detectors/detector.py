@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 from torchvision.models.detection.image_list import ImageList
-from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
 from bucketrank.catalogue import BackboneSettings, InputSettings
 from bucketrank.detectors.backbone_builder import build_backbone
 from bucketrank.detectors.criterion import Criterion
+from bucketrank.detectors.input_resizing import InputTransform
 from bucketrank.detectors.targets import Target, check_images, check_targets
 
 
@@ -38,7 +38,7 @@ class Detector(nn.Module):
         self.backbone = build_backbone(backbone)
         self.size_divisor = self.usual_size_divisor if inputs.size_divisor is None else inputs.size_divisor
         sizes = (inputs.min_size,) if isinstance(inputs.min_size, int) else tuple(inputs.min_size)
-        self.transform = GeneralizedRCNNTransform(
+        self.transform = InputTransform(
             min_size=sizes,
             max_size=inputs.max_size,
             image_mean=list(inputs.image_mean or self.backbone.mean),

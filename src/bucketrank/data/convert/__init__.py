@@ -1,8 +1,21 @@
 """Conversion of Cityscapes' gtFine, Pascal VOC and YOLO to a folder in COCO's format."""
 
-from bucketrank.data.convert.cityscapes import convert_cityscapes
-from bucketrank.data.convert.voc import convert_voc
-from bucketrank.data.convert.writer import Written
-from bucketrank.data.convert.yolo import convert_yolo
+from typing import TYPE_CHECKING
 
-__all__ = ["Written", "convert_cityscapes", "convert_voc", "convert_yolo"]
+from bucketrank.lazy import import_on_use
+
+if TYPE_CHECKING:
+    from bucketrank.data.convert.cityscapes import convert_cityscapes as convert_cityscapes
+    from bucketrank.data.convert.voc import convert_voc as convert_voc
+    from bucketrank.data.convert.writer import Written as Written
+    from bucketrank.data.convert.yolo import convert_yolo as convert_yolo
+
+__all__, __getattr__ = import_on_use(
+    __name__,
+    {
+        "bucketrank.data.convert.cityscapes": ("convert_cityscapes",),
+        "bucketrank.data.convert.voc": ("convert_voc",),
+        "bucketrank.data.convert.writer": ("Written",),
+        "bucketrank.data.convert.yolo": ("convert_yolo",),
+    },
+)

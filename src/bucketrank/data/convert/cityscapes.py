@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bucketrank.data.convert.writer import Writer, Written, encode_mask_and_box
+from bucketrank.data.convert.writer import Writer, Written, encode_mask_and_box, require_inside
 from bucketrank.data.image_files import read_stored_values
 from bucketrank.data.problems import DataError
 
@@ -31,31 +31,32 @@ def convert_cityscapes(source: Path, folder: Path, *, copy: bool = False) -> lis
     Masks come from the images of instance ids, so that they are exact and exclude occluded parts. A group of objects
     that were not annotated separately becomes a crowd. The test images are left out; they have no public annotations.
     """
-    writer = Writer(source, folder, categories=CATEGORIES, copy=copy)
     written = []
-    for split in ("train", "val"):
-        instance_files = sorted((source / "gtFine" / split).glob(f"*/*{ANNOTATIONS}"))
-        if not instance_files:
-            continue
-        for path in instance_files:
-            city, stem = path.parent.name, path.name.removesuffix(ANNOTATIONS)
-            image_id, width, height = writer.add_image(source / "leftImg8bit" / split / city / f"{stem}{IMAGES}")
-            instances = read_stored_values(path)
-            if instances.shape != (height, width):
-                raise DataError(
-                    f"{path}: expected one number for each of {width} x {height} pixels, got an array of shape "
-                    f"{instances.shape}; unpack gtFine again"
-                )
-            for instance in np.unique(instances):
-                crowd = bool(instance < INSTANCE)
-                category = int(instance if crowd else instance // INSTANCE)
-                if category in CATEGORIES:
-                    mask, box, area = encode_mask_and_box(instances == instance)
-                    writer.add_object(image_id, category, box=box, area=area, crowd=crowd, segmentation=mask)
-        written.append(writer.write(split))
-    if not written:
-        raise DataError(
-            f"{source}: no annotations found; looked for gtFine/train/*/*{ANNOTATIONS} and the same in val. "
-            "Unpack gtFine_trainvaltest.zip and leftImg8bit_trainvaltest.zip side by side"
-        )
+    with Writer(source, folder, categories=CATEGORIES, copy=copy) as writer:
+        for split in ("train", "val"):
+            instance_files = sorted((source / "gtFine" / split).glob(f"*/*{ANNOTATIONS}"))
+            if not instance_files:
+                continue
+            for path in instance_files:
+                city, stem = path.parent.name, path.name.removesuffix(ANNOTATIONS)
+                image_id, width, height = writer.add_image(source / "leftImg8bit" / split / city / f"{stem}{IMAGES}")
+                require_inside(path, source)
+                instances = read_stored_values(path)
+                if instances.shape != (height, width):
+                    raise DataError(
+                        f"{path}: expected one number for each of {width} x {height} pixels, got an array of shape "
+                        f"{instances.shape}; unpack gtFine again"
+                    )
+                for instance in np.unique(instances):
+                    crowd = bool(instance < INSTANCE)
+                    category = int(instance if crowd else instance // INSTANCE)
+                    if category in CATEGORIES:
+                        mask, box, area = encode_mask_and_box(instances == instance)
+                        writer.add_object(image_id, category, box=box, area=area, crowd=crowd, segmentation=mask)
+            written.append(writer.write(split))
+        if not written:
+            raise DataError(
+                f"{source}: no annotations found; looked for gtFine/train/*/*{ANNOTATIONS} and the same in val. "
+                "Unpack gtFine_trainvaltest.zip and leftImg8bit_trainvaltest.zip side by side"
+            )
     return written

@@ -8,7 +8,7 @@ from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 
 from bucketrank.data.annotations import path_inside
-from bucketrank.data.convert.writer import Writer, Written, read_text
+from bucketrank.data.convert.writer import Writer, Written, read_text, require_inside
 from bucketrank.data.image_files import SUFFIXES
 from bucketrank.data.problems import DataError
 
@@ -32,20 +32,20 @@ def convert_voc(source: Path, folder: Path, *, copy: bool = False) -> list[Writt
     wrong. The classes are VOC's twenty, or, if others occur, all that occur, in alphabetical order.
     """
     names = image_names(source)
-    trees = {name: read_xml(source / "Annotations" / f"{name}.xml") for each in names.values() for name in each}
+    trees = {name: read_xml(source / "Annotations" / f"{name}.xml", source) for each in names.values() for name in each}
     occurring = {_text(each, "name") for tree in trees.values() for each in tree.iter("object")}
     classes = CLASSES if occurring <= set(CLASSES) else sorted(occurring)
     ids = {name: number for number, name in enumerate(classes, start=1)}
-    writer = Writer(source, folder, categories={number: name for name, number in ids.items()}, copy=copy)
     written = []
-    for split, members in names.items():
-        for name in members:
-            image_id, _, _ = writer.add_image(image_of(source, name, trees[name]))
-            for each in trees[name].iter("object"):
-                box = read_box(each, source / "Annotations" / f"{name}.xml")
-                crowd = each.findtext("difficult", "0").strip() == "1"
-                writer.add_object(image_id, ids[_text(each, "name")], box=box, crowd=crowd)
-        written.append(writer.write(split))
+    with Writer(source, folder, categories={number: name for name, number in ids.items()}, copy=copy) as writer:
+        for split, members in names.items():
+            for name in members:
+                image_id, _, _ = writer.add_image(image_of(source, name, trees[name]))
+                for each in trees[name].iter("object"):
+                    box = read_box(each, source / "Annotations" / f"{name}.xml")
+                    crowd = each.findtext("difficult", "0").strip() == "1"
+                    writer.add_object(image_id, ids[_text(each, "name")], box=box, crowd=crowd)
+            written.append(writer.write(split))
     return written
 
 
@@ -57,7 +57,7 @@ def image_names(source: Path) -> dict[str, list[str]]:
             "such as VOCdevkit/VOC2012"
         )
     sets = source / "ImageSets" / "Main"
-    read = {name: _first_words(sets / f"{name}.txt") for name in ("train", "val", "trainval", "test")}
+    read = {name: _first_words(sets / f"{name}.txt", source) for name in ("train", "val", "trainval", "test")}
     if not read["train"]:
         read["train"] = read["trainval"]
         if not read["val"]:
@@ -89,8 +89,9 @@ def read_box(element: Element, path: Path) -> list[float]:
     return [left - 1, top - 1, right - left + 1, bottom - top + 1]
 
 
-def read_xml(path: Path) -> Element:
+def read_xml(path: Path, source: Path) -> Element:
     """Read an XML file; refuse one with a DOCTYPE, which could define entities that expand without limit."""
+    require_inside(path, source)
     parser, tree = expat.ParserCreate(), TreeBuilder()
 
     def refuse(*_: object) -> None:
@@ -102,6 +103,8 @@ def read_xml(path: Path) -> Element:
     parser.CharacterDataHandler = tree.data
     try:
         parser.Parse(path.read_bytes(), True)  # noqa: FBT003
+    except DataError:
+        raise
     except FileNotFoundError as error:
         raise DataError(f"{path}: does not exist; add it, or remove its name from ImageSets") from error
     except OSError as error:
@@ -120,9 +123,9 @@ def _text(element: Element | None, name: str) -> str:
     return text.strip()
 
 
-def _first_words(path: Path) -> list[str]:
+def _first_words(path: Path, source: Path) -> list[str]:
     """Return the first word of each line as a path; raise DataError if one leaves the folder."""
     if not path.is_file():
         return []
-    words: Iterable[list[str]] = (line.split() for line in read_text(path).splitlines())
+    words: Iterable[list[str]] = (line.split() for line in read_text(path, source=source).splitlines())
     return [str(path_inside(word[0])) for word in words if word]

@@ -38,26 +38,26 @@ def convert_yolo(source: Path, folder: Path, *, copy: bool = False) -> list[Writ
     lines = {path: read_labels(source, path) for images in splits.values() for path in images}
     names = class_names(source, settings, highest=max((line[0] for each in lines.values() for line in each), default=0))
     categories = {number + 1: name for number, name in names.items()}
-    writer = Writer(source, folder, categories=categories, copy=copy)
     written = []
-    for split, images in splits.items():
-        for path in images:
-            image_id, width, height = writer.add_image(path)
-            for number, values in lines[path]:
-                if number not in names:
-                    raise DataError(
-                        f"{labels_of(source, path)}: class {number} has no name among the {len(names)} of data.yaml; "
-                        "add it or correct the label"
-                    )
-                if len(values) == 4:
-                    writer.add_object(image_id, number + 1, box=box_in_pixels(values, width, height))
-                else:
-                    xs, ys = [x * width for x in values[::2]], [y * height for y in values[1::2]]
-                    polygon = [coordinate for corner in zip(xs, ys, strict=True) for coordinate in corner]
-                    box = [min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)]
-                    area = polygon_area(xs, ys)
-                    writer.add_object(image_id, number + 1, box=box, area=area, segmentation=[polygon])
-        written.append(writer.write(split))
+    with Writer(source, folder, categories=categories, copy=copy) as writer:
+        for split, images in splits.items():
+            for path in images:
+                image_id, width, height = writer.add_image(path)
+                for number, values in lines[path]:
+                    if number not in names:
+                        raise DataError(
+                            f"{labels_of(source, path)}: class {number} has no name among the {len(names)} of data.yaml"
+                            "; add it or correct the label"
+                        )
+                    if len(values) == 4:
+                        writer.add_object(image_id, number + 1, box=box_in_pixels(values, width, height))
+                    else:
+                        xs, ys = [x * width for x in values[::2]], [y * height for y in values[1::2]]
+                        polygon = [coordinate for corner in zip(xs, ys, strict=True) for coordinate in corner]
+                        box = [min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)]
+                        area = polygon_area(xs, ys)
+                        writer.add_object(image_id, number + 1, box=box, area=area, segmentation=[polygon])
+            written.append(writer.write(split))
     return written
 
 
@@ -71,7 +71,7 @@ def read_yaml(source: Path) -> dict[str, Any]:
     else:
         return {}
     try:
-        settings = yaml.safe_load(read_text(path))
+        settings = yaml.safe_load(read_text(path, source=source))
     except DataError:
         raise
     # PyYAML raises the other exceptions for values that do not fit their type, such as the date 2001-99-99.
@@ -93,7 +93,7 @@ def images_of(source: Path, settings: dict[str, Any], name: str) -> list[Path]:
     for each in paths:
         path = within(source, settings, each)
         if path.suffix == ".txt" and path.is_file():
-            names = read_text(path).split("\n")
+            names = read_text(path, source=source).split("\n")
             images += [within(source, settings, line.strip()) for line in names if line.strip()]
         else:
             images += list_images(path)
@@ -135,7 +135,7 @@ def read_labels(source: Path, image: Path) -> list[tuple[int, list[float]]]:
     if not path.is_file():
         return []
     labels = []
-    for number, line in enumerate(read_text(path).splitlines(), start=1):
+    for number, line in enumerate(read_text(path, source=source).splitlines(), start=1):
         words = line.split()
         if not words:
             continue
@@ -161,7 +161,7 @@ def class_names(source: Path, settings: dict[str, Any], *, highest: int) -> dict
     """Return the names of the classes from data.yaml, from classes.txt, or else their numbers up to ``highest``."""
     names = settings.get("names")
     if names is None and (source / "classes.txt").is_file():
-        lines = read_text(source / "classes.txt").split("\n")
+        lines = read_text(source / "classes.txt", source=source).split("\n")
         names = [line.strip() for line in lines if line.strip()]
     if names is None:
         if highest >= MOST_CLASSES:

@@ -53,7 +53,7 @@ def check_library() -> None:
     if find_spec("transformers") is None:
         raise ImportError(
             f"bucketrank.integrations.transformers: expected {SUPPORTED}, got none; "
-            "install it with: pip install 'bucketrank[transformers]'"
+            'install it with: pip install "bucketrank[transformers]"'
         )
     version = import_module("transformers").__version__
     if int(version.split(".")[0]) < 5:
