@@ -39,6 +39,7 @@ def data(tmp_path_factory):
     return draw_or_read_shapes(tmp_path_factory.mktemp("demo") / "shapes", TINY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("terminal", [False, True])
 def test_all_output_is_printed_and_written(terminal, tmp_path):
     output = io.StringIO()

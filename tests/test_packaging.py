@@ -87,7 +87,7 @@ def test_import_loads_torch_and_nothing_else():
     assert loaded_by(IMPORT_EVERYTHING) == []
 
 
-@pytest.mark.parametrize("planted", ["rich", "matplotlib", "jsonargparse", "numba", "torch._dynamo"])
+@pytest.mark.parametrize("planted", ["jsonargparse", "torch._dynamo"])
 def test_that_test_bites(planted):
     assert planted in loaded_by(f"{IMPORT_EVERYTHING}; import {planted}")
 

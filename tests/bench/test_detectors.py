@@ -73,6 +73,7 @@ def bench_detector(detector: str, name: str) -> BenchDetector:
     )
 
 
+@pytest.mark.slow
 def test_every_contender_is_measured_on_every_detector(bench: DetectorBench) -> None:
     assert [(r.detector, r.contender) for r in bench.results] == [(d, n) for d in TINY.detectors for n in NAMES]
     for result in bench.results:
@@ -379,6 +380,7 @@ def test_a_missing_package_says_how_to_install_it(
     assert 'needs timm; install with: pip install "bucketrank[detect]"' in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_from_the_command_to_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new" / "results"
     assert main(["bench", "detectors", "--detectors", "retinanet,mask_rcnn", *FLAGS.split(), "--out", str(out)]) == 0

@@ -17,6 +17,7 @@ from bucketrank.bench.losses.synthetic_logits import SyntheticLogits
 from tests.bench.progress_recorder import ProgressRecorder
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not CLEAR_REFS.exists(), reason="the record of the largest size can only be reset on Linux")
 def test_time_growth_and_memory_of_exact() -> None:
     progress = ProgressRecorder()

@@ -170,6 +170,7 @@ def test_figure_of_any_grid(tmp_path: Path, sizes: tuple[int, ...]) -> None:
     assert (texts.count("exact, torch ops"), texts.count("exact, fused"), texts.count("exact")) == (2, 0, 2)
 
 
+@pytest.mark.slow
 def test_the_same_study_gives_the_same_svg(tmp_path: Path) -> None:
     bench = fixed_time_bench()
     first, second = (write_loss_bench(bench, tmp_path / name)[3].read_bytes() for name in "ab")

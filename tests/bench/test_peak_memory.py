@@ -15,6 +15,7 @@ def job(name: str, loss: str | None = None, size: int = 1_000_000) -> MemoryJob:
     return MemoryJob(name=name, loss=loss, size=size, percent=1.0, seed=0, device="cpu", threads=1)
 
 
+@pytest.mark.slow
 def test_known_allocations_and_errors() -> None:
     with MemoryMeter() as meter:
         # A sorted copy (4 bytes per logit), its indices (8 bytes), and the working memory of the sort.

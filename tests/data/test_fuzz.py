@@ -32,6 +32,7 @@ def test_a_sound_folder_stays_sound(tmp_path: Path) -> None:
     assert judged(tmp_path) == judged(tmp_path, masks=True) == 0
 
 
+@pytest.mark.slow
 @more
 @given(broken_documents(), st.sampled_from(["train.json", "val.json"]), st.booleans())
 def test_wrong_values(document: Document, name: str, masks: bool) -> None:

@@ -37,6 +37,7 @@ def test_the_first_frame_of_an_animation_is_read(file_format: str) -> None:
     assert judged_with(encoded(file_format, "RGB", frames=3)) == 0
 
 
+@pytest.mark.slow
 @more
 @given(st.sampled_from(FORMATS), st.lists(damages, min_size=1, max_size=3))
 def test_damaged_images(file: tuple[str, str], broken: list[tuple[Callable[[bytes, int], bytes], int]]) -> None:

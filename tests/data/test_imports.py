@@ -1,42 +1,11 @@
-"""data and evaluation import no losses and no detectors, and data imports torch only where it needs it."""
+"""The data package imports torch only where it needs it."""
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
-from pathlib import Path
-
-import pytest
 
 import bucketrank.data
-
-SOURCE = Path(__file__).parents[2] / "src/bucketrank"
-ALLOWED = {"data": {"data"}, "evaluation": {"data", "evaluation"}}
-
-
-def packages(path: Path) -> set[str]:
-    """Return the packages of bucketrank that a file imports, at the top or inside functions."""
-    names = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom):
-            names.append(node.module or "")
-        elif isinstance(node, ast.Import):
-            names += [each.name for each in node.names]
-    return {name.split(".")[1] for name in names if name.startswith("bucketrank.")}
-
-
-@pytest.mark.parametrize(
-    "path",
-    [path for package in ALLOWED for path in sorted((SOURCE / package).rglob("*.py"))],
-    ids=lambda path: str(path.relative_to(SOURCE)),
-)
-def test_data_and_evaluation_import_only_each_other(path: Path) -> None:
-    assert packages(path) <= ALLOWED[path.relative_to(SOURCE).parts[0]]
-
-
-def test_imports_of_a_file_are_found() -> None:
-    assert packages(SOURCE / "evaluation/evaluator.py") == {"data", "evaluation"}
 
 
 def test_checking_converting_and_drawing_need_no_torch() -> None:

@@ -37,6 +37,7 @@ def proposals(name: str, number: int) -> dict[str, Any]:
     return {"test_proposals": number} if name.endswith("rcnn") else {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", detectors())
 def test_every_detector_can_be_exported(name, tmp_path):
     model = randomised(small_detector(name, min_size=90, **proposals(name, 300)))
@@ -49,6 +50,7 @@ def test_every_detector_can_be_exported(name, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["atss", "mask_rcnn"])
 def test_numbers_of_detections_are_not_frozen(name, tmp_path):
     model = randomised(small_detector(name, detections=1000, nms=0.3, **proposals(name, 1000)))
@@ -59,6 +61,7 @@ def test_numbers_of_detections_are_not_frozen(name, tmp_path):
     assert sorted({len(run_onnx(tmp_path / "m.onnx", image)["scores"]) for image in images}) == counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["paa", "cascade_rcnn", "mask_rcnn"])
 def test_no_detections_are_possible(name, tmp_path):
     model = randomised(small_detector(name, score_threshold=0.9999999))
@@ -81,6 +84,7 @@ def test_the_metadata_describe_the_detector(tmp_path, capsys):
     assert [output.shape for output in session.get_outputs()] == [["detections", 4], ["detections"], ["detections"]]
 
 
+@pytest.mark.slow
 def test_the_default_size_is_that_of_the_image(tmp_path):
     _, weights = write_weights(tmp_path / "w.safetensors")
     Image.fromarray(Shapes(size=120).draw(1).pixels).crop((0, 0, 120, 72)).save(tmp_path / "image.png")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -215,3 +217,17 @@ def test_wrong_values_name_the_flag(words, message, trained, tmp_path, capsys):
     source = save(tmp_path / "a.png")
     assert main(["predict", str(weights), str(source), "--out", str(tmp_path / "out"), *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_prediction_does_not_import_lightning(tmp_path):
+    write_weights(tmp_path / "weights.safetensors")
+    Image.new("RGB", (64, 48), (90, 120, 30)).save(tmp_path / "photo.png")
+    code = f"""
+import sys
+from bucketrank.cli import main
+words = ["predict", {str(tmp_path / "weights.safetensors")!r}, {str(tmp_path / "photo.png")!r}]
+status = main([*words, "--out", {str(tmp_path / "out")!r}])
+print(status, [name for name in ("lightning", "torchmetrics") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "0 []"

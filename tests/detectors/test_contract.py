@@ -99,6 +99,7 @@ def test_evaluation_returns_detections_in_pixels_of_the_input_images(name, loss)
             assert result["masks"].shape == (len(boxes), 1, height, width)
 
 
+@pytest.mark.slow
 @every_pair
 def test_the_state_dict_carries_everything(name, loss):
     model = small_detector(name, loss=loss, seed=0)
@@ -112,6 +113,7 @@ def test_the_state_dict_carries_everything(name, loss):
         torch.testing.assert_close(one, two, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @every_pair
 def test_bfloat16_autocast(name, loss):
     model = small_detector(name, loss=loss)

@@ -74,6 +74,7 @@ def assert_same_detections(first: list[dict[str, Tensor]], second: list[dict[str
 
 
 class TestTraining:
+    @pytest.mark.slow
     @pytest.mark.parametrize("ranked", [True, False], ids=["ranking", "own"])
     @every_model
     def test_overfits_one_batch(self, name, ranked):
@@ -233,6 +234,7 @@ class TestTraining:
 
 
 class TestSeveralProcesses:
+    @pytest.mark.slow
     def test_ddp_with_a_process_without_objects(self, tmp_path):
         spawn(train_in_process, (str(tmp_path), list(MODELS)), nprocs=2)
         for name in MODELS:
@@ -325,6 +327,7 @@ class TestUndo:
 
 
 class TestDetections:
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", SOFTMAX)
     def test_ap_is_the_same_right_after_the_call(self, name, trained):
         images, targets = batch(*[2] * 16, seed=7)

@@ -165,6 +165,7 @@ class TestEveryModel:
 
 
 class TestShortTraining:
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", [name for name in MODELS if name not in SLOW_LEARNERS])
     def test_overfits_one_batch(self, name):
         for ranking in (False, True):  # the model's own loss first, for comparison
@@ -382,6 +383,7 @@ def collate(items):
 
 
 class TestTraining:
+    @pytest.mark.slow
     @each_layout
     def test_trainer(self, name, tmp_path, calls):
         model = use_ranking_loss(make(name))

@@ -20,6 +20,7 @@ every_way = pytest.mark.parametrize("way", EVERY, ids="-".join)
 
 
 # Torch warns of itself while it copies the inputs.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @every_way
 @pytest.mark.parametrize("loss", RANKING_LOSSES)
@@ -151,6 +152,7 @@ def test_small_gradients_survive_half_precision_with_a_scaled_loss() -> None:
     torch.testing.assert_close(half.grad.float() / 65536, full.grad, rtol=2e-3, atol=1e-9)
 
 
+@pytest.mark.slow
 @every_way
 @pytest.mark.parametrize("threads", [1, 2])
 def test_two_runs_give_the_same_bits(threads: int, way: Way) -> None:

@@ -103,6 +103,7 @@ def test_clusters_far_apart_with_a_delta_as_fine_as_exact_bucketing_resolves(fin
     assert_same(got, loss.oracle(logits, targets, 1e6 * finer))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", FAITHFUL, ids="-".join)
 def test_alrp_at_the_localisation_errors_equals_the_definition(way: Way) -> None:
     for logits, targets in HARD.values():

@@ -52,6 +52,7 @@ class _Losses(Dataset[tuple[float, float]]):
             return _compare(seed)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 # Torch and pytest hold threads of their own, of which Python 3.12 warns at a fork; DataLoader forks all the same.
@@ -71,6 +72,7 @@ def test_many_python_threads_at_once() -> None:
             assert list(pool.map(_train, range(8))) == expected
 
 
+@pytest.mark.slow
 def test_leaves_torch_threads_and_numba_threading_alone() -> None:
     code = """
 import torch, numba
@@ -88,6 +90,7 @@ assert layer is None, layer
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_works_where_nothing_can_be_cached() -> None:
     code = """
 import numba, torch

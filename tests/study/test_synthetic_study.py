@@ -18,6 +18,7 @@ def folder(tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_files(folder):
     assert {path.name for path in folder.iterdir()} == {
         *(f"losses.{ending}" for ending in ("json", "md", "png", "svg")),

@@ -54,6 +54,7 @@ def ctrl_c():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("step", [0, 1, 2, 4, 8], ids=lambda step: f"in step {step + 1}")
 def test_after_ctrl_c(step, whole, shapes, tmp_path, monkeypatch):

@@ -152,6 +152,7 @@ VALUES += [json.dumps(["a" * 10**5, "b\n[/red]\0", "c"]), json.dumps([2**70, 1, 
 KEYS = ["bucketrank", "classes", "category_ids", "threshold", "recipe", "metrics", "versions"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", KEYS)
 def test_hostile_descriptions(key: str, weights: Path, data: Path, tmp_path: Path) -> None:
     state, metadata = contents(weights)
