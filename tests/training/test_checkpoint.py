@@ -1,15 +1,18 @@
 """Checkpoints and weights: whole or refused, and never unpickled."""
 
+import errno
 import io
 import json
 import os
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from bucketrank.cli import main
+from bucketrank.model_files.atomic import DiskFullError
 from bucketrank.model_files.loading import build_detector, load_model
 from bucketrank.model_files.weights import Meta, WeightsError, read_weights, save_weights
 from bucketrank.training.checkpoints import CheckpointError, Checkpoints, read_state, write_state
@@ -110,6 +113,48 @@ def test_damage_is_noticed_and_the_previous_one_used(where, tmp_path):
     kept.previous.write_bytes(b"")
     with pytest.raises(CheckpointError, match="previous"):
         kept.load()
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 4
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["same process", "resumed"])
+def test_a_damaged_last_never_replaces_the_good_previous(again, tmp_path, monkeypatch):
+    kept = Checkpoints(tmp_path)
+    for step in (1, 2):
+        kept.save({"step": step, "weights": torch.ones(100)})
+    flip_a_bit(kept.last)
+    kept = Checkpoints(tmp_path) if again else kept
+    usual = Path.replace
+    renamed = []
+
+    def watched(path: Path, target: Path) -> Path:
+        result = usual(path, target)
+        renamed.append(Path(target).name)
+        assert (Checkpoints(tmp_path).load() or ({}, None))[0]["step"] in (1, 3)  # a kill here leaves a good one
+        return result
+
+    monkeypatch.setattr(Path, "replace", watched)
+    kept.save({"step": 3, "weights": torch.ones(100)})
+    assert renamed == ["last.safetensors"]
+    assert [read_state(path)["step"] for path in (kept.last, kept.previous)] == [3, 1]
+
+
+def test_a_checkpoint_that_cannot_be_written_costs_none_of_the_others(tmp_path, monkeypatch):
+    kept = Checkpoints(tmp_path)
+    for step in (1, 2):
+        kept.save({"step": step})
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DiskFullError, match=r"last\.safetensors: cannot be written"):
+        kept.save({"step": 3})
+    assert [read_state(path)["step"] for path in (kept.last, kept.previous)] == [2, 1]
 
 
 def test_weights_know_what_they_are(tmp_path):

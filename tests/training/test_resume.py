@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from bucketrank.training.checkpoints import Checkpoints
-from bucketrank.training.run_keeper import Interrupted, RunKeeper
+from bucketrank.training.run_keeper import RunKeeper
+from bucketrank.training.stop_signals import Interrupted
 
 from . import tiny
 

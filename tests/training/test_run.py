@@ -32,9 +32,11 @@ def run(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_folder_holds_the_run(run):
     assert sorted(path.name for path in run.iterdir()) == [
+        ".bucketrank.lock",
         "best.safetensors",
         "checkpoints",
         "curves.png",
+        "data.safetensors",
         "environment.json",
         "pictures",
         "recipe.yaml",
@@ -259,6 +261,30 @@ def test_evaluation_every_other_epoch_and_at_the_end(shapes, tmp_path):
     tiny.run(tmp_path / "run", shapes, "--schedule.epochs 3 --trainer.validate_every 2 --schedule.max_steps 8")
     with (tmp_path / "run" / "validation.csv").open() as file:
         assert [row["step"] for row in csv.DictReader(file)] == ["6", "8"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_an_image_deleted_in_mid_run_is_named(split, workers, shapes, tmp_path, monkeypatch, capsys):
+    data = shutil.copytree(shapes, tmp_path / "data")
+    image = json.loads((data / f"{split}.json").read_text())["images"][-1]["file_name"]
+    usual = DetectorModule.validation_step if split == "train" else DetectorModule.training_step
+
+    def deletes(module, batch, batch_idx):
+        (data / "images" / image).unlink(missing_ok=True)
+        return usual(module, batch, batch_idx)
+
+    monkeypatch.setattr(DetectorModule, usual.__name__, deletes)
+    words = ["train", "atss-laptop", "--data", str(data), "--out", str(tmp_path / "run"), *tiny.USUAL.split()]
+    assert main([*words, "--data.workers", str(workers)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"bucketrank: {data / 'images' / image}: the image does not exist; ")
+    assert len(error.splitlines()) == 1
+
+
+def test_all_files_of_a_run_have_the_same_mode(run):
+    files = [path for path in run.rglob("*") if path.is_file()]
+    assert len({path.stat().st_mode & 0o777 for path in files}) == 1
 
 
 def test_workers_read_the_same(shapes, tmp_path):

@@ -201,7 +201,7 @@ def test_a_recipe_asks_for_no_more_memory_than_the_file_holds(value: int, weight
     assert expected in text, "not the system's refusal, which comes later or never"
 
 
-@pytest.mark.parametrize("change", ["nan", "missing", "more", "shape", "integers", "half"])
+@pytest.mark.parametrize("change", ["nan", "missing", "more", "shape", "integers", "complex", "half"])
 @pytest.mark.parametrize("command", ["predict", "eval"])
 def test_tensors_that_do_not_fit(command: str, change: str, weights: Path, data: Path, tmp_path: Path) -> None:
     state, metadata = contents(weights)
@@ -216,14 +216,37 @@ def test_tensors_that_do_not_fit(command: str, change: str, weights: Path, data:
             "nan": torch.full_like(tensor, math.nan),
             "shape": tensor[:1].clone(),
             "integers": tensor.long(),
+            "complex": tensor.to(torch.complex64),
             "half": tensor.half(),
         }[change]
     file = tmp_path / "w.safetensors"
     save_file(state, file, metadata)
     status, text = ran(command, file, data, tmp_path)
-    assert status == (0 if change in ("integers", "half") else 1), text
+    assert status == (0 if change == "half" else 1), text
     if status:
         assert str(file) in text
+    if change in ("integers", "complex"):
+        assert f"{name}: expected torch.float32, got torch." in text
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-0.1", "1.5"])
+def test_a_threshold_that_is_no_score(value: str, weights: Path, data: Path, tmp_path: Path) -> None:
+    state, metadata = contents(weights)
+    save_file(state, tmp_path / "w.safetensors", metadata | {"threshold": value})
+    status, text = ran("predict", tmp_path / "w.safetensors", data, tmp_path)
+    assert status == 1
+    assert "expected threshold to be a score from 0 to 1" in text
+
+
+@pytest.mark.parametrize("side", [2**13 + 1, 30000, 10**9])
+def test_an_input_size_that_no_memory_holds(side: int, weights: Path, data: Path, tmp_path: Path) -> None:
+    state, metadata = contents(weights)
+    recipe = json.loads(metadata["recipe"])
+    recipe["inputs"] |= {"min_size": side, "max_size": side}
+    save_file(state, tmp_path / "w.safetensors", metadata | {"recipe": json.dumps(recipe)})
+    status, text = ran("predict", tmp_path / "w.safetensors", data, tmp_path)
+    assert status == 1
+    assert "inputs.max_size: expected" in text
 
 
 def test_the_python_function_says_it_too(tmp_path: Path) -> None:

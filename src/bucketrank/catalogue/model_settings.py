@@ -11,7 +11,7 @@ from bucketrank.catalogue.fields import Settings
 
 BatchNorm = Literal["auto", "frozen", "trained"]
 SWIN_NAMES = ("swin_tiny", "swin_large")
-MAX_SIDE = 2**15  # pixels of a resized image
+MAX_SIDE = 2**13  # pixels of a resized image; 0.8 GB as a square
 MAX_DIVISOR = 2**10
 
 

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
-from safetensors.torch import save_file
 from torch import Tensor
 
+from bucketrank.data.problems import DataError
+from bucketrank.model_files.tensor_file import save_tensors
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+TEMPORARY = re.compile(r"\.(?P<name>.+)\.\d+")  # a file's name between a dot and the id of the process
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class DiskFullError(DataError):
+    """The disk or the quota is full; the message names the file that could not be written."""
+
+
+def write_tensors(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str],
+    *,
+    before_rename: Callable[[], object] = lambda: None,
+) -> None:
     """Write a safetensors file; tensors that share memory are written separately."""
-    state = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
-    write(path, lambda temporary: save_file(state, temporary, metadata=dict(metadata)))
+    write(path, lambda temporary: save_tensors(temporary, tensors, metadata), before_rename=before_rename)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -21,18 +38,52 @@ def write_text(path: Path, text: str) -> None:
     write(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
-def write(path: Path, save: Callable[[Path], object]) -> None:
-    """Write to a temporary file in the same folder, flush it to the disk, then rename it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def write(path: Path, save: Callable[[Path], object], *, before_rename: Callable[[], object] = lambda: None) -> None:
+    """Write to a temporary file in the same folder, flush it to the disk, then rename it.
+
+    ``before_rename`` is called when the new file is complete and the old one still exists.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with disk_full_named(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            save(temporary)
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            before_rename()
+            temporary.replace(path)
+            sync_folder(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def disk_full_named(path: Path) -> Iterator[None]:
+    """Turn the system's error about a full disk into one that names the file and says what to do."""
     try:
-        save(temporary)
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_folder(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+        yield
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        raise DiskFullError(f"{path}: cannot be written, the disk or the quota is full; free some space") from error
+
+
+def remove_temporary_files(folder: Path, is_ours: Callable[[str], bool]) -> int:
+    """Remove what killed processes left of files whose name ``is_ours`` accepts; return the number of bytes.
+
+    No other process may write into the folder meanwhile.
+    """
+    freed = 0
+    for path in _files_in(folder):
+        match = TEMPORARY.fullmatch(path.name)
+        if match is not None and is_ours(match["name"]):
+            freed += path.lstat().st_size
+            path.unlink()
+    return freed
+
+
+def _files_in(folder: Path) -> Iterable[Path]:
+    return [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
 
 
 def sync_folder(folder: Path) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from bucketrank.detectors import Detector, build
@@ -32,6 +33,7 @@ def load_model(path: Path | str) -> tuple[Detector, Meta]:
     # What the parts of a detector, timm and transformers raise for invalid settings.
     except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise WeightsError(f"{path}: the recipe inside does not build a detector: {_first_line(error)}") from error
+    _require_same_dtypes(path, state, model.state_dict())
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
@@ -39,6 +41,17 @@ def load_model(path: Path | str) -> tuple[Detector, Meta]:
         raise WeightsError(f"{path}: the tensors do not fit the recipe inside: {lines:.400}") from error
     model.stored_threshold = meta.threshold
     return model.eval(), meta
+
+
+def _require_same_dtypes(path: Path | str, state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Raise WeightsError where floats were expected and other numbers came, or the other way round.
+
+    Torch would convert them: complex numbers with a warning, floats to whole numbers without one.
+    """
+    for name, tensor in state.items():
+        if name in expected and tensor.is_floating_point() != expected[name].is_floating_point():
+            dtypes = f"expected {expected[name].dtype}, got {tensor.dtype}"
+            raise WeightsError(f"{path}: {name}: {dtypes}; the file is damaged or was changed by another program")
 
 
 @contextmanager
@@ -90,6 +103,7 @@ def load_matching_weights(model: Detector, path: str) -> list[str]:
     """Load every tensor of a weights file whose name and shape match; return the names that keep their values."""
     state, _ = read_weights(path)
     own = model.state_dict()
+    _require_same_dtypes(path, state, own)
     matching = {name: tensor for name, tensor in state.items() if name in own and own[name].shape == tensor.shape}
     missing = [name for name in own if name.startswith("backbone.") and name not in matching]
     if missing:

@@ -87,10 +87,13 @@ def _described(metadata: Mapping[str, str]) -> Meta:
     recipe, metrics, versions = (json.loads(metadata.get(name, "{}")) for name in ("recipe", "metrics", "versions"))
     if not all(isinstance(each, dict) for each in (recipe, metrics, versions)):
         raise TypeError("expected recipe, metrics and versions to be names with values")
+    threshold = float(metadata["threshold"])
+    if not 0 <= threshold <= 1:  # NaN, too, under which nothing would be reported
+        raise ValueError(f"expected threshold to be a score from 0 to 1, got {threshold}")
     return Meta(
         classes=classes,
         category_ids=numbers,
-        threshold=float(metadata["threshold"]),
+        threshold=threshold,
         recipe=recipe,
         metrics={name: float(value) for name, value in metrics.items()},
         versions=versions,

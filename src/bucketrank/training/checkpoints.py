@@ -1,14 +1,14 @@
 """Checkpoints: everything a run needs to resume, as tensors and JSON in one safetensors file.
 
 Pickles are neither written nor read. A SHA-256 inside shows whether a file is complete; if the last one is not, the
-previous one is used.
+previous one is used. At every moment at least one complete checkpoint is on the disk, once the first is written.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,24 @@ class Checkpoints:
     def __init__(self, folder: Path) -> None:
         self.last = folder / "last.safetensors"
         self.previous = folder / "previous.safetensors"
+        self._complete: tuple[int, ...] | None = None  # the last file as it was when it was known to be complete
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Write ``state``, made of numbers, texts, lists, dicts and tensors."""
-        if self.last.exists():
-            # If the run is killed between the two renames, it resumes from the previous one.
-            self.last.replace(self.previous)
-        write_state(self.last, state)
+        write_state(self.last, state, before_rename=self._keep_last)
+        self._complete = _identity(self.last)
+
+    def _keep_last(self) -> None:
+        """Make the last checkpoint the previous one, unless it is damaged: then the previous one stays."""
+        if not self.last.exists():
+            return
+        if self._complete is None or _identity(self.last) != self._complete:
+            try:
+                read_state(self.last)
+            except CheckpointError:
+                return
+        # A run that is killed between this and the next rename resumes from the previous checkpoint.
+        self.last.replace(self.previous)
 
     def load(self) -> tuple[dict[str, Any], Path] | None:
         """Return the newest complete state and its file, or None if there is none yet."""
@@ -53,12 +64,17 @@ class Checkpoints:
         return None
 
 
-def write_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Write ``state`` to a file, atomically."""
+def _identity(path: Path) -> tuple[int, ...]:
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def write_state(path: Path, state: Mapping[str, Any], *, before_rename: Callable[[], object] = lambda: None) -> None:
+    """Write ``state`` to a file, atomically; see :func:`bucketrank.model_files.atomic.write`."""
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(_packed(state, tensors))
     metadata = {"bucketrank-checkpoint": FORMAT, "tree": tree, "sha256": _digest(tree, tensors)}
-    write_tensors(path, tensors, metadata)
+    write_tensors(path, tensors, metadata, before_rename=before_rename)
 
 
 def read_state(path: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import csv
 import io
 from pathlib import Path
 
-from bucketrank.model_files.atomic import write_text
+from bucketrank.model_files.atomic import disk_full_named, write_text
 
 
 class CsvTable:
@@ -24,7 +24,7 @@ class CsvTable:
             known = list(rows[0]) if rows else []
             self._write([*known, *(name for name in cells if name not in known)], [*rows, cells])
             return
-        with self.path.open("a", encoding="utf-8", newline="") as file:
+        with disk_full_named(self.path), self.path.open("a", encoding="utf-8", newline="") as file:
             csv.DictWriter(file, self._columns, restval="", lineterminator="\n").writerow(cells)
 
     def rows(self) -> list[dict[str, str]]:

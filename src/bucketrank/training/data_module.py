@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
 import torch
@@ -83,11 +84,49 @@ class SeededDataset(Dataset[Any]):
             torch.random.set_rng_state(before)
 
 
+class Unreadable(NamedTuple):
+    """In place of a batch: why one of its images cannot be read."""
+
+    reason: str
+
+
+class NamedFaults(Dataset[Any]):
+    """A data set that returns a DataError instead of raising it.
+
+    A data-loading worker would turn the error into a traceback, in which the name of the image is hard to find.
+    """
+
+    def __init__(self, items: Dataset[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)  # type: ignore[arg-type]
+
+    def __getitem__(self, key: Any) -> Any:
+        try:
+            return self.items[key]
+        except DataError as error:
+            return Unreadable(str(error))
+
+
+def _collate(items: list[Any]) -> Any:
+    return next((item for item in items if isinstance(item, Unreadable)), None) or collate(items)
+
+
 class LateDataLoader(DataLoader[Any]):
-    """A loader that starts its workers at the first batch: Lightning creates iterators that it drops unused."""
+    """A loader that starts its workers at the first batch: Lightning creates iterators that it drops unused.
+
+    Raises DataError that names an image which cannot be read, with and without workers.
+    """
+
+    def __init__(self, items: Dataset[Any], **settings: Any) -> None:
+        super().__init__(NamedFaults(items), collate_fn=_collate, **settings)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        yield from super().__iter__()
+        for batch in super().__iter__():
+            if isinstance(batch, Unreadable):
+                raise DataError(batch.reason)
+            yield batch
 
 
 class DataModule(pl.LightningDataModule):
@@ -156,7 +195,6 @@ class DataModule(pl.LightningDataModule):
         return LateDataLoader(
             SeededDataset(self.train),
             batch_sampler=sampler,
-            collate_fn=collate,
             num_workers=self.settings.workers,
             pin_memory=self.trainer.strategy.root_device.type == "cuda",
         )
@@ -171,9 +209,13 @@ class DataModule(pl.LightningDataModule):
             self.val,
             sampler=indices,
             batch_size=self.settings.val_batch_size,
-            collate_fn=collate,
             num_workers=self.settings.workers,
         )
+
+    def common_val_batches(self, world_size: int) -> int:
+        """Return the number of validation batches that every process has."""
+        images = max(1, len(self.val) // world_size)  # of the process with the fewest
+        return math.ceil(images / self.settings.val_batch_size)
 
 
 def _content(images: CocoDataset) -> Content:

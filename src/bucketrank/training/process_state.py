@@ -1,37 +1,13 @@
-"""State of the process during a run: signals, warnings and deterministic algorithms, all restored afterwards."""
+"""State of the process during a run: warnings and deterministic algorithms, restored afterwards."""
 
 from __future__ import annotations
 
 import logging
-import signal
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-
-from bucketrank.training.run_keeper import RunKeeper
-
-
-@contextmanager
-def stop_on_signal(keeper: RunKeeper) -> Iterator[None]:
-    """End the run after the current step on Ctrl-C or SIGTERM; a second Ctrl-C ends it at once."""
-
-    def request_stop(number: int, frame: object) -> None:  # noqa: ARG001
-        keeper.asked_to_stop = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    before = {}
-    for number in (signal.SIGINT, signal.SIGTERM):
-        try:
-            before[number] = signal.signal(number, request_stop)
-        except ValueError:  # noqa: PERF203 (not the main thread)
-            break
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

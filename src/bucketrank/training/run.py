@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -25,12 +26,16 @@ from bucketrank.model_files.weights import Meta, save_weights
 from bucketrank.provenance.machine import describe
 from bucketrank.recipes import Recipe, RecipeError, load_recipe, recipe_to_yaml
 from bucketrank.recipes.recipe import MAY_CHANGE, fixed_differences
+from bucketrank.training.data_fingerprint import Fingerprint, fingerprint_of, read_fingerprint, require_same_data
 from bucketrank.training.data_module import DataModule, Position, seed_of
 from bucketrank.training.detector_module import DetectorModule
-from bucketrank.training.process_state import deterministic_restored, quiet, stop_on_signal
+from bucketrank.training.launch import end_with_parent, is_first_process
+from bucketrank.training.process_state import deterministic_restored, quiet
 from bucketrank.training.progress_display import ProgressDisplay
 from bucketrank.training.run_keeper import RunKeeper
+from bucketrank.training.run_lock import lock_run_folder, require_no_foreign_files
 from bucketrank.training.schedule import Schedule
+from bucketrank.training.stop_signals import Interrupted, StopSignals, stop_signals
 from bucketrank.training.training_curves import draw_curves
 from bucketrank.training.validation_images import draw_validation_images
 
@@ -53,23 +58,48 @@ def train(
     out: Path | str,
     *,
     resume: bool = False,
+    allow_changed_data: bool = False,
     console: Console | None = None,
 ) -> RunResult:
     """Train by ``recipe`` on the data set in the folder ``data``; write everything to the folder ``out``.
 
     ``resume`` continues the run in ``out``, or starts it if there is none; on a CPU it ends bit-identical to a run that
-    was never interrupted. ``recipe`` and ``data`` may then be None: they are stored in the folder.
+    was never interrupted. ``recipe`` and ``data`` may then be None: they are stored in the folder. If images or
+    annotations changed, the run is resumed only with ``allow_changed_data``; if classes changed, it is not resumed.
 
-    Raises DataError for data that cannot be trained on, RecipeError for invalid settings, NonFiniteLossError with the
-    ids of the images, and Interrupted after Ctrl-C, with a checkpoint to resume from.
+    Raises DataError for data that cannot be trained on, RecipeError for invalid settings, RunFolderError for a folder
+    in use, NonFiniteLossError with the ids of the images, and Interrupted after Ctrl-C or SIGTERM.
     """
     folder = Path(out)
-    console = console or Console()
+    with stop_signals() as stop, lock_run_folder(folder) if is_first_process() else nullcontext():
+        return _train(
+            recipe,
+            data,
+            folder,
+            resume=resume,
+            allow_changed_data=allow_changed_data,
+            console=console or Console(),
+            stop=stop,
+        )
+
+
+def _train(
+    recipe: Recipe | str | None,
+    data: Path | str | None,
+    folder: Path,
+    *,
+    resume: bool,
+    allow_changed_data: bool,
+    console: Console,
+    stop: StopSignals,
+) -> RunResult:
     recipe, data = _recipe_and_data(recipe, data, folder, resume=resume)
     splits = find_splits(data, layout=None if recipe.data.layout == "auto" else recipe.data.layout)
     with quiet(), deterministic_restored():
         trainer = _trainer(recipe, folder)
         first_process = trainer.is_global_zero
+        if not first_process:
+            end_with_parent()
         masks = detector_spec(recipe.detector.name).load().masks
         data_module = DataModule(splits, recipe, masks=masks, check=first_process)
         batches = len(data_module.batches(world_size=trainer.world_size))
@@ -79,14 +109,29 @@ def train(
             steps_per_epoch=math.ceil(batches / recipe.schedule.accumulate),
         )
         recipe = replace(recipe, loss=recipe.loss.for_run(batches_per_epoch=batches))
-        keeper, module = _prepare(recipe, data_module, folder, schedule=schedule, batches=batches, resume=resume)
-        position = data_module.position = module.position
+        fingerprint = None
         if first_process:
-            _describe(folder, recipe, data)
+            fingerprint = fingerprint_of(data_module.train.split, data_module.val_split, masks=masks)
+            if resume:
+                _require_same_data(folder, fingerprint, allow_changes=allow_changed_data)
+        keeper, module = _prepare(
+            recipe,
+            data_module,
+            folder,
+            schedule=schedule,
+            batches=batches,
+            resume=resume,
+            changed_data=allow_changed_data,
+            stop=stop,
+        )
+        position = data_module.position = module.position
+        if fingerprint is not None:
+            _describe(folder, recipe, data, fingerprint)
             _announce(console, recipe, data_module, schedule, position, trainer, folder)
         trainer.callbacks += [ProgressDisplay(console), keeper]  # type: ignore[attr-defined]
         trainer.fit_loop.max_epochs = math.ceil(schedule.total_steps / schedule.steps_per_epoch)
-        with stop_on_signal(keeper):
+        stop.defer()
+        try:
             if position.batch and (position.batch >= batches or position.step >= schedule.total_steps):
                 # The epoch was trained, but not yet evaluated.
                 trainer.validate(module, datamodule=data_module, verbose=False)
@@ -95,6 +140,10 @@ def train(
                 progress: Any = trainer.fit_loop.epoch_progress.current
                 progress.processed = progress.completed = position.epoch
                 trainer.fit(module, datamodule=data_module)
+        finally:
+            stop.deliver()
+        if position.step < schedule.total_steps:
+            raise Interrupted
     weights = folder / "weights.safetensors"
     if first_process:
         save_weights(weights, module.detector, keeper.meta(module))
@@ -117,7 +166,9 @@ def _recipe_and_data(
     if isinstance(recipe, str):
         recipe = load_recipe(recipe)
     stored = folder / "recipe.yaml"
-    if stored.is_file() and not resume and _is_first_process():
+    if is_first_process():
+        require_no_foreign_files(folder, resume=resume)
+    if stored.is_file() and not resume and is_first_process():
         raise RecipeError(f"{folder} already holds a run; continue it with --resume, or choose another --out")
     if stored.is_file() and resume:
         before = load_recipe(stored)
@@ -131,7 +182,7 @@ def _recipe_and_data(
         if recipe is not None:
             recipe = replace(before, trainer=recipe.trainer, data=recipe.data, backbone=before.backbone)
         recipe = recipe or before
-        data = data or json.loads((folder / "environment.json").read_text(encoding="utf-8"))["data"]
+        data = data or _stored_data(folder)
     if recipe is None or data is None:
         raise RecipeError(f"{folder}: there is no run to resume; give a recipe and --data to start one")
     if not recipe.trainer.strategy.startswith(("auto", "ddp")):
@@ -143,11 +194,23 @@ def _recipe_and_data(
     return recipe, data
 
 
-def _is_first_process() -> bool:
-    """Return whether this process is the first, as far as the environment tells before Lightning starts."""
-    from lightning.pytorch.utilities import rank_zero_only
+def _stored_data(folder: Path) -> Path | None:
+    """Return the data folder that the run stored, or None if it was killed before."""
+    try:
+        return Path(json.loads((folder / "environment.json").read_text(encoding="utf-8"))["data"])
+    except (FileNotFoundError, KeyError, ValueError):
+        return None
 
-    return int(getattr(rank_zero_only, "rank", 0) or 0) == 0
+
+def _require_same_data(folder: Path, now: Fingerprint, *, allow_changes: bool) -> None:
+    """Raise ChangedDataError if the data of a resumed run changed; a run of an earlier version is not checked."""
+    before = read_fingerprint(folder / "data.safetensors")
+    if before is not None:
+        require_same_data(folder, before, now, allow_changes=allow_changes)
+    elif (folder / "checkpoints").is_dir():
+        logging.getLogger(__name__).warning(
+            "%s: the run has no fingerprint of its data; changes of the data were not checked", folder
+        )
 
 
 def _trainer(recipe: Recipe, folder: Path) -> pl.Trainer:
@@ -157,7 +220,7 @@ def _trainer(recipe: Recipe, folder: Path) -> pl.Trainer:
         from lightning.pytorch.loggers import TensorBoardLogger
 
         logger = TensorBoardLogger(folder, name=None, version="tensorboard")
-    return pl.Trainer(
+    trainer = pl.Trainer(
         accelerator=settings.accelerator,
         devices=settings.devices if settings.devices == "auto" else int(settings.devices),
         num_nodes=settings.nodes,
@@ -176,10 +239,21 @@ def _trainer(recipe: Recipe, folder: Path) -> pl.Trainer:
         use_distributed_sampler=False,
         reload_dataloaders_every_n_epochs=1,
     )
+    # Lightning's handler of SIGTERM ends a run with status 0, and broadcasts in the midst of other collectives.
+    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+    return trainer
 
 
 def _prepare(
-    recipe: Recipe, data_module: DataModule, folder: Path, *, schedule: Schedule, batches: int, resume: bool
+    recipe: Recipe,
+    data_module: DataModule,
+    folder: Path,
+    *,
+    schedule: Schedule,
+    batches: int,
+    resume: bool,
+    changed_data: bool,
+    stop: StopSignals,
 ) -> tuple[RunKeeper, DetectorModule]:
     """Return the module as it starts or resumes, and the keeper of its files."""
 
@@ -194,7 +268,12 @@ def _prepare(
         )
 
     keeper = RunKeeper(
-        folder, settings=recipe.trainer, batches=batches, accumulate=recipe.schedule.accumulate, meta=meta
+        folder,
+        settings=recipe.trainer,
+        batches=batches,
+        accumulate=recipe.schedule.accumulate,
+        meta=meta,
+        stop=stop,
     )
     checkpoint = keeper.checkpoints.load() if resume else None
     torch.manual_seed(seed_of(recipe.trainer.seed))
@@ -216,20 +295,24 @@ def _prepare(
         state, path = checkpoint
         if path != keeper.checkpoints.last:
             logging.getLogger(__name__).warning("the last checkpoint is missing or damaged; resuming from %s", path)
-        keeper.restore(state, module)
-    elif resume:
+        keeper.restore(state, module, changed_data=changed_data)
+    elif resume and is_first_process():
         keeper.train.cut(-1)
         keeper.validation.cut(-1)
     return keeper, module
 
 
-def _describe(folder: Path, recipe: Recipe, data: Path | str) -> None:
-    """Write the recipe, and at the first start the command, the data folder and the machine."""
-    if not (folder / "recipe.yaml").exists():
+def _describe(folder: Path, recipe: Recipe, data: Path | str, fingerprint: Fingerprint) -> None:
+    """Write the recipe and the fingerprint, and at the first start the command, the data folder and the machine.
+
+    The recipe comes first: with it the folder holds a run, which can be resumed if it is killed before the next file.
+    """
+    write_text(folder / "recipe.yaml", recipe_to_yaml(recipe))
+    if not (folder / "environment.json").exists():
         machine = describe("cuda" if torch.cuda.is_available() else "cpu", packages=PACKAGES)
         about = {"command": sys.argv, "data": str(Path(data).absolute()), **machine}
         write_text(folder / "environment.json", json.dumps(about, indent=2) + "\n")
-    write_text(folder / "recipe.yaml", recipe_to_yaml(recipe))
+    fingerprint.write(folder / "data.safetensors")
 
 
 def _announce(

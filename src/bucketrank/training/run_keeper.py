@@ -16,14 +16,13 @@ from bucketrank.model_files.weights import Meta, save_weights
 from bucketrank.recipes.training_settings import TrainerSettings
 from bucketrank.training.checkpoints import Checkpoints
 from bucketrank.training.csv_table import CsvTable
+from bucketrank.training.data_module import DataModule
 from bucketrank.training.detector_module import DetectorModule
+from bucketrank.training.launch import is_first_process
+from bucketrank.training.stop_signals import Interrupted, StopSignals
 from bucketrank.training.training_curves import draw_curves
 
 DRAW_SECONDS = 60.0  # between two drawings of the curves
-
-
-class Interrupted(Exception):  # noqa: N818 (not an error)
-    """The run was asked to stop, and has saved a checkpoint."""
 
 
 class RunKeeper(pl.Callback):
@@ -34,27 +33,41 @@ class RunKeeper(pl.Callback):
     """
 
     def __init__(
-        self, folder: Path, *, settings: TrainerSettings, batches: int, accumulate: int, meta: Callable[..., Meta]
+        self,
+        folder: Path,
+        *,
+        settings: TrainerSettings,
+        batches: int,
+        accumulate: int,
+        meta: Callable[..., Meta],
+        stop: StopSignals,
     ) -> None:
-        self.folder, self.settings = folder, settings
+        self.folder, self.settings, self.stop = folder, settings, stop
         self.batches, self.accumulate = batches, accumulate  # batches per epoch and per step
         self.meta = meta
         self.train, self.validation = CsvTable(folder / "train.csv"), CsvTable(folder / "validation.csv")
         self.checkpoints = Checkpoints(folder / "checkpoints")
         self.best = -math.inf
-        self.asked_to_stop = False
         self._restored: dict[str, Any] | None = None
         self._saved = self._began = self._drawn = time.monotonic()
         self._steps_since_row = 0
 
-    def restore(self, state: dict[str, Any], module: DetectorModule) -> None:
-        """Restore the state of a checkpoint; that of the optimiser follows when Lightning has created it."""
+    def restore(self, state: dict[str, Any], module: DetectorModule, *, changed_data: bool = False) -> None:
+        """Restore the state of a checkpoint; that of the optimiser follows when Lightning has created it.
+
+        If changed data has another number of batches, the run continues at the start of the epoch in which it stopped,
+        with the steps counted as if all earlier epochs had been as long as this one: the schedule follows the step.
+        """
         module.detector.load_state_dict(state["model"])
         position = module.position
         position.epoch, position.batch, position.step = (state[name] for name in ("epoch", "batch", "step"))
+        if changed_data and state.get("batches", self.batches) != self.batches:
+            position.batch, position.step = 0, position.epoch * module.schedule.steps_per_epoch
         module.metrics, module.threshold = state["metrics"], state["threshold"]
         self.best = state["best"]
         self._restored = state
+        if not is_first_process():
+            return
         self.train.cut(position.step)
         self.validation.cut(position.step if not position.batch else position.step - 1)
 
@@ -69,6 +82,7 @@ class RunKeeper(pl.Callback):
                 "epoch": position.epoch,
                 "batch": position.batch,
                 "step": position.step,
+                "batches": self.batches,
                 "model": module.detector.state_dict(),
                 # Until training starts, these are the restored ones.
                 "optimiser": optimiser[0].state_dict() if self._restored is None else self._restored["optimiser"],
@@ -79,6 +93,10 @@ class RunKeeper(pl.Callback):
             }
         )
         self._saved = time.monotonic()
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        # All processes have been started and have their own handlers.
+        self.stop.deliver()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._restored is not None:
@@ -113,13 +131,14 @@ class RunKeeper(pl.Callback):
         if done:
             trainer.should_stop = True
         elif position.batch < self.batches:
-            if trainer.strategy.reduce_boolean_decision(self.asked_to_stop, all=False):
+            if self._asked_to_stop(trainer):
                 self.save(trainer, module)
                 raise Interrupted
             if self._due(position.step):
                 self.save(trainer, module)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        _share_buffers(trainer, _module(pl_module))
         if trainer.state.fn == "fit":
             self.save(trainer, _module(pl_module))
 
@@ -132,14 +151,16 @@ class RunKeeper(pl.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        # The checkpoint was written when the evaluation began. Several processes have to stop together, after it.
-        if self.asked_to_stop and trainer.world_size == 1:
+        # The checkpoint was written when the evaluation began. Some processes may have one batch more than others.
+        data_module: DataModule = trainer.datamodule  # type: ignore[attr-defined]
+        if batch_idx < data_module.common_val_batches(trainer.world_size) and self._asked_to_stop(trainer):
             raise Interrupted
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         module = _module(pl_module)
         self.close_epoch(trainer, module, evaluated=trainer.check_val_every_n_epoch == 1 or self._at_interval(trainer))
-        if trainer.strategy.reduce_boolean_decision(self.asked_to_stop, all=False):
+        # After the last step only the final files are missing: they are written in any case.
+        if module.position.step < module.schedule.total_steps and self._asked_to_stop(trainer):
             raise Interrupted
 
     def close_epoch(self, trainer: pl.Trainer, module: DetectorModule, *, evaluated: bool) -> None:
@@ -160,6 +181,10 @@ class RunKeeper(pl.Callback):
         if trainer.is_global_zero and time.monotonic() - self._drawn > DRAW_SECONDS:
             draw_curves(self.train, self.validation, self.folder / "curves.png")
             self._drawn = time.monotonic()
+
+    def _asked_to_stop(self, trainer: pl.Trainer) -> bool:
+        """Return whether any process was asked to stop, so that all stop together."""
+        return trainer.strategy.reduce_boolean_decision(self.stop.received, all=False)
 
     def _at_interval(self, trainer: pl.Trainer) -> bool:
         return (trainer.current_epoch + 1) % self.settings.validate_every == 0
@@ -191,6 +216,17 @@ def _module(module: pl.LightningModule) -> DetectorModule:
     if not isinstance(module, DetectorModule):
         raise TypeError(f"RunKeeper: expected a DetectorModule, got {type(module).__name__}")
     return module
+
+
+def _share_buffers(trainer: pl.Trainer, module: DetectorModule) -> None:
+    """Give all processes the buffers of the first, which are the saved ones.
+
+    Batch norms that learn have seen other images in each process since the last exchange; a resumed evaluation, which
+    starts from the saved ones, would have other results.
+    """
+    if trainer.world_size > 1:
+        for buffer in module.detector.buffers():
+            torch.distributed.broadcast(buffer, src=0)
 
 
 def _require_equal(trainer: pl.Trainer, module: DetectorModule) -> None:

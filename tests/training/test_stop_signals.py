@@ -1,0 +1,206 @@
+"""Ctrl-C and SIGTERM at any moment: status 130, how to resume, and the same end as without them."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from bucketrank.cli import main
+from bucketrank.evaluation import Evaluator
+from bucketrank.training import run as run_module
+from bucketrank.training import run_keeper
+from bucketrank.training.checkpoints import Checkpoints
+from bucketrank.training.detector_module import DetectorModule
+from bucketrank.training.stop_signals import Interrupted, stop_signals
+
+from . import tiny
+
+FLAGS = "--trainer.checkpoint_steps 1"
+SENT = [signal.SIGINT, signal.SIGTERM]
+
+
+def words(folder: Path, data: Path, flags: str = FLAGS) -> list[str]:
+    usual = ["train", "atss-laptop", "--data", str(data), "--out", str(folder)]
+    return [*usual, *tiny.USUAL.split(), *flags.split()]
+
+
+@pytest.fixture(autouse=True)
+def handlers_come_back():
+    before = {number: signal.signal(number, signal.default_int_handler) for number in SENT}
+    yield
+    assert all(signal.getsignal(number) is signal.default_int_handler for number in SENT)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def strike(patch: pytest.MonkeyPatch, owner: object, name: str, number: signal.Signals, *, call: int = 1) -> None:
+    """Send the signal to this process before one call of a function."""
+    usual = getattr(owner, name)
+    calls = 0
+
+    def struck(*args, **kwargs):
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            signal.raise_signal(number)
+        return usual(*args, **kwargs)
+
+    patch.setattr(owner, name, struck)
+
+
+@pytest.mark.parametrize("number", SENT, ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    ("owner", "name", "call"),
+    [
+        (Checkpoints, "_keep_last", 2),  # between two renames of a checkpoint
+        (DetectorModule, "validation_step", 2),
+        (Evaluator, "metrics", 1),
+        (run_keeper, "save_weights", 1),  # the best weights
+        (run_keeper.RunKeeper, "on_train_start", 1),
+    ],
+    ids=["checkpoint", "evaluation", "metrics", "best weights", "before the first step"],
+)
+def test_a_signal_in_the_run_leaves_a_checkpoint(owner, name, call, number, shapes, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        strike(patch, owner, name, number, call=call)
+        assert main(words(folder, shapes)) == 130
+    error = capsys.readouterr().err
+    assert error == f"bucketrank: stopped; resume with: bucketrank train --resume --out {folder}\n"
+    assert Checkpoints(folder / "checkpoints").load() is not None
+    assert not (folder / "weights.safetensors").exists()
+
+
+@pytest.mark.parametrize("number", SENT, ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("find_splits", "the run had not begun; start it with the same command"),
+        ("build_detector", "the run had not begun; start it with the same command"),
+        ("_announce", "resume with: bucketrank train --resume --out "),
+    ],
+)
+def test_a_signal_in_the_start_up_ends_it_at_once(name, remedy, number, shapes, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        strike(patch, run_module, name, number)
+        assert main(words(folder, shapes)) == 130
+    error = capsys.readouterr().err
+    assert error.startswith(f"bucketrank: stopped; {remedy}")
+    assert len(error.splitlines()) == 1
+    assert folder.exists() == (name == "_announce")
+
+
+@pytest.mark.parametrize("name", ["save_weights", "draw_curves"])
+def test_a_signal_after_the_last_step_lets_the_run_finish(name, shapes, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    strike(monkeypatch, run_module, name, signal.SIGTERM)
+    assert main(words(folder, shapes, "--schedule.epochs 1")) == 0
+    assert (folder / "weights.safetensors").exists()
+
+
+def test_a_second_ctrl_c_ends_the_run_at_once(shapes, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "run"
+    steps = []
+    usual = DetectorModule.training_step
+
+    def pressed(module, batch, batch_idx):
+        steps.append(module.position.step)
+        if module.position.step == 2:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            steps.append(-1)
+        return usual(module, batch, batch_idx)
+
+    monkeypatch.setattr(DetectorModule, "training_step", pressed)
+    assert main(words(folder, shapes)) == 130
+    assert steps == [0, 1, 2]
+    assert "resume with" in capsys.readouterr().err
+    assert Checkpoints(folder / "checkpoints").load() is not None
+
+
+def test_a_repeated_sigterm_is_one_request():
+    with stop_signals() as stop:
+        stop.defer()
+        stop.deliver()
+        for _ in range(3):
+            signal.raise_signal(signal.SIGTERM)
+        assert stop.received
+        with pytest.raises(Interrupted):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_held_back_signals_reach_a_child_only_when_it_is_ready():
+    child = "import signal; print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])))"
+    with stop_signals() as stop:
+        stop.defer()
+        try:
+            printed = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=True).stdout
+            assert "SIGINT" in printed
+            assert "SIGTERM" in printed
+        finally:
+            stop.deliver()
+        assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_outside_the_main_thread_there_are_no_handlers():
+    entered = []
+
+    def enter() -> None:
+        with stop_signals() as stop:
+            entered.append(stop.received)
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert entered == [False]
+
+
+# The first process sends the signal to itself, or to both processes, as the environment says.
+PROGRAM = """
+import os, signal, sys
+import torch
+torch.set_num_threads(1)
+from bucketrank.cli import main
+from bucketrank.training.checkpoints import Checkpoints
+from bucketrank.training.detector_module import DetectorModule
+from bucketrank.training.launch import is_first_process
+owner, name = {"checkpoint": (Checkpoints, "_keep_last"), "evaluation": (DetectorModule, "validation_step")}[
+    os.environ["STRIKE_AT"]
+]
+usual = getattr(owner, name)
+calls = 0
+def struck(*args, **kwargs):
+    global calls
+    calls += 1
+    if calls == 2 and is_first_process():
+        number = getattr(signal, os.environ["STRIKE_WITH"])
+        os.killpg(0, number) if os.environ["STRIKE_ALL"] == "1" else os.kill(os.getpid(), number)
+    return usual(*args, **kwargs)
+setattr(owner, name, struck)
+sys.exit(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("moment", "number", "everyone"),
+    [("checkpoint", "SIGTERM", "0"), ("evaluation", "SIGTERM", "0"), ("checkpoint", "SIGINT", "1")],
+)
+def test_two_processes_stop_together(moment, number, everyone, shapes, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    strategy = "--trainer.devices 2 --trainer.strategy ddp --trainer.checkpoint_steps 1"
+    command = [sys.executable, str(program), *words(tmp_path / "run", shapes, strategy)]
+    environment = {**os.environ, "STRIKE_AT": moment, "STRIKE_WITH": number, "STRIKE_ALL": everyone}
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=400, env=environment, start_new_session=True
+    )
+    assert done.returncode == 130, done.stderr[-2000:]
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("bucketrank: stopped; resume with") == 1
+    assert Checkpoints(tmp_path / "run" / "checkpoints").load() is not None
