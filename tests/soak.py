@@ -39,9 +39,9 @@ SOUND = dumped(sound_document()).encode()
 LARGEST = 400  # logits of a random input; the definition compares all pairs
 
 Damages = list[tuple[Callable[[bytes, int], bytes], int]]
-mutations = st.tuples(broken_documents().map(lambda document: dumped(document).encode()), st.just([])) | st.tuples(
-    st.just(SOUND), st.lists(damages, min_size=1, max_size=3)
-)
+mutations: st.SearchStrategy[tuple[bytes, Damages]] = st.tuples(
+    broken_documents().map(lambda document: dumped(document).encode()), st.just([])
+) | st.tuples(st.just(SOUND), st.lists(damages, min_size=1, max_size=3))
 
 
 def check_annotations(count: int, first_seed: int) -> Counter[str]:

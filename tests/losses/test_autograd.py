@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from bucketrank import alrp_loss, ap_loss, rank_sort_loss
 from bucketrank.losses import autograd, rankings
@@ -122,12 +124,23 @@ def test_the_backward_pass_uses_the_backend_of_the_forward_pass(way: Way, monkey
     assert asked == [(method, name)] * 2
 
 
-def test_a_second_derivative_is_an_error() -> None:
+@pytest.mark.parametrize("loss", [ap_loss, lambda *inputs: rank_sort_loss(*inputs).sorting], ids=["ap", "sorting"])
+@pytest.mark.parametrize("power", [1, 2], ids=["alone", "squared"])
+def test_a_second_derivative_is_an_error(loss: Callable[..., Tensor], power: int) -> None:
+    """Also where the gradient at the loss is a constant, so that nothing but the loss could be differentiated."""
     logits, targets = synthetic(50, 7)
     logits.requires_grad_()
-    (gradient,) = torch.autograd.grad(ap_loss(logits, targets) ** 2, logits, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
+    (gradient,) = torch.autograd.grad(loss(logits, targets) ** power, logits, create_graph=True)
+    with pytest.raises(RuntimeError, match="have no second derivative: their gradient is defined, not derived"):
         gradient.sum().backward()
+
+
+def test_create_graph_alone_is_no_error() -> None:
+    logits, targets = synthetic(50, 7)
+    logits.requires_grad_()
+    (plain,) = torch.autograd.grad(ap_loss(logits, targets), logits)
+    (graph,) = torch.autograd.grad(ap_loss(logits, targets), logits, create_graph=True)
+    torch.testing.assert_close(graph.detach(), plain, rtol=0, atol=0)
 
 
 @every_way

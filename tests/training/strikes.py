@@ -74,7 +74,7 @@ class Striker:
             self.at(f"after a row of {name}")
 
         Path.replace = replace  # type: ignore[method-assign,assignment]
-        CsvTable.add = add_row  # type: ignore[method-assign]
+        CsvTable.add = add_row  # type: ignore[method-assign,assignment]
         assert csv_table.CsvTable.add is add_row
 
     def _announced(self, usual: Any, moment: str) -> Any:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from bucketrank.losses.backend import chosen_backend, triton_for
 from bucketrank.losses.comparison import precise
@@ -54,17 +53,34 @@ class _Rank(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, first: Tensor | None, second: Tensor | None = None) -> tuple[Any, ...]:
-        # once_differentiable takes a tenth of the time of small inputs. Only a graph of the backward pass needs it.
-        return (_eager_backward_once if torch.is_grad_enabled() else _eager_backward)(ctx, first, second)
+        logits, _ = ctx.saved_tensors  # raises if one of them was changed in place
+        if torch.is_grad_enabled():  # create_graph=True
+            with torch.no_grad():
+                gradients = ctx.prepared.backward(first, second)
+            at_logits, at_localisation = (_attach(gradient, logits, first, second) for gradient in gradients)
+        else:
+            at_logits, at_localisation = ctx.prepared.backward(first, second)
+        return at_logits, None, at_localisation if ctx.needs_input_grad[2] else None, None
 
 
-def _eager_backward(ctx: Any, first: Tensor | None, second: Tensor | None) -> tuple[Any, ...]:
-    ctx.saved_tensors  # noqa: B018  raises if one of them was changed in place
-    at_logits, at_localisation = ctx.prepared.backward(first, second)
-    return at_logits, None, at_localisation if ctx.needs_input_grad[2] else None, None
+class _NoSecondDerivative(torch.autograd.Function):
+    """Pass a gradient on, and raise if it is differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, *_inputs: Tensor | None) -> Tensor:  # noqa: ARG004 (autograd's signature)
+        return gradient.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *_gradients: Tensor) -> Any:  # noqa: ARG004 (autograd's signature)
+        raise RuntimeError(
+            "ap_loss, rank_sort_loss and alrp_loss have no second derivative: their gradient is defined, not derived; "
+            "leave out create_graph=True, or keep the ranking loss out of the part that is differentiated twice"
+        )
 
 
-_eager_backward_once = once_differentiable(_eager_backward)
+def _attach(gradient: Tensor | None, *inputs: Tensor | None) -> Tensor | None:
+    """Return a gradient that depends on the inputs of the backward pass, so that differentiating it raises."""
+    return None if gradient is None else _NoSecondDerivative.apply(gradient, *inputs)
 
 
 @torch.library.custom_op("bucketrank::rank", mutates_args=())
@@ -105,16 +121,9 @@ def _rows(logits: Tensor, index: Tensor, gradients: Gradients | None, loss: str)
 
 @_rank_op.register_fake
 def _(
-    logits: Tensor,
-    targets: Tensor,
-    localisation: Tensor | None,
-    loss: str,
-    method: str,
-    backend: str,
-    delta: float,
-    sizes: Sequence[int] | None,
-    max_positives: int | None,
+    logits: Tensor, targets: Tensor, localisation: Tensor | None, loss: str, *settings: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    _method, _backend, _delta, sizes, _max_positives = settings
     shape = () if sizes is None else (len(sizes),)
     positives = torch.library.get_ctx().new_dynamic_size()
     index = logits.new_empty(positives, dtype=torch.int64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any, ClassVar, get_args
 
 from torch import Tensor, nn
 
@@ -11,8 +12,32 @@ from bucketrank.choices import ALRPMethod, Method, Reduction
 from bucketrank.losses.dr import check_dr_settings, dr_loss
 from bucketrank.losses.functional import ALRP_METHODS, alrp_loss, ap_loss, check_settings, rank_sort_loss
 
+METHODS: tuple[str, ...] = get_args(Method)
 
-class APLoss(nn.Module):
+
+class _RankingLossModule(nn.Module):
+    """Base of the ranking losses: holds and checks the settings that they share."""
+
+    methods: ClassVar[tuple[str, ...]] = METHODS
+
+    def __init__(self, delta: float, method: str, reduction: Reduction, max_positives: int | None) -> None:
+        super().__init__()
+        name = type(self).__name__
+        check_settings(name, delta, method, self.methods, reduction=reduction, max_positives=max_positives)
+        self.delta, self.method, self.reduction, self.max_positives = delta, method, reduction, max_positives
+
+    def keywords(self, sizes: Sequence[int] | None) -> dict[str, Any]:
+        """Return the keyword arguments of the function behind the module."""
+        shared = {"delta": self.delta, "method": self.method, "sizes": sizes, "reduction": self.reduction}
+        return {**shared, "max_positives": self.max_positives}
+
+    def extra_repr(self) -> str:
+        text = f"delta={self.delta}, method={self.method!r}"
+        text += "" if self.reduction == "mean" else f", reduction={self.reduction!r}"
+        return text + ("" if self.max_positives is None else f", max_positives={self.max_positives}")
+
+
+class APLoss(_RankingLossModule):
     """:func:`~bucketrank.ap_loss` with its settings. Calls may give the ``sizes`` of several rankings."""
 
     def __init__(
@@ -24,28 +49,17 @@ class APLoss(nn.Module):
         reduction: Reduction = "mean",
         max_positives: int | None = None,
     ) -> None:
-        super().__init__()
-        check_settings("APLoss", delta, method, reduction=reduction, max_positives=max_positives)
-        self.delta, self.method, self.interpolate = delta, method, interpolate
-        self.reduction, self.max_positives = reduction, max_positives
+        super().__init__(delta, method, reduction, max_positives)
+        self.interpolate = interpolate
 
     def forward(self, logits: Tensor, targets: Tensor, *, sizes: Sequence[int] | None = None) -> Tensor:
-        return ap_loss(
-            logits,
-            targets,
-            delta=self.delta,
-            method=self.method,
-            interpolate=self.interpolate,
-            sizes=sizes,
-            reduction=self.reduction,
-            max_positives=self.max_positives,
-        )
+        return ap_loss(logits, targets, interpolate=self.interpolate, **self.keywords(sizes))
 
     def extra_repr(self) -> str:
-        return f"delta={self.delta}, method={self.method!r}, interpolate={self.interpolate}{_batch_repr(self)}"
+        return f"{super().extra_repr()}, interpolate={self.interpolate}"
 
 
-class RankSortLoss(nn.Module):
+class RankSortLoss(_RankingLossModule):
     """The sum of the two terms of :func:`~bucketrank.rank_sort_loss`, with its settings. Calls may give ``sizes``."""
 
     def __init__(
@@ -56,29 +70,17 @@ class RankSortLoss(nn.Module):
         reduction: Reduction = "mean",
         max_positives: int | None = None,
     ) -> None:
-        super().__init__()
-        check_settings("RankSortLoss", delta, method, reduction=reduction, max_positives=max_positives)
-        self.delta, self.method = delta, method
-        self.reduction, self.max_positives = reduction, max_positives
+        super().__init__(delta, method, reduction, max_positives)
 
     def forward(self, logits: Tensor, targets: Tensor, *, sizes: Sequence[int] | None = None) -> Tensor:
-        ranking, sorting = rank_sort_loss(
-            logits,
-            targets,
-            delta=self.delta,
-            method=self.method,
-            sizes=sizes,
-            reduction=self.reduction,
-            max_positives=self.max_positives,
-        )
+        ranking, sorting = rank_sort_loss(logits, targets, **self.keywords(sizes))
         return ranking + sorting
 
-    def extra_repr(self) -> str:
-        return f"delta={self.delta}, method={self.method!r}{_batch_repr(self)}"
 
-
-class ALRPLoss(nn.Module):
+class ALRPLoss(_RankingLossModule):
     """The sum of the two terms of :func:`~bucketrank.alrp_loss`, with its settings. Calls may give ``sizes``."""
+
+    methods: ClassVar[tuple[str, ...]] = ALRP_METHODS
 
     def __init__(
         self,
@@ -88,34 +90,13 @@ class ALRPLoss(nn.Module):
         reduction: Reduction = "mean",
         max_positives: int | None = None,
     ) -> None:
-        super().__init__()
-        check_settings("ALRPLoss", delta, method, ALRP_METHODS, reduction=reduction, max_positives=max_positives)
-        self.delta, self.method = delta, method
-        self.reduction, self.max_positives = reduction, max_positives
+        super().__init__(delta, method, reduction, max_positives)
 
     def forward(
         self, logits: Tensor, targets: Tensor, localisation: Tensor, *, sizes: Sequence[int] | None = None
     ) -> Tensor:
-        classification, boxes = alrp_loss(
-            logits,
-            targets,
-            localisation,
-            delta=self.delta,
-            method=self.method,
-            sizes=sizes,
-            reduction=self.reduction,
-            max_positives=self.max_positives,
-        )
+        classification, boxes = alrp_loss(logits, targets, localisation, **self.keywords(sizes))
         return classification + boxes
-
-    def extra_repr(self) -> str:
-        return f"delta={self.delta}, method={self.method!r}{_batch_repr(self)}"
-
-
-def _batch_repr(module: APLoss | RankSortLoss | ALRPLoss) -> str:
-    """Return the settings that differ from their defaults, as a continuation of ``extra_repr``."""
-    reduction = "" if module.reduction == "mean" else f", reduction={module.reduction!r}"
-    return reduction + ("" if module.max_positives is None else f", max_positives={module.max_positives}")
 
 
 class DRLoss(nn.Module):
