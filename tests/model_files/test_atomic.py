@@ -12,7 +12,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from bucketrank.cli import main
-from bucketrank.model_files import atomic
 from bucketrank.model_files.atomic import DiskFullError, remove_temporary_files, write_tensors, write_text
 from bucketrank.training.csv_table import CsvTable
 
@@ -71,7 +70,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_file(number, tmp_path, monke
     def full(descriptor: int) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(atomic.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(DiskFullError, match=r"x\.safetensors: cannot be written, the disk or the quota is full"):
         write_tensors(path, TENSORS, {})
     assert [each.name for each in tmp_path.iterdir()] == ["x.safetensors"]
