@@ -15,7 +15,7 @@ import torch
 from bucketrank.cli import main
 from bucketrank.evaluation import Evaluator
 from bucketrank.model_files import atomic
-from bucketrank.training import csv_table, run, run_keeper, training_curves
+from bucketrank.training import run, run_keeper, training_curves
 from bucketrank.training.checkpoints import Checkpoints
 from bucketrank.training.csv_table import CsvTable
 from bucketrank.training.detector_module import DetectorModule
@@ -45,11 +45,12 @@ class Striker:
         self.moment, self.count, self.number = moment, count, number
 
     def at(self, moment: str, before: Callable[[], object] = lambda: None) -> None:
-        """Strike if this is the moment; ``before`` prepares what the process leaves."""
+        """Strike if this is the moment; ``before`` prepares what a killed process leaves."""
         if moment == self.moment:
             self.count -= 1
             if self.count == 0:
-                before()
+                if self.number == signal.SIGKILL:
+                    before()
                 os.kill(os.getpid(), self.number)
 
     def install(self) -> None:
@@ -75,7 +76,6 @@ class Striker:
 
         Path.replace = replace  # type: ignore[method-assign,assignment]
         CsvTable.add = add_row  # type: ignore[method-assign,assignment]
-        assert csv_table.CsvTable.add is add_row
 
     def _announced(self, usual: Any, moment: str) -> Any:
         def announced(*args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,9 @@
 """A run from beginning to end: what it writes, and how it refuses and stops."""
 
 import csv
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -280,6 +282,32 @@ def test_an_image_deleted_in_mid_run_is_named(split, workers, shapes, tmp_path, 
     error = capsys.readouterr().err
     assert error.startswith(f"bucketrank: {data / 'images' / image}: the image does not exist; ")
     assert len(error.splitlines()) == 1
+
+
+def test_a_full_disk_is_one_line_and_the_run_can_be_resumed(shapes, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "run"
+    usual = os.fsync
+
+    def full(descriptor):
+        if (folder / "checkpoints" / "previous.safetensors").exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        usual(descriptor)
+
+    words = ["train", "atss-laptop", "--data", str(shapes), "--out", str(folder), *tiny.USUAL.split()]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        assert main([*words, "--trainer.checkpoint_steps", "1"]) == 1
+    error = capsys.readouterr().err
+    path = folder / "checkpoints" / "last.safetensors"
+    assert error == (
+        f"bucketrank: train: {path}: cannot be written, the disk or the quota is full; free some space; "
+        f"resume with: bucketrank train --resume --out {folder}\n"
+    )
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
+        "last.safetensors",
+        "previous.safetensors",
+    ]
+    assert main(["train", "--resume", "--out", str(folder)]) == 0
 
 
 def test_all_files_of_a_run_have_the_same_mode(run):
