@@ -4,6 +4,7 @@ If check-data accepts a broken folder, it can be loaded and evaluated. If check-
 with the same messages.
 """
 
+import copy
 import io
 import json
 import warnings
@@ -148,10 +149,15 @@ KEYS = ["id", "image_id", "category_id", "bbox", "segmentation", "area", "iscrow
 KEYS += ["name", "coco_url", "frequency"]
 
 
+def drawn(draw: Any, values: st.SearchStrategy[Any]) -> Any:
+    """Draw a value as a copy: a later change of the document must not change the lists in the strategies."""
+    return copy.deepcopy(draw(values))
+
+
 def set_to(values: st.SearchStrategy[Any]) -> Callable[[Any, Document], None]:
     def change(draw: Any, document: Document) -> None:
         inside, key = draw(st.sampled_from(list(places(document))))
-        inside[key] = draw(values)
+        inside[key] = drawn(draw, values)
 
     return change
 
@@ -176,7 +182,7 @@ def entry(name: str, key: str, values: st.SearchStrategy[Any]) -> Callable[[Any,
         entries = document.get(name)
         objects = [each for each in entries if isinstance(each, dict)] if isinstance(entries, list) else []
         if objects:
-            draw(st.sampled_from(objects))[key] = draw(values)
+            draw(st.sampled_from(objects))[key] = drawn(draw, values)
 
     return change
 

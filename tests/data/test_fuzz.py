@@ -22,6 +22,7 @@ from tests.data.fuzz import (
     judged,
     more,
     ran,
+    set_to,
     write_folder,
 )
 from tests.data.small_folders import sound_document, write_split
@@ -30,6 +31,20 @@ from tests.data.small_folders import sound_document, write_split
 def test_a_sound_folder_stays_sound(tmp_path: Path) -> None:
     write_folder(tmp_path, sound_document())
     assert judged(tmp_path) == judged(tmp_path, masks=True) == 0
+
+
+def test_changes_do_not_change_the_strategies() -> None:
+    values = st.sampled_from([[30, 40]])
+
+    @few
+    @given(st.data())
+    def spoil(data: st.DataObject) -> None:
+        document: Document = {"images": []}
+        set_to(values)(data.draw, document)
+        assert document["images"] == [30, 40]
+        document["images"].clear()
+
+    spoil()
 
 
 @pytest.mark.slow
