@@ -30,7 +30,7 @@ from bucketrank.detectors.rpn import RPN
 from .small_detectors import scene, small_detector
 
 WAITS = ("nonzero", "_local_scalar_dense", "masked_select", "bincount", "equal", "_unique2", "is_nonzero")
-READS = (Tensor.tolist, Tensor.cpu, Tensor.numpy)  # no operation on the CPU
+READS = (Tensor.tolist, Tensor.cpu)  # no operation on the CPU
 PAIRS = [
     *((name, loss) for name in ("atss", "paa", "retinanet") for loss in ("rs", "focal")),
     *((name, loss) for name in ("faster_rcnn", "mask_rcnn", "cascade_rcnn") for loss in ("rs", "ce")),
