@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torchvision.models.detection._utils import BoxCoder
 from torchvision.models.detection.image_list import ImageList
 
 from bucketrank.catalogue import LossSettings
@@ -20,6 +19,7 @@ from bucketrank.detectors.dense_head import DenseHead
 from bucketrank.detectors.rpn import RPN
 from bucketrank.detectors.targets import Target
 from bucketrank.ops.anchors import Anchors, octave
+from bucketrank.ops.box_coder import BoxCoder
 
 STRIDES = (8, 16, 32, 64, 128)
 POOLED_STRIDES = STRIDES[:4]

@@ -49,7 +49,7 @@ class Ranked(Criterion):
         Each is a mean over the positives, weighted by confidence unless the head's recipe says otherwise. The
         confidence is the highest score of any class, as in the published code.
         """
-        weights = confidences(assigned.logits[assigned.positives])
+        weights = confidences(assigned.logits[assigned.rows])
         weights = weights if self.recipe.confident else torch.ones_like(weights)
         parts = self.box_parts(assigned).items()
         return {name: (weight, self.mean(errors, weights)) for name, (weight, errors) in parts}
