@@ -25,6 +25,7 @@ def _forget_triton():
     triton_backend._triton_problem.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_TRITON, reason="needs Triton")
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="already in the interpreter")
 def test_the_kernels_in_the_interpreter(request: pytest.FixtureRequest) -> None:

@@ -86,6 +86,11 @@ def test_more_positives_than_the_capacity_give_nan(name: str) -> None:
     for value, gradient in zip(got.values, got.gradients, strict=True):
         assert value.isnan().all()
         assert gradient.isnan().tolist() == [True, True, False, True, True, True, True]
+    if name == "alrp":
+        errors = torch.full((3,), 0.3)  # one for each positive, of which the kernels see two
+        got = compute(name, logits, targets, 0.5, sizes=(5, 2), max_positives=2, localisation=errors)
+        assert got.at_localisation is not None
+        assert got.at_localisation.isnan().all()
     none = compute(name, logits, targets, 0.5, max_positives=0, localisation=errors)
     assert all(value.isnan().all() for value in none.values)
 

@@ -274,9 +274,12 @@ class TritonRanking(NamedTuple):
         gradient = torch.empty_like(self.logits)
         at_localisation = None
         if self.localisation_dtype is not None and second is not None:
-            # The kernel writes one number for each of the positives, padding included.
-            allocate = torch.empty if self.localisations <= self.positives else torch.zeros
-            at_localisation = allocate(self.localisations, dtype=self.localisation_dtype, device=gradient.device)
+            # The kernel writes one number for each of the positives, padding included. More errors than that mean more
+            # positives than the capacity, which make every gradient NaN.
+            options: dict[str, Any] = {"dtype": self.localisation_dtype, "device": gradient.device}
+            fits = self.localisations <= self.positives
+            shape = (self.localisations,)
+            at_localisation = torch.empty(shape, **options) if fits else torch.full(shape, torch.nan, **options)
         with on_device(gradient.device):
             launch(
                 write_gradient,
