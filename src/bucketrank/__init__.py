@@ -1,4 +1,4 @@
-"""Ranking-based losses for object detection, exact for every delta, at the price of focal loss."""
+"""Ranking-based losses for object detection, exact for every delta, at the price of focal loss on a CPU."""
 
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
