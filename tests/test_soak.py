@@ -6,6 +6,7 @@ import torch
 
 from bucketrank.data import checking
 from tests import soak
+from tests.losses.cases import LOSSES
 
 
 def test_annotations(capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,13 +31,13 @@ def test_losses(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_losses_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, loss in soak.LOSSES.items():
+    for name, loss in LOSSES.items():
         changed = loss._replace(
             compute=lambda *args, _compute=loss.compute, **kwargs: tuple(
                 term * 1.001 for term in _compute(*args, **kwargs)
             )
         )
-        monkeypatch.setitem(soak.LOSSES, name, changed)
+        monkeypatch.setitem(LOSSES, name, changed)
     with pytest.raises(AssertionError, match="not close"):
         soak.compare_losses(60, 2, 0)
 

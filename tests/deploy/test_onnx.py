@@ -125,7 +125,7 @@ def test_a_detector_that_differs_is_not_written(tmp_path, monkeypatch):
 
 def with_equal_scores(name):
     """Return a detector whose score depends on the class and the shape of the anchor alone."""
-    model = randomised(small_detector(name))
+    model: Any = randomised(small_detector(name))
     with torch.no_grad():
         model.head.classes.weight.zero_()
     return model
