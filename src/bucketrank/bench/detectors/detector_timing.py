@@ -6,7 +6,7 @@ import gc
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -233,8 +233,8 @@ def plan_detector(name: str, settings: DetectorBenchSettings, progress: Progress
 
 
 def _detached(assigned: Assigned) -> Assigned:
-    tensors = {name: value.detach() for name, value in vars(assigned).items() if isinstance(value, Tensor)}
-    return replace(assigned, **tensors)
+    values = {field.name: getattr(assigned, field.name) for field in fields(assigned)}
+    return replace(assigned, **{name: each.detach() for name, each in values.items() if isinstance(each, Tensor)})
 
 
 def quadratic_loss_seconds(
