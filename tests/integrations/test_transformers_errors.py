@@ -104,7 +104,7 @@ class TestLibrary:
 
     def test_without_transformers(self, monkeypatch):
         monkeypatch.setattr(library, "find_spec", lambda name: None)
-        with pytest.raises(ImportError, match=r"got none; install it with: pip install 'bucketrank\[transformers\]'"):
+        with pytest.raises(ImportError, match=r'got none; install it with: pip install "bucketrank\[transformers\]"'):
             library.check_library()
 
     def test_later_models_may_be_missing(self, monkeypatch):
