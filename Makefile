@@ -31,7 +31,7 @@ demo: $(STAMP)  ## one detector trained with a ranking loss and with focal loss,
 test: $(STAMP)  ## the tests and the docstrings' examples
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
-check: lint  ## linters, types and the tests that are not slow: the daily loop (about 3 minutes on two cores)
+check: lint  ## linters, types and the tests that are not slow: the daily loop (about 5 minutes on two cores)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal -m 'not slow'
 
 lint: $(STAMP)  ## ruff (rules and format), the import contracts and mypy over the whole tree
