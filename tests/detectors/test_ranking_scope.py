@@ -37,7 +37,7 @@ def test_one_call_ranks_the_images_of_a_loss_that_takes_sizes():
         calls.append(sizes)
         return rank_sort_loss(logits, targets, sizes=sizes)
 
-    together = ImageScope().rank(rs_of_parts, logits, targets, image_index=image_index)
+    together = ImageScope().rank(rs_of_parts, logits, targets, image_index=image_index, parts=True)
     assert calls == [[6, 9, 6]]
     apart = ImageScope().rank(rs, logits, targets, image_index=image_index)
     torch.testing.assert_close(torch.stack(together), torch.stack(apart))

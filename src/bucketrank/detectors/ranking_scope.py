@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# From logits, targets and one value per positive (None if the loss takes none) to the terms of the loss. A loss with a
-# further parameter ``sizes`` ranks consecutive parts of the list apart and returns the mean of their terms.
+# From logits, targets and one value per positive (None if the loss takes none) to the terms of the loss. Some
+# losses also take ``sizes``, the lengths of consecutive parts to rank apart, and return the mean of their terms.
 RankingLoss = Callable[..., Sequence[Tensor]]
-
-
-def takes_sizes(loss: RankingLoss) -> bool:
-    """Return whether one call of the loss can rank several parts of a list."""
-    return "sizes" in inspect.signature(loss).parameters
 
 
 class Scope:
@@ -25,12 +19,19 @@ class Scope:
     joins_calls = True  # whether the rankings of several heads or layers may share one call of the loss
 
     def rank(
-        self, loss: RankingLoss, logits: Tensor, targets: Tensor, *, image_index: Tensor, values: Tensor | None = None
+        self,
+        loss: RankingLoss,
+        logits: Tensor,
+        targets: Tensor,
+        *,
+        image_index: Tensor,
+        values: Tensor | None = None,
+        parts: bool = False,
     ) -> tuple[Tensor, ...]:
         """Return the terms of ``loss``.
 
         ``logits`` and ``targets`` are (R, C), ``image_index`` (R,) holds the image of each row, and ``values`` (P,)
-        belong to ``logits[targets > 0]`` in that order.
+        belong to ``logits[targets > 0]`` in that order. ``parts`` says whether the loss takes ``sizes``.
         """
         return tuple(loss(logits, targets, values))
 
@@ -45,16 +46,23 @@ class ImageScope(Scope):
     joins_calls = False
 
     def rank(
-        self, loss: RankingLoss, logits: Tensor, targets: Tensor, *, image_index: Tensor, values: Tensor | None = None
+        self,
+        loss: RankingLoss,
+        logits: Tensor,
+        targets: Tensor,
+        *,
+        image_index: Tensor,
+        values: Tensor | None = None,
+        parts: bool = False,
     ) -> tuple[Tensor, ...]:
         # The rows of an image follow each other, so that an image is a consecutive part of the list.
         rows = torch.bincount(image_index).tolist()
-        if takes_sizes(loss):
-            return tuple(loss(logits, targets, values, [count * targets.shape[1] for count in rows]))
+        if parts:
+            return tuple(loss(logits, targets, values, sizes=[count * targets.shape[1] for count in rows]))
         positives = [int((part > 0).sum()) for part in targets.split(rows)]
         own_values = [None] * len(rows) if values is None else values.split(positives)
-        parts = zip(logits.split(rows), targets.split(rows), own_values, positives, strict=True)
-        terms = [loss(*part) for *part, count in parts if count]
+        images = zip(logits.split(rows), targets.split(rows), own_values, positives, strict=True)
+        terms = [loss(*image) for *image, count in images if count]
         if not terms:
             return super().rank(loss, logits, targets, image_index=image_index, values=values)
         return tuple(torch.stack(per_image).mean() for per_image in zip(*terms, strict=True))
@@ -70,7 +78,14 @@ class GlobalScope(Scope):
     joins_calls = False
 
     def rank(
-        self, loss: RankingLoss, logits: Tensor, targets: Tensor, *, image_index: Tensor, values: Tensor | None = None
+        self,
+        loss: RankingLoss,
+        logits: Tensor,
+        targets: Tensor,
+        *,
+        image_index: Tensor,
+        values: Tensor | None = None,
+        parts: bool = False,
     ) -> tuple[Tensor, ...]:
         if _process_count() == 1:
             return super().rank(loss, logits, targets, image_index=image_index, values=values)

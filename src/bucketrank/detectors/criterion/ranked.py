@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from bucketrank.catalogue import RankingSettings
 from bucketrank.catalogue.loss_specs import ALRPSettings, APSettings
-from bucketrank.choices import Reduction
 from bucketrank.detectors.criterion.assigned import Assigned
 from bucketrank.detectors.criterion.base import Criterion, HeadRecipe, LossTerms, confidences, dice_errors
 from bucketrank.losses import alrp_loss, ap_loss, dr_loss, rank_sort_loss, self_balance
@@ -27,10 +26,13 @@ class Ranked(Criterion):
 
     ranking = True
     classification_terms: ClassVar[tuple[str, ...]] = ("rank",)
+    ranks_parts = False  # whether one call of the loss can rank parts of a list apart, by a keyword ``sizes``
 
     def terms(self, assigned: Assigned) -> LossTerms:
         """Return the ranking, and the box losses with fixed weights."""
-        (rank,) = self.scope.rank(self.loss, assigned.logits, assigned.targets(1.0), image_index=assigned.image_index)
+        (rank,) = self.scope.rank(
+            self.loss, assigned.logits, assigned.targets(1.0), image_index=assigned.image_index, parts=self.ranks_parts
+        )
         return {"rank": rank, **self.weighted_box_terms(assigned)}
 
     def loss(self, logits: Tensor, targets: Tensor, errors: Tensor | None) -> Sequence[Tensor]:
@@ -66,34 +68,30 @@ class SmoothedRanked(Ranked):
     """Base class of the losses that compare logits through a smoothed step: they have delta and method."""
 
     settings: RankingSettings
+    ranks_parts = True
 
     @property
     def delta(self) -> float:
         """Half the width of the ramp of the smoothed step."""
         return self.settings.effective_delta
 
-    def loss(
-        self,
-        logits: Tensor,
-        targets: Tensor,
-        errors: Tensor | None,
-        sizes: Sequence[int] | None = None,
-        reduction: Reduction = "mean",
-    ) -> Sequence[Tensor]:
-        """Return the terms of the loss of one ranking, or of consecutive rankings of the lengths ``sizes``."""
+    def loss(self, logits: Tensor, targets: Tensor, errors: Tensor | None, **parts: Any) -> Sequence[Tensor]:
+        """Return the terms of the loss; ``parts`` are ``sizes`` and ``reduction``, to rank parts of a list apart."""
         raise NotImplementedError
 
     def rank_all(self, batch: Sequence[Assigned], targets: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
         """Return the terms of the loss for each input of a batch; one call of the loss ranks the inputs apart."""
         if len(batch) == 1 or not self.scope.joins_calls:
             return [
-                self.scope.rank(self.loss, assigned.logits, target, image_index=assigned.image_index)
+                self.scope.rank(
+                    self.loss, assigned.logits, target, image_index=assigned.image_index, parts=self.ranks_parts
+                )
                 for assigned, target in zip(batch, targets, strict=True)
             ]
         logits = torch.cat([assigned.logits.flatten() for assigned in batch])
         joined = torch.cat([target.flatten() for target in targets])
         sizes = [target.numel() for target in targets]
-        terms = self.loss(logits, joined, None, sizes, "none")
+        terms = self.loss(logits, joined, None, sizes=sizes, reduction="none")
         return list(zip(*(term.unbind() for term in terms), strict=True))
 
 
@@ -116,16 +114,8 @@ class RankSort(SmoothedRanked):
         balanced = {name: self_balance(term, to=ranking + sorting) for name, (_, term) in box_terms}
         return {"rank": ranking, "sort": sorting, **balanced}
 
-    def loss(
-        self,
-        logits: Tensor,
-        targets: Tensor,
-        errors: Tensor | None,
-        sizes: Sequence[int] | None = None,
-        reduction: Reduction = "mean",
-    ) -> Sequence[Tensor]:
-        method = self.settings.method
-        return rank_sort_loss(logits, targets, delta=self.delta, method=method, sizes=sizes, reduction=reduction)
+    def loss(self, logits: Tensor, targets: Tensor, errors: Tensor | None, **parts: Any) -> Sequence[Tensor]:
+        return rank_sort_loss(logits, targets, delta=self.delta, method=self.settings.method, **parts)
 
     def masks(self, logits: Tensor, targets: Tensor, *, confidences: Tensor, balance: Tensor) -> Tensor:
         return self_balance(super().masks(logits, targets, confidences=confidences, balance=balance), to=balance)
@@ -141,24 +131,10 @@ class AveragePrecision(SmoothedRanked):
         pairs = zip(batch, values, strict=True)
         return [{"rank": rank, **self.weighted_box_terms(assigned)} for assigned, (rank,) in pairs]
 
-    def loss(
-        self,
-        logits: Tensor,
-        targets: Tensor,
-        errors: Tensor | None,
-        sizes: Sequence[int] | None = None,
-        reduction: Reduction = "mean",
-    ) -> Sequence[Tensor]:
-        value = ap_loss(
-            logits,
-            targets,
-            delta=self.delta,
-            method=self.settings.method,
-            interpolate=self.settings.interpolate,
-            sizes=sizes,
-            reduction=reduction,
-        )
-        return (value,)
+    def loss(self, logits: Tensor, targets: Tensor, errors: Tensor | None, **parts: Any) -> Sequence[Tensor]:
+        settings = self.settings
+        shared: dict[str, Any] = {"delta": self.delta, "method": settings.method, "interpolate": settings.interpolate}
+        return (ap_loss(logits, targets, **shared, **parts),)
 
 
 class ALRP(SmoothedRanked):
@@ -180,31 +156,21 @@ class ALRP(SmoothedRanked):
         # As in LRP, (1 - IoU) / (1 - minimum IoU), with half the GIoU loss, which reaches 2, in place of 1 - IoU.
         errors = self.box_errors(assigned) / (2 * (1 - self.recipe.least_iou))
         classification, localisation = self.scope.rank(
-            self.loss, assigned.logits, assigned.targets(1.0), image_index=assigned.image_index, values=errors
+            self.loss,
+            assigned.logits,
+            assigned.targets(1.0),
+            image_index=assigned.image_index,
+            parts=self.ranks_parts,
+            values=errors,
         )
         balanced = localisation * self.balance.clone()
         if self.training:
             self._update_balance(classification.detach(), localisation.detach())
         return {"rank": classification, "box": balanced}
 
-    def loss(
-        self,
-        logits: Tensor,
-        targets: Tensor,
-        errors: Tensor | None,
-        sizes: Sequence[int] | None = None,
-        reduction: Reduction = "mean",
-    ) -> Sequence[Tensor]:
+    def loss(self, logits: Tensor, targets: Tensor, errors: Tensor | None, **parts: Any) -> Sequence[Tensor]:
         localisation = logits.new_zeros(0) if errors is None else errors
-        return alrp_loss(
-            logits,
-            targets,
-            localisation,
-            delta=self.delta,
-            method=self.settings.method,
-            sizes=sizes,
-            reduction=reduction,
-        )
+        return alrp_loss(logits, targets, localisation, delta=self.delta, method=self.settings.method, **parts)
 
     def list_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         errors = (1 - targets[targets > 0]) / (2 * (1 - self.recipe.least_iou))
