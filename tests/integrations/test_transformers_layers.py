@@ -141,7 +141,7 @@ def test_a_matching_moves_in_one_transfer():
 
 
 def test_a_step_is_freed_without_garbage_collection(monkeypatch):
-    references = []
+    references: list[weakref.ref[torch.Tensor]] = []
 
     def recording(ranking_loss, layers):
         references.extend(weakref.ref(layer.logits) for layer in layers)

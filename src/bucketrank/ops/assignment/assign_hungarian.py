@@ -143,7 +143,8 @@ def _to_device(integers: Sequence[Any], device: torch.device) -> Sequence[Tensor
     import numpy as np
 
     joined = torch.from_numpy(np.concatenate(integers, -1).astype(np.int64, copy=False))
-    return joined.to(device, non_blocking=True).split([each.shape[-1] for each in integers], -1)
+    parts: Sequence[Tensor] = joined.to(device, non_blocking=True).split([each.shape[-1] for each in integers], -1)
+    return parts
 
 
 def _select(queries: ImageQueries, rows: Tensor) -> ImageQueries:
