@@ -40,8 +40,9 @@ from bucketrank.bench.detectors.detector_results import (
     with_ratios,
 )
 from bucketrank.bench.detectors.detector_timing import BenchDetector, measure_detectors
-from bucketrank.bench.detectors.loss_share import Stopwatch, criteria, record_inputs, time_losses
+from bucketrank.bench.detectors.loss_share import Stopwatch, criteria, record_inputs, split_losses
 from bucketrank.bench.detectors.scene import draw_scene
+from bucketrank.bench.device_clock import WallClock
 from bucketrank.bench.measurement import MeasurementError
 from bucketrank.cli import main
 from bucketrank.provenance.machine import describe
@@ -147,11 +148,11 @@ def test_contenders_differ_in_the_loss_only(detector: str) -> None:
 @pytest.mark.parametrize("detector", ["mask_rcnn", "cascade_rcnn", "retinanet", "paa"])
 def test_a_split_step_does_the_same(detector: str, name: str) -> None:
     whole, parts = bench_detector(detector, name), bench_detector(detector, name)
-    watch = Stopwatch(lambda: None)
+    watch = Stopwatch(WallClock())
     torch.manual_seed(1)  # cross-entropy samples
     whole.step()
     torch.manual_seed(1)
-    with time_losses(parts.model, watch):
+    with split_losses(parts.model, watch):
         parts.step()
     assert watch.seconds > 0
     torch.testing.assert_close(parts.value, whole.value, rtol=1e-6, atol=0)
@@ -210,8 +211,8 @@ def test_a_step_without_positives_is_estimated_too() -> None:
     nothing = dataclasses.replace(assigned, labels=torch.full_like(assigned.labels, -1))
     detached = detector_timing._detached(assigned)
     pairwise = detector_contenders("atss")[2]
-    assert detector_timing.quadratic_loss_seconds(pairwise, [(name, nothing)], lambda: None) == 0
-    assert detector_timing.quadratic_loss_seconds(pairwise, [(name, detached)], lambda: None) > 0
+    assert detector_timing.quadratic_loss_seconds(pairwise, [(name, nothing)], WallClock()) == 0
+    assert detector_timing.quadratic_loss_seconds(pairwise, [(name, detached)], WallClock()) > 0
 
 
 def test_a_failure_names_the_contender(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,7 +354,7 @@ def test_the_command_repeats_the_study(settings: DetectorBenchSettings, command:
             "--detectors: expected some of faster_rcnn, mask_rcnn, cascade_rcnn, retinanet, atss",
         ),
         ("--detectors atss,atss", "each once, got 'atss,atss'"),
-        ("--backbone resnet19", "--backbone: expected name to be a model of timm, swin_tiny or swin_large, got"),
+        ("--backbone resnet19", "--backbone: expected a timm model, swin_tiny or swin_large, got 'resnet19'"),
         ("--image-size 256", "--image-size: expected height x width, like 256x320, got '256'"),
         ("--image-size 32x320", "--image-size: expected height x width of at least 64 pixels each, got 32x320"),
         ("--batch 0", "--batch: expected at least 1, got 0"),
@@ -367,9 +368,10 @@ def test_the_command_repeats_the_study(settings: DetectorBenchSettings, command:
 )
 def test_wrong_values_name_the_flag(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "detectors", *words.split()]) == 2
-    message = capsys.readouterr().err
-    assert message.startswith("bucketrank: bench detectors: --")
-    assert message in message
+    printed = capsys.readouterr().err
+    assert printed.startswith("bucketrank: bench detectors: --")
+    assert message in printed
+    assert printed.count("\n") == 1
 
 
 def test_a_missing_package_says_how_to_install_it(
