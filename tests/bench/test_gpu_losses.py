@@ -195,6 +195,13 @@ def test_tables_have_columns_for_the_modes(bench: LossBench) -> None:
         "torch.sort",
     ]
     assert "## RS loss: launches / host waits" in markdown
+    _, summary = markdown.split("## RS loss at 300 logits, 5 % positives")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in summary.splitlines() if line[:1] == "|"]
+    assert rows[0] == ["", "eager", "compiled", "graph", "launches / waits", "memory"]
+    times = "1.00 ms · 1.00\N{MULTIPLICATION SIGN}"
+    cells = {row[0]: row[1:4] for row in rows[:9]}
+    assert cells["exact, Triton kernels"] == cells["focal loss"] == [times] * 3
+    assert cells["bucketed (paper)"] == [times, times, ""]
     assert "Stand-in (8 GB, sm_00, driver 1.2, CUDA 99.0)" in in_words(bench.machine)
     assert in_words(bench.machine) in markdown
     assert "## Targets" not in markdown
@@ -247,9 +254,10 @@ def test_fields_that_an_older_file_lacks_have_their_defaults(bench: LossBench) -
 def test_the_command_says_where_to_send_the_file(
     bench: LossBench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    file = tmp_path / "losses.json"
     for device, sent in (("cuda", True), ("cpu", False)):
         settings = LossBenchSettings(device=device)
-        present(settings, tmp_path, measure=lambda *_: bench, show=lambda *_: None, write=write_loss_bench)
+        present(settings, tmp_path, measure=lambda *_: bench, show=lambda *_: None, write=lambda *_: [file])
         printed = capsys.readouterr().out
-        assert f"wrote {tmp_path / 'losses.json'}" in printed
-        assert (f"please open an issue and attach {tmp_path / 'losses.json'}" in printed) == sent
+        assert f"wrote {file}" in printed
+        assert (f"please open an issue and attach {file}" in printed) == sent

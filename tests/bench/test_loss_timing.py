@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,7 @@ from bucketrank.bench.losses.loss_results import LossBenchSettings
 from bucketrank.bench.losses.loss_timing import measure_losses
 from bucketrank.bench.losses.peak_memory import MemoryJob
 from bucketrank.bench.losses.step_estimate import StepEstimate, StepPart
-from bucketrank.bench.losses.synthetic_logits import SyntheticLogits
+from bucketrank.bench.losses.synthetic_logits import SyntheticLogits, draw_logits
 from bucketrank.bench.measurement import MeasurementError
 from tests.bench.progress_recorder import ProgressRecorder
 
@@ -189,3 +190,30 @@ def test_memory_is_measured_for_every_contender_that_ran(monkeypatch: pytest.Mon
 def test_wrong_settings_name_the_flag(wrong: dict[str, object], flag: str) -> None:
     with pytest.raises(ValueError, match=f"^{flag}: expected"):
         LossBenchSettings(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_compiled_losses_are_measured_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The graphs are traced for real; only the C++ compiler is left out, which takes seconds for each.
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr(loss_contenders, "_compiled", {})
+    settings = LossBenchSettings(sizes=(300,), percent=(5.0,), repeats=3, memory=False, compiled=True)
+    bench = measure_losses(settings, ProgressRecorder())
+    compiled = [result for result in bench.results if result.mode == "compiled"]
+    assert {result.contender for result in compiled} >= {"focal", "bce", "bucketed", "exact-torch"}
+    for result in compiled:
+        eager = bench.find(result.contender, result.loss, 300, 5.0)
+        assert eager is not None
+        assert result.skipped == eager.skipped
+        assert (result.launches, result.extra_bytes) == (None, None)
+        torch.testing.assert_close(result.value, eager.value, rtol=1e-5, atol=0)
+
+
+def test_compiled_losses_do_not_share_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    monkeypatch.setattr(loss_contenders, "_compiled", {})
+    # More shapes than torch.compile takes of one function by default.
+    for size in range(20, 20 + torch._dynamo.config.recompile_limit + 2):
+        step = loss_contenders.loss_step("focal", None, draw_logits(size, 5.0, seed=0), mode="compiled")
+        assert math.isfinite(step())
+    assert len(loss_contenders._compiled) == torch._dynamo.config.recompile_limit + 2

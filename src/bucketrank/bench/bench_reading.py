@@ -55,7 +55,7 @@ def _restore(annotation: Any, value: Any) -> Any:
 def _restore_dataclass(annotation: type, values: dict[str, Any]) -> Any:
     hints = get_type_hints(annotation)
     # Not by the constructor: the settings of another machine may name a device that this machine does not have.
-    restored = object.__new__(annotation)
+    restored: Any = object.__new__(annotation)
     for field in fields(annotation):
         if field.name in values:
             value = _restore(hints[field.name], values[field.name])

@@ -14,7 +14,7 @@ from bucketrank.bench.progress_bar import ProgressBar
 
 
 class BenchSettings(Protocol):
-    """What the settings of every benchmark have."""
+    """Settings of a benchmark, as far as every benchmark has them."""
 
     @property
     def device(self) -> str: ...

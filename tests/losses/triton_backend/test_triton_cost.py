@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import interpreter_builder
 
+from bucketrank import ap_loss, rank_sort_loss, use_backend
 from bucketrank.launches import Launches, count_launches
 from bucketrank.losses.triton_backend import rank_with_triton
 
@@ -51,6 +52,22 @@ def test_launches_and_waits(max_positives: int | None, rankings: int, name: str)
     assert counted.waits == (1 if max_positives is None else 0), counted.waiting
     assert sum(counted.operations[wait] for wait in WAITS) == counted.waits, counted.operations
     assert counted.launches == {"ap": 14, "interpolated_ap": 14, "rank_sort": 15, "alrp": 14}[name] + (rankings > 1)
+
+
+@pytest.mark.parametrize("loss", [ap_loss, rank_sort_loss])
+@pytest.mark.parametrize("max_positives", [None, 1500])
+def test_the_function_adds_no_wait(max_positives: int | None, loss: Any) -> None:
+    logits, targets = synthetic(100_000, 1_000)
+    logits.requires_grad_()
+    with (
+        use_backend("triton"),
+        mock.patch("triton.runtime.interpreter.InterpretedFunction.run"),
+        count_launches() as counted,
+    ):
+        terms = loss(logits, targets, max_positives=max_positives)
+        (terms if isinstance(terms, Tensor) else terms.ranking + terms.sorting).backward()
+    assert counted.waits == (1 if max_positives is None else 0), counted.waiting
+    assert counted.launches <= 20, vars(counted)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ def criteria(model: nn.Module) -> Iterator[tuple[str, Criterion]]:
 
 
 class Meter(Protocol):
-    """What measures the losses inside a step: a :class:`Stopwatch`, or a counter of launches."""
+    """A measurement of the losses inside a step: a :class:`Stopwatch`, or a counter of launches."""
 
     def running(self) -> AbstractContextManager[None]:
         """Return a context whose cost is added to the meter."""

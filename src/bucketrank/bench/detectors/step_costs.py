@@ -1,4 +1,4 @@
-"""What one step costs besides time: launches and host waits, of the whole step and of its losses, and memory."""
+"""Costs of one step besides time: launches and host waits, of the whole step and of its losses, and memory."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from bucketrank.launches import count_launches
 LAUNCHES_RULE = (
     "torch operations other than views and allocations, and Triton kernels, in one step; host waits are operations"
     " whose result the host has to read. Replaying a CUDA graph is one launch. Compiled code and the fused CPU kernel"
-    " are not counted. On the CPU some losses run other operations than on a GPU"
+    " are not counted. The tables leave out those of the CPU, where the losses run other operations than on a GPU"
 )
 
 

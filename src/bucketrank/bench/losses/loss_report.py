@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 from bucketrank.bench import bench_documents as documents
 from bucketrank.bench.bench_documents import TIMES, launches_in_words, markdown_table, spread_in_words
@@ -15,6 +15,7 @@ from bucketrank.bench.losses.loss_launches import LAUNCHES_RULE
 from bucketrank.bench.losses.loss_modes import Mode
 from bucketrank.bench.losses.loss_results import DISTURBED, LossBench, LossResult
 from bucketrank.bench.losses.loss_targets import loss_targets
+from bucketrank.bench.losses.mode_table import MODES, mode_tables
 from bucketrank.bench.losses.step_estimate import ESTIMATE_RULE
 from bucketrank.bench.units import bytes_in_words, count_in_words, seconds_in_words, significant, size_in_words
 from bucketrank.provenance.machine import in_words
@@ -22,7 +23,6 @@ from bucketrank.provenance.machine import in_words
 if TYPE_CHECKING:
     from rich.console import Console
 
-MODES: tuple[Mode, ...] = get_args(Mode)
 RULES = {
     "time": "forward and backward (torch.sort: the sort alone), float32; the contenders of a cell take turns in one"
     " run, those below 10 ms with an untimed call before each timed one; median, first and third quartile; a ratio is"
@@ -122,6 +122,7 @@ def to_markdown(bench: LossBench, figure: str) -> str:
         f"`{bench.settings.command()}`",
         f"Measured on: {in_words(bench.machine)}.",
         f"![Time and operations over the number of logits]({figure})",
+        *mode_tables(bench),
     ]
     columns = columns_of(bench)
     eager = [(name, mode) for name, mode in columns if mode == "eager"]
@@ -130,7 +131,7 @@ def to_markdown(bench: LossBench, figure: str) -> str:
         parts.append(_grid(bench, loss, lambda r: time_cell(r, spread="quartiles"), columns))
         if any(r.extra_bytes is not None for r in bench.results):
             parts += [f"## {title} loss: peak extra memory", _grid(bench, loss, memory_cell, columns)]
-        if any(r.launches is not None for r in bench.results):
+        if device_type(bench.settings.device) != "cpu":
             parts += [f"## {title} loss: launches / host waits", _grid(bench, loss, launches_cell, columns)]
         parts += [f"## {title} loss: floating-point operations", _grid(bench, loss, flops_cell, eager)]
     parts += documents.markdown_targets(loss_targets(bench))
