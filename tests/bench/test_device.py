@@ -40,7 +40,7 @@ def test_events_measure_the_work_of_the_call_alone(cuda: FakeCuda) -> None:
 
 
 def test_calls_on_a_gpu_take_turns(cuda: FakeCuda) -> None:
-    calls = {name: TimedCall(lambda ms=ms: cuda.work(ms)) for name, ms in (("a", 1.0), ("b", 8.0))}
+    calls = {"a": TimedCall(lambda: cuda.work(1.0)), "b": TimedCall(lambda: cuda.work(8.0))}
     samples = interleave(calls, rounds=2, clock=device_clock("cuda"))
     assert samples == {"a": {0: 0.001, 1: 0.001}, "b": {0: 0.008, 1: 0.008}}
 

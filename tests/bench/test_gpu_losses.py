@@ -21,6 +21,7 @@ from bucketrank.bench.losses.loss_report import notes, show_loss_bench, to_markd
 from bucketrank.bench.losses.loss_results import LossBench, LossBenchSettings
 from bucketrank.bench.losses.loss_targets import loss_targets
 from bucketrank.bench.losses.loss_timing import measure_losses
+from bucketrank.bench.losses.step_estimate import estimate_step
 from bucketrank.bench.session import present
 from bucketrank.bench.timing import Spread
 from bucketrank.cli import main
@@ -34,7 +35,7 @@ draw_logits = synthetic_logits.draw_logits
 
 
 def describe_stand_in(*_: object) -> Machine:
-    return Machine(**{**describe(), "gpu": GPU["name"], "gpu_details": GPU})  # type: ignore[typeddict-item]
+    return Machine(**{**describe(), "gpu": GPU["name"], "gpu_details": GPU})
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
@@ -152,12 +153,11 @@ def test_what_cannot_be_captured_is_skipped(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("cuda")
 def test_what_does_not_fit_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = cell_plan.estimate_step
 
     def estimate(name: str, *arguments: Any, **settings: Any) -> Any:
         if name == "bucketed":
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate everything.")
-        return step(name, *arguments, **settings)
+        return estimate_step(name, *arguments, **settings)
 
     monkeypatch.setattr(cell_plan, "estimate_step", estimate)
     skipped = {

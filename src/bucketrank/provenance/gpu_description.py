@@ -39,7 +39,7 @@ def describe_gpu(device: str) -> GpuDescription | None:
     from torch.utils.collect_env import get_nvidia_driver_version, run
 
     architecture = f"sm_{properties.major}{properties.minor}"
-    driver = get_nvidia_driver_version(run)  # type: ignore[no-untyped-call]
+    driver = get_nvidia_driver_version(run)
     return {**described, "architecture": architecture, "driver": driver, "runtime": f"CUDA {torch.version.cuda}"}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -138,7 +138,7 @@ def to_markdown(bench: LossBench, figure: str) -> str:
     return "\n\n".join([*parts, *documents.markdown_end(RULES, notes(bench))]) + "\n"
 
 
-def _grid(bench: LossBench, loss: str, cell: Callable[[LossResult], str], columns: list[tuple[str, Mode]]) -> str:
+def _grid(bench: LossBench, loss: str, cell: Callable[[LossResult], str], columns: Sequence[tuple[str, Mode]]) -> str:
     """Return a table with a row per cell; contenders without any entry are left out."""
     rows = []
     for size in bench.settings.sizes:

@@ -33,11 +33,12 @@ def measure_losses(settings: LossBenchSettings, progress: Progress) -> LossBench
         cells = [(size, percent) for size in settings.sizes for percent in settings.percent]
         progress.begin("estimating", len(cells) * len(contenders_of(settings)))
         plans = [plan_cell(size, percent, settings, progress) for size, percent in cells]
-        meter = stack.enter_context(memory_meter(settings.device)) if settings.memory else None
-        contenders = [contender for planned in plans for contender in planned]
-        cost = sum(turn.cost(settings) for contender in contenders for turn in contender.turns())
-        cost += sum(_counting_seconds(contender) + _memory_seconds(contender, meter) for contender in contenders)
-        progress.begin("measuring", cost)
+        meter: Meter | None = None
+        if settings.memory:
+            meter = memory_meter(settings.device)
+            stack.enter_context(meter)
+        costs = [_cost(contender, settings, meter) for planned in plans for contender in planned]
+        progress.begin("measuring", sum(costs))
         results: list[LossResult] = []
         for planned in plans:
             results += measure_cell(planned, settings, progress, meter)
@@ -132,6 +133,12 @@ def _extra_bytes(
     return extra
 
 
+def _cost(contender: PlannedContender, settings: LossBenchSettings, meter: Meter | None) -> float:
+    """Return the seconds that all measurements of a contender will take."""
+    turns = sum(turn.cost(settings) for turn in contender.turns())
+    return turns + _counting_seconds(contender) + _memory_seconds(contender, meter)
+
+
 def _memory_seconds(contender: PlannedContender, meter: Meter | None) -> float:
     if meter is None or contender.mode not in meter.modes or contender.skipped or contender.seconds is None:
         return 0.0
@@ -139,5 +146,6 @@ def _memory_seconds(contender: PlannedContender, meter: Meter | None) -> float:
 
 
 def _counting_seconds(contender: PlannedContender) -> float:
-    counted = is_counted(contender.name, contender.mode) and not contender.skipped
-    return contender.seconds or 0.0 if counted else 0.0
+    if not is_counted(contender.name, contender.mode) or contender.skipped or contender.seconds is None:
+        return 0.0
+    return contender.seconds
