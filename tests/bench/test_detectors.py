@@ -282,7 +282,7 @@ def test_a_file_from_another_machine_gives_the_same_documents(
     bench = dataclasses.replace(bench, settings=gpu)
     first = report.write_detector_bench(bench, tmp_path / "theirs")
     assert restore_bench(DetectorBench, read_document(first[0])) == bench
-    assert main(["bench", "show", str(first[0]), "--out", str(tmp_path / "ours")]) == 0
+    assert main(["bench", "results", str(first[0]), "--out", str(tmp_path / "ours")]) == 0
     assert "4,321 / 12" in capsys.readouterr().out
     row = "| Faster R-CNN | rs/exact | 4,321 / 12 | 321 / 1 | 7.00 MB |"
     assert row in (tmp_path / "ours" / "detectors.md").read_text(encoding="utf-8")

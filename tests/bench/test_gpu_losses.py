@@ -217,7 +217,7 @@ def test_a_file_from_another_machine_gives_the_same_documents(
 ) -> None:
     first = write_loss_bench(bench, tmp_path / "theirs")
     assert restore_bench(LossBench, read_document(first[0])) == bench
-    assert main(["bench", "show", str(first[0]), "--out", str(tmp_path / "ours")]) == 0
+    assert main(["bench", "results", str(first[0]), "--out", str(tmp_path / "ours")]) == 0
     assert "Triton kernels, graph" in capsys.readouterr().out
     for path in (first[0], first[1], first[3]):
         assert (tmp_path / "ours" / path.name).read_bytes() == path.read_bytes()
@@ -231,7 +231,7 @@ def test_a_file_without_results_is_refused(tmp_path: Path, capsys: pytest.Captur
         ('{"benchmark": "losses", "results": [{}]}', "expected the results of LossBench, got wrong fields"),
     ):
         file.write_text(text, encoding="utf-8")
-        assert main(["bench", "show", str(file)]) == 2
+        assert main(["bench", "results", str(file)]) == 2
         printed = capsys.readouterr().err
         assert message in printed
         assert printed.count("\n") == 1

@@ -1,4 +1,4 @@
-"""``bucketrank bench show``."""
+"""``bucketrank bench results``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 from bucketrank.arguments import UsageError, require
 
 
-def bench_show(
+def bench_results(
     file: Annotated[Path, "losses.json or detectors.json, as a benchmark writes them"],
     *,
     out: Annotated[Path | None, "folder for the Markdown and the figure (default: none are written)"] = None,
@@ -38,6 +38,6 @@ def bench_show(
             show_detector_bench(detectors, console)
             paths = [] if out is None else write_detector_bench(detectors, out)
     except BenchFileError as error:
-        raise UsageError(f"bench show: {error}") from error
+        raise UsageError(f"bench results: {error}") from error
     for path in paths:
         console.print(f"wrote {path}", highlight=False, soft_wrap=True)
