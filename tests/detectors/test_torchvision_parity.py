@@ -1,6 +1,7 @@
 """Our detectors against torchvision's: the same weights and images give the same detections, losses and gradients."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ LOSS_TERMS = {
     "cls": "classification",
     "box": "bbox_regression",
 }
-EXACT = {"rtol": 1e-4, "atol": 1e-4}
+CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}
 
 
 @pytest.mark.parametrize("name", DETECTORS)
@@ -36,7 +37,7 @@ def test_detections_are_equal(name, tmp_path):
         # torchvision's RetinaNet also returns boxes without area, at the border of padding.
         solid = remove_small_boxes(other["boxes"], 0.01)
         for key in ("boxes", "scores", "labels", *(["masks"] if name == "mask_rcnn" else [])):
-            torch.testing.assert_close(own[key][: len(solid)], other[key][solid], **EXACT)
+            torch.testing.assert_close(own[key][: len(solid)], other[key][solid], **CLOSE)
 
 
 @pytest.mark.parametrize("name", DETECTORS)
@@ -53,10 +54,10 @@ def test_losses_and_gradients_are_equal(name, tmp_path):
     assert {LOSS_TERMS[term] for term in terms[0]} == set(terms[1])
     for term, value in terms[0].items():
         assert value > 1e-3
-        torch.testing.assert_close(value, terms[1][LOSS_TERMS[term]], **EXACT)
+        torch.testing.assert_close(value, terms[1][LOSS_TERMS[term]], **CLOSE)
     gradients = [model.backbone.body.conv1.weight.grad for model in (ours, theirs)]
     assert gradients[1].abs().max() > 1e-3
-    torch.testing.assert_close(*gradients, **EXACT)
+    torch.testing.assert_close(*gradients, **CLOSE)
 
 
 def test_a_ranking_loss_keeps_proposals_and_boxes(tmp_path):
@@ -70,12 +71,12 @@ def test_a_ranking_loss_keeps_proposals_and_boxes(tmp_path):
         expected, _ = theirs.rpn(batch, features)
         pyramid = ours.neck(ours.backbone(batch.tensors))
         actual, _ = ours.rpn(batch, pyramid)
-        torch.testing.assert_close(actual[0], expected[0], **EXACT)
+        torch.testing.assert_close(actual[0], expected[0], **CLOSE)
         pooled = theirs.roi_heads.box_roi_pool(features, expected, batch.image_sizes)
         logits, deltas = theirs.roi_heads.box_predictor(theirs.roi_heads.box_head(pooled))
         own_logits, own_deltas = ours.box_head(pyramid, actual, batch.image_sizes)
-    torch.testing.assert_close(own_logits, logits[:, 1:] - logits[:, :1], **EXACT)
-    torch.testing.assert_close(own_deltas.flatten(1), deltas[:, 4:], **EXACT)
+    torch.testing.assert_close(own_logits, logits[:, 1:] - logits[:, :1], **CLOSE)
+    torch.testing.assert_close(own_deltas.flatten(1), deltas[:, 4:], **CLOSE)
 
 
 def test_a_ranking_loss_keeps_the_boxes_of_retinanet(tmp_path):
@@ -91,7 +92,7 @@ def test_a_ranking_loss_keeps_the_boxes_of_retinanet(tmp_path):
     for own, other in zip(own_deltas, deltas, strict=True):
         expected = theirs.box_coder.decode_single(other, anchors)
         assert (expected - anchors).abs().max() > 1
-        torch.testing.assert_close(ours.coder.decode_single(own, anchors), expected, **EXACT)
+        torch.testing.assert_close(ours.coder.decode_single(own, anchors), expected, **CLOSE)
 
 
 @pytest.mark.parametrize(("name", "largest"), [("faster_rcnn", 0.5), ("retinanet", 1.0)])

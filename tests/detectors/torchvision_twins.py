@@ -17,7 +17,7 @@ from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHe
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
 
-from bucketrank.detectors import Detector, build
+from bucketrank.detectors import build
 from bucketrank.model_files.initial_weights import load_initial_weights
 
 CLASSES, CHANNELS, HIDDEN, SIDE = 3, 16, 24, 128
@@ -28,7 +28,7 @@ SHARED = {"min_size": SIDE, "max_size": 2 * SIDE}
 THRESHOLD, DETECTIONS, PROPOSALS = 0.05, 300, 400
 
 
-class UnroundedAnchors(AnchorGenerator):
+class UnroundedAnchors(AnchorGenerator):  # type: ignore[misc]  # torchvision is not typed
     """torchvision's anchors, but not rounded to whole pixels."""
 
     def generate_anchors(self, scales, aspect_ratios, dtype=torch.float32, device="cpu"):
@@ -36,7 +36,7 @@ class UnroundedAnchors(AnchorGenerator):
         return torch.tensor([[-x, -y, x, y] for x, y in halves], dtype=dtype, device=device)
 
 
-def torchvision_model(name: str, *, seed: int = 0, labels: int = CLASSES + 1) -> nn.Module:
+def torchvision_model(name: str, *, seed: int = 0, labels: int = CLASSES + 1) -> Any:
     """Build torchvision's model for one of our detectors, small and with random weights, in evaluation mode."""
     dense = name == "retinanet"
     levels = [2, 3, 4] if dense else [1, 2, 3, 4]
@@ -51,7 +51,7 @@ def torchvision_model(name: str, *, seed: int = 0, labels: int = CLASSES + 1) ->
     scales = [4 * 2 ** (step / 3) for step in range(3)] if dense else [8]
     anchors = UnroundedAnchors(tuple(tuple(s * scale for scale in scales) for s in strides), (RATIOS,) * 5)
     if dense:
-        model: nn.Module = RetinaNet(backbone, labels, anchor_generator=anchors, size_divisible=SIDE, **SHARED)
+        model: Any = RetinaNet(backbone, labels, anchor_generator=anchors, size_divisible=SIDE, **SHARED)
     else:
         masks: dict[str, Any] = {
             "mask_head": MaskRCNNHeads(CHANNELS, (CHANNELS,) * 4, dilation=1),
@@ -95,7 +95,7 @@ def randomise(model: nn.Module, *, seed: int) -> None:
             tensor.unflatten(0, (-1, CLASSES + 1))[:, 0] = -100.0 if tensor.dim() == 1 else 0.0
 
 
-def trained(model: nn.Module) -> nn.Module:
+def trained(model: Any) -> Any:
     """Put a model into training mode, with frozen batch norms."""
     model.train()
     for module in model.modules():
@@ -104,7 +104,7 @@ def trained(model: nn.Module) -> nn.Module:
     return model
 
 
-def our_model(name: str, weights: nn.Module, folder: Path, *, loss: str | None = None, **settings: Any) -> Detector:
+def our_model(name: str, weights: nn.Module, folder: Path, *, loss: str | None = None, **settings: Any) -> Any:
     """Build our detector with torchvision's settings, and give it the weights of torchvision's model through a file."""
     file = folder / "state.safetensors"
     save_file({key: tensor.contiguous() for key, tensor in weights.state_dict().items()}, file)

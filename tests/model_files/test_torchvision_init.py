@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +16,9 @@ from bucketrank.model_files.torchvision_table import OTHER_ARCHITECTURES, TABLES
 
 from ..detectors.torchvision_twins import our_model, scene, torchvision_model
 
-SETTINGS = {"retinanet": {"loss": "focal", "extra_levels": "p5_relu"}}
+SETTINGS: dict[str, Any] = {"retinanet": {"loss": "focal", "extra_levels": "p5_relu"}}
 # Names of torchvision before its version 0.13, in which the COCO weights are stored.
-OLD_NAMES = (
+OLD_NAMES: tuple[tuple[str, Any], ...] = (
     (r"fpn\.(inner|layer)_blocks\.(\d)\.0\.", r"fpn.\1_blocks.\2."),
     (r"rpn\.head\.conv\.0\.0\.", "rpn.head.conv."),
     (r"mask_head\.(\d)\.0\.", lambda match: f"mask_head.mask_fcn{int(match[1]) + 1}."),
@@ -34,7 +35,7 @@ def old_name(name: str) -> str:
 def in_hub_cache(monkeypatch, folder: Path, name: str, state: dict[str, torch.Tensor]) -> Path:
     """Store ``state`` where torch.hub looks for the COCO weights of ``name``."""
     monkeypatch.setattr(torch.hub, "_hub_dir", str(folder))
-    file = folder / "checkpoints" / get_model_weights(name).DEFAULT.url.rpartition("/")[2]
+    file: Path = folder / "checkpoints" / get_model_weights(name).DEFAULT.url.rpartition("/")[2]
     file.parent.mkdir()
     torch.save(state, file)
     return file
@@ -51,7 +52,7 @@ def test_every_tensor_of_the_coco_weights_is_loaded(name, tmp_path, monkeypatch)
     theirs.load_state_dict(old_state)  # torchvision knows the old names, so these are they
     in_hub_cache(monkeypatch, tmp_path, table.model, old_state)
 
-    ours = build(name, num_classes=90, **({"loss": "ce"} | SETTINGS.get(name, {})))
+    ours: Any = build(name, num_classes=90, **({"loss": "ce"} | SETTINGS.get(name, {})))
     for tensor in ours.state_dict().values():
         tensor.zero_()
     assert load_initial_weights(ours, f"torchvision:{table.model}") == []
@@ -69,7 +70,7 @@ def test_classes_of_coco_take_their_rows_by_name(tmp_path, monkeypatch):
     labels = get_model_weights("fasterrcnn_resnet50_fpn").DEFAULT.meta["categories"]
     theirs = torchvision_model("faster_rcnn", labels=len(labels))
     in_hub_cache(monkeypatch, tmp_path, "fasterrcnn_resnet50_fpn", theirs.state_dict())
-    ours = build("faster_rcnn", num_classes=2, backbone="resnet18", loss="ce", channels=16, hidden=24)
+    ours: Any = build("faster_rcnn", num_classes=2, backbone="resnet18", loss="ce", channels=16, hidden=24)
     init = "torchvision:fasterrcnn_resnet50_fpn"
 
     assert load_initial_weights(ours, init, classes=["dog", "person"]) == []
@@ -88,8 +89,10 @@ def test_class_layers_of_another_number_of_classes_keep_their_values(name, tmp_p
     file = tmp_path / "state.safetensors"
     theirs = torchvision_model(name, labels=4)
     save_file(theirs.state_dict(), file)
-    settings = {"loss": "focal", "extra_levels": "p5_relu"} if name == "retinanet" else {"hidden": 24, "loss": "ce"}
-    ours = build(name, num_classes=5, backbone="resnet18", channels=16, **settings)
+    settings: dict[str, Any] = (
+        {"loss": "focal", "extra_levels": "p5_relu"} if name == "retinanet" else {"hidden": 24, "loss": "ce"}
+    )
+    ours: Any = build(name, num_classes=5, backbone="resnet18", channels=16, **settings)
     before = {key: tensor.clone() for key, tensor in ours.state_dict().items()}
     skipped = load_initial_weights(ours, f"torchvision:{file}")
     parts = {"head.classes"} if name == "retinanet" else {"box_head.classes", "box_head.boxes"}
@@ -131,7 +134,7 @@ def test_a_channel_without_variance_stays_finite(tmp_path, monkeypatch):
         assert all(level.isfinite().all() for level in ours.backbone(torch.stack(scene(1)[0])))
 
 
-def small(name: str = "faster_rcnn", **settings):
+def small(name: str = "faster_rcnn", **settings: Any) -> Any:
     return build(name, num_classes=3, backbone="test_resnet", channels=32, **settings)
 
 
@@ -182,7 +185,7 @@ def test_tensors_of_another_architecture_are_refused(change, tmp_path):
     else:
         state["roi_heads.box_predictor.bbox_pred.weight"] = torch.ones(3, 24)
     save_file(state, file)
-    ours = build("faster_rcnn", num_classes=3, backbone="resnet18", channels=16, hidden=24, loss="ce")
+    ours: Any = build("faster_rcnn", num_classes=3, backbone="resnet18", channels=16, hidden=24, loss="ce")
     before = ours.backbone.body.conv1.weight.clone()
     with pytest.raises(WeightsError, match=r"of which 1 tensors are missing, .*; build the detector like that model: "):
         load_initial_weights(ours, f"torchvision:{file}")

@@ -19,7 +19,7 @@ def coco_weights(name: str, *, setting: str, remedy: str) -> tuple[dict[str, Ten
     torchvision checks the hash of a download, and only tensors are unpickled. A failure becomes a ConnectionError
     that starts with the ``setting`` and ends with the ``remedy``.
     """
-    weights = get_model_weights(name).DEFAULT  # type: ignore[attr-defined]
+    weights = get_model_weights(name).DEFAULT
     cached = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlsplit(weights.url).path).name
     try:
         if not cached.exists() and not is_reachable(weights.url):

@@ -29,6 +29,7 @@ from bucketrank.suggestions import nearest
 DETECTORS = {FasterRCNN: "faster_rcnn", MaskRCNN: "mask_rcnn", RetinaNet: "retinanet"}
 OTHER_INIT = "start from a run with --init FILE.safetensors, or without --init"
 CONVERT = "convert a file you trust with safetensors.torch.save_file(torch.load(file, weights_only=True), ...)"
+WITHOUT_OBJECTS = ("__background__", "N/A")  # names of torchvision's labels
 
 # The COCO weights were trained with an epsilon of 0 in the batch norms; those of our backbones have 1e-5.
 EPSILON = 1e-5
@@ -146,7 +147,7 @@ class _Conversion:
         count = _label_count(renamed, anchors=model.head.boxes.out_channels // 4 if dense else 1)
         labels: list[int] | None = None
         if names is not None and classes is not None:
-            if set(classes) <= set(names):
+            if set(classes) <= set(names) - set(WITHOUT_OBJECTS):
                 labels = [names.index(name) for name in classes]
         elif count == model.num_classes + 1:
             labels = list(range(1, count))
@@ -166,21 +167,21 @@ class _Conversion:
             return None
 
     def _changed(self, change: Change, tensor: Tensor) -> Tensor:
-        labels = self.labels or []
+        labels, rest = self.labels or [], tensor.shape[1:]
         if change == "variance" and self.zero_epsilon:
             return tensor.clamp(min=SMALLEST_VARIANCE) - EPSILON
         if change == "deltas":
-            weights = tensor.new_tensor(self.delta_weights).reshape(4, *[1] * (tensor.dim() - 1))
-            return (tensor.unflatten(0, (-1, 4)) * weights).flatten(0, 1)
+            weights = tensor.new_tensor(self.delta_weights).reshape(4, *[1] * len(rest))
+            return (tensor.reshape(-1, 4, *rest) * weights).flatten(0, 1)
         if change == "classes":
             # Without a background logit, the logit of a class is that of the class against the background.
             return cat([tensor[labels], tensor[:1]]) if self.softmax else tensor[labels] - tensor[0]
         if change == "class_boxes":
-            return tensor.unflatten(0, (-1, 4))[labels].flatten(0, 1)
+            return tensor.reshape(-1, 4, *rest)[labels].flatten(0, 1)
         if change == "class_masks":
             return tensor[labels]
         if change == "anchor_classes":
-            return tensor.unflatten(0, (-1, self.label_count))[:, labels].flatten(0, 1)
+            return tensor.reshape(-1, self.label_count, *rest)[:, labels].flatten(0, 1)
         return tensor
 
 
