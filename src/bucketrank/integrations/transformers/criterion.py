@@ -5,17 +5,16 @@ Matching, box losses, auxiliary layers and the names and normalisation of the te
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bucketrank.integrations.matched_queries import Matching, query_targets
 from bucketrank.integrations.ranking_loss import RankingLoss
-from bucketrank.ops.boxes import paired_iou
 
 Target = dict[str, Tensor]
-Matching = Sequence[tuple[Tensor, Tensor]]  # per image: the indices of matched queries and of their objects
 
 CLASSIFICATION = ("labels", "vfl", "mal")  # the names of the classification loss in the library's criteria
 BOX_TERMS = ("loss_bbox", "loss_giou")
@@ -43,22 +42,10 @@ def rank_queries(
     ranking_loss: RankingLoss, outputs: dict[str, Tensor], targets: list[Target], indices: Matching
 ) -> dict[str, Tensor]:
     """Rank all (query, class) pairs of a layer, over the whole batch; the matched pairs are the positives."""
-    logits, boxes = outputs["logits"], outputs["pred_boxes"].detach()  # (B, Q, C), (B, Q, 4)
-    matched = list(zip(targets, indices, strict=True))
-    image = torch.cat([torch.full_like(queries, b) for b, (queries, _) in enumerate(indices)]).to(logits.device)
-    query = torch.cat([queries for queries, _ in indices]).to(logits.device)
-    classes = torch.cat([target["class_labels"][objects] for target, (_, objects) in matched])
-    object_boxes = torch.cat([target["boxes"][objects] for target, (_, objects) in matched])
-    labels = torch.zeros_like(logits)
-    ious = centre_size_iou(boxes[image, query], object_boxes)
-    labels[image, query, classes] = ranking_loss.labels(ious).to(labels.dtype)
-    return {f"loss_{name}": value for name, value in ranking_loss.terms(logits, labels).items()}
-
-
-def centre_size_iou(boxes: Tensor, objects: Tensor) -> Tensor:
-    """Return the IoU of each box with the object in the same row, both (n, 4) as relative (cx, cy, w, h)."""
-    boxes, objects = (torch.cat([b[:, :2] - b[:, 2:] / 2, b[:, :2] + b[:, 2:] / 2], 1) for b in (boxes, objects))
-    return paired_iou(boxes, objects, smallest_union=torch.finfo(boxes.dtype).tiny)
+    labels = query_targets(
+        ranking_loss, outputs["logits"], outputs["pred_boxes"], targets, indices, class_key="class_labels"
+    )
+    return {f"loss_{name}": value for name, value in ranking_loss.terms(outputs["logits"], labels).items()}
 
 
 def balance(losses: dict[str, Tensor], ranking_loss: RankingLoss) -> dict[str, Tensor]:
