@@ -84,13 +84,23 @@ def rank(model):
     return [part.bce.__self__ for part in parts(model)]
 
 
+def recorded(rank_logits, logits):
+    """Return the function, which also appends the logits of each call to a list."""
+
+    def record_and_rank(logit, soft_scores):
+        logits.append(logit)
+        return rank_logits(logit, soft_scores)
+
+    return record_and_rank
+
+
 @every_model
 def test_the_losses_are_those_of_the_ranking(name):
     model, batch = loss_and_batch(name)
     rankings = rank(model)
     logits = []
     for ranking in rankings:
-        ranking.loss.bce = lambda logit, scores, own=ranking.rank: logits.append(logit) or own(logit, scores)
+        ranking.loss.bce = recorded(ranking.rank, logits)
     total, items = model.loss(batch)
     total.sum().backward()
     for ranking, logit in zip(rankings, logits, strict=True):
@@ -175,7 +185,7 @@ def test_resuming_without_the_callbacks_is_refused(settings):
     assert all(isinstance(part.bce.__self__, example.RankingLoss) for part in parts(resumed.trainer.model))
 
 
-class MeasuredYOLO(YOLO):
+class MeasuredYOLO(YOLO):  # type: ignore[misc]
     """A YOLO whose validation finds detections with scores of sigmoid(z) that are right with sigmoid(2 z + 3)."""
 
     def val(self, **settings):

@@ -3,6 +3,8 @@
 import copy
 import io
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,10 @@ every_criterion = pytest.mark.parametrize("criterion_class", CRITERIA.values(), 
 
 def values(losses):
     return {key: value.item() for key, value in losses.items()}
+
+
+def ranking_of(logits, targets):
+    return torch.stack(rank_sort_loss(logits, targets)).sum()
 
 
 def iou(box, other):
@@ -53,7 +59,7 @@ class TestLosses:
         layers, targets = layers_and_targets()
         losses = use_ranking_loss(SetCriterion())(layers, targets)
         for suffix, layer in zip(("", "_0"), layers, strict=True):
-            expected = sum(rank_sort_loss(layer["pred_logits"], expected_targets(layer, targets)))
+            expected = ranking_of(layer["pred_logits"], expected_targets(layer, targets))
             torch.testing.assert_close(losses["loss_ce" + suffix], expected)  # not divided by the 3 boxes
         assert losses["class_error"].item() == 12.5
         assert "class_error_0" not in losses
@@ -92,7 +98,7 @@ class TestLosses:
         layers, targets = layers_and_targets()
         losses = values(use_ranking_loss(criterion_class())(layers, targets))
         for suffix, layer in zip(("", "_0"), layers, strict=True):
-            ranking = sum(rank_sort_loss(layer["pred_logits"], expected_targets(layer, targets))).item()
+            ranking = ranking_of(layer["pred_logits"], expected_targets(layer, targets)).item()
             for key in (criterion_class.class_key, "loss_bbox", "loss_giou"):
                 assert losses[key + suffix] == pytest.approx(2 * ranking, rel=1e-6)
 
@@ -109,7 +115,7 @@ class TestLosses:
         losses = use_ranking_loss(SetCriterion())(layers, targets)
         expected = expected_targets(layers[0], targets)
         assert expected[1, 0, 1] == 1e-6
-        torch.testing.assert_close(losses["loss_ce"], sum(rank_sort_loss(layers[0]["pred_logits"], expected)))
+        torch.testing.assert_close(losses["loss_ce"], ranking_of(layers[0]["pred_logits"], expected))
 
     def test_an_object_that_is_padding_stays_a_negative(self):
         layers, targets = layers_and_targets()
@@ -118,14 +124,16 @@ class TestLosses:
         losses = use_ranking_loss(SetCriterion())(layers, targets)
         expected = expected_targets(layers[0], targets)
         expected[0, 1, 0] = 0
-        torch.testing.assert_close(losses["loss_ce"], sum(rank_sort_loss(layers[0]["pred_logits"], expected)))
+        torch.testing.assert_close(losses["loss_ce"], ranking_of(layers[0]["pred_logits"], expected))
 
     def test_without_objects_all_gradients_are_zero(self):
         layers, _ = layers_and_targets()
         targets = [{"labels": torch.zeros(0, dtype=torch.int64), "boxes": torch.zeros(0, 4)}] * 2
         criterion = use_ranking_loss(SetCriterion(("labels", "boxes")))
         losses = criterion(layers, targets)
-        sum(losses[key] * weight for key, weight in criterion.weight_dict.items() if key in losses).backward()
+        torch.stack(
+            [losses[key] * weight for key, weight in criterion.weight_dict.items() if key in losses]
+        ).sum().backward()
         for layer in layers:
             assert gradient_of(layer["pred_logits"]).abs().max() == 0
         assert values(losses)["loss_ce"] == 0
@@ -134,7 +142,7 @@ class TestLosses:
         layers, targets = layers_and_targets()
         use_ranking_loss(SetCriterion(("labels", "boxes")))(layers, targets)["loss_ce"].backward()
         logits = layers[0]["pred_logits"].detach().requires_grad_()
-        sum(rank_sort_loss(logits, expected_targets(layers[0], targets))).backward()
+        ranking_of(logits, expected_targets(layers[0], targets)).backward()
         torch.testing.assert_close(gradient_of(layers[0]["pred_logits"]), gradient_of(logits))
         assert layers[0]["pred_boxes"].grad is None  # the labels carry no gradient
 
@@ -284,3 +292,13 @@ class TestErrors:
 
 def test_the_adapter_is_short():
     assert len(Path(adapter.__file__).read_text().splitlines()) <= 150
+
+
+def test_the_adapter_imports_torch_alone():
+    program = """
+import sys
+import bucketrank.integrations.set_criterion
+print([name for name in ("rfdetr", "torchvision", "transformers", "ultralytics") if name in sys.modules])
+"""
+    command = [sys.executable, "-c", program]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "[]\n"

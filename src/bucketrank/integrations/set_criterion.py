@@ -54,8 +54,8 @@ class RankingCriterion:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A class made at run time cannot be imported, so a copy or pickle makes it again from the original class.
-        _, _, *state = super().__reduce_ex__(max(int(protocol), 2))
-        return _new_criterion, (self.original_class, self.classification), *state
+        own: Any = super().__reduce_ex__(max(int(protocol), 2))
+        return _new_criterion, (self.original_class, self.classification), *own[2:]
 
 
 def use_ranking_loss(
@@ -84,7 +84,7 @@ def use_ranking_loss(
     if box_weight is None:
         own, class_key, stem = changed.own_weights, CLASSIFICATION[classification][1], len(BOX_KEYS[0])
         changed.weight_dict = own | {key: own[class_key + key[stem:]] for key in own if key.startswith(BOX_KEYS)}
-    changed.__class__ = _ranking_class(type(changed), classification)
+    changed.__class__ = _ranking_class(changed.__class__, classification)
     return criterion
 
 
@@ -101,7 +101,7 @@ def undo(criterion: Criterion) -> Criterion:
     changed.__class__, changed.weight_dict = changed.original_class, changed.own_weights
     for name in ("own_weights", "ranking_loss", "ranking_value"):
         vars(changed).pop(name, None)
-    return changed
+    return criterion
 
 
 @cache
@@ -130,7 +130,7 @@ def _classification(caller: str, criterion: Any) -> str:
             raise TypeError(f"{caller}: expected {expected}, got {got}; see docs/detr-criteria.md")
 
     original: Any = getattr(criterion, "original_class", type(criterion))
-    losses = list(getattr(criterion, "losses", []))
+    losses: list[str] = list(getattr(criterion, "losses", []))
     ordered = [name for name in losses if name in CLASSIFICATION or name == "boxes"]
     are_ordered = ordered[1:] == ["boxes"] != ordered[:1]
     one_of = f"a criterion whose losses are one of {', '.join(CLASSIFICATION)}, then boxes"
