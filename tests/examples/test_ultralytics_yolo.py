@@ -15,19 +15,28 @@ from PIL import Image
 os.environ.setdefault("YOLO_CONFIG_DIR", tempfile.mkdtemp(prefix="ultralytics"))
 os.environ.setdefault("YOLO_OFFLINE", "1")
 os.environ.setdefault("YOLO_VERBOSE", "0")
-pytest.importorskip("ultralytics")
-
-from ultralytics import YOLO
-from ultralytics.cfg import get_cfg
-from ultralytics.nn.tasks import DetectionModel
 
 from bucketrank import rank_sort_loss
-from examples import ultralytics_yolo as example
+from tests.process_settings import restored_process_settings
+
+with restored_process_settings():
+    pytest.importorskip("ultralytics")
+    from ultralytics import YOLO
+    from ultralytics.cfg import get_cfg
+    from ultralytics.nn.tasks import DetectionModel
+
+    from examples import ultralytics_yolo as example
 
 SIDE = 64
 MODELS = ["yolov8n.yaml", "yolo11n.yaml", "yolo26n.yaml"]
 every_model = pytest.mark.parametrize("name", MODELS)
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture(autouse=True)
+def _restored_settings():
+    with restored_process_settings():
+        yield
 
 
 @pytest.fixture
@@ -98,7 +107,7 @@ def recorded(rank_logits, logits):
 def test_the_losses_are_those_of_the_ranking(name):
     model, batch = loss_and_batch(name)
     rankings = rank(model)
-    logits = []
+    logits: list[torch.Tensor] = []
     for ranking in rankings:
         ranking.loss.bce = recorded(ranking.rank, logits)
     total, items = model.loss(batch)
@@ -243,6 +252,21 @@ def test_other_losses_are_refused(name):
         model.class_weights = torch.ones(80)
     with pytest.raises(TypeError, match=r"expected a detector with cls_pw=0, got another v8\w+Loss"):
         example.use_ranking_loss(SimpleNamespace(model=model, ema=SimpleNamespace(ema=copy.deepcopy(model))))
+
+
+def test_later_tests_keep_the_settings_of_the_process():
+    before, save = os.environ.copy(), torch.save
+    with restored_process_settings():
+        os.environ["NUMEXPR_MAX_THREADS"] = "99"
+        np.set_printoptions(formatter={"float_kind": "{:11.5g}".format})
+        torch.set_printoptions(linewidth=320)
+        torch.use_deterministic_algorithms(True)
+        vars(torch)["save"] = print
+    assert os.environ == before
+    assert torch.save is save
+    assert str(np.array([0.5])) == "[0.5]"
+    assert torch._tensor_str.PRINT_OPTS.linewidth == 80
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_the_licence_is_stated_and_the_example_is_short():

@@ -11,8 +11,10 @@ import torch
 from PIL import Image
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tests.process_settings import restored_process_settings
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-with warnings.catch_warnings():
+with warnings.catch_warnings(), restored_process_settings():
     warnings.simplefilter("ignore")  # rfdetr uses torch.jit.script, which is deprecated, when it is imported
     pytest.importorskip("rfdetr")
     from rfdetr.config import RFDETRNanoConfig, TrainConfig
@@ -32,6 +34,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:RFDETRNanoConfig was instantiated with pretrain_weights=None"),
     pytest.mark.filterwarnings("ignore:.*torch.jit.script"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def _restored_settings():
+    with restored_process_settings():
+        yield
 
 
 def configs(folder, **settings):
