@@ -21,7 +21,7 @@ import numpy as np
 
 from bucketrank.data import write_shapes
 from tests.training.strikes import CALLS, Strike, words_of
-from tests.training.struck_runs import KILL, TERM, content, log_of, logs_of, require_same, run, start, wait
+from tests.training.struck_runs import KILL, LIMIT, TERM, content, log_of, logs_of, require_same, run, start, wait
 
 WRITES = ["before {}", "in {}", "before the rename of {}", "after {}"]
 ROWS = ["before a row of {}", "in a row of {}", "after a row of {}"]
@@ -62,7 +62,7 @@ class RandomStrike(NamedTuple):
 def draw(rng: np.random.Generator, *, processes: int) -> RandomStrike:
     """Return a random strike into a run of ``processes`` processes."""
     number = KILL if rng.random() < 0.6 else TERM
-    command = bool(rng.random() < 0.12)
+    command = bool(rng.random() < 0.08)
     moment = None
     if not command and rng.random() < 0.5:
         delay = 0.0 if rng.random() < 0.3 else float(rng.exponential(0.1))
@@ -165,7 +165,7 @@ class StruckRuns:
                 pids = processes_of(process.pid)
                 chosen = {"first": pids[:1], "last": pids[-1:], "all": pids}[strike.victim]
                 handled = send(strike, chosen, lambda duration: wait_for(process, duration))
-            process.wait(300)
+            process.wait(LIMIT)
         end = time.monotonic() + PATIENCE
         while (left := processes_of(process.pid)) and time.monotonic() < end:
             time.sleep(0.05)

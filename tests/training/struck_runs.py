@@ -15,6 +15,7 @@ from . import strikes
 from .strikes import Strike
 
 KILL, TERM = signal.SIGKILL, signal.SIGTERM
+LIMIT = 900.0  # seconds after which a run counts as stuck, even on a machine under load
 
 
 def run(folder: Path, data: Path, *, strike: Strike | None = None, processes: int = 1) -> list[int | None]:
@@ -46,7 +47,7 @@ def wait(started: list[BaseProcess], *, patience: float = 60) -> list[int | None
 
     The others are killed if the first was killed, as its own launcher would do, or if they do not end.
     """
-    started[0].join(120)
+    started[0].join(LIMIT)
     for process in started:
         if started[0].exitcode == -KILL:
             process.kill()
