@@ -1,6 +1,7 @@
 """The long random tests run, count, and fail where something is wrong."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,7 +65,7 @@ def test_strikes(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_files_left_by_a_struck_run_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def leave_a_file(folder: Path, data: Path, **settings: int) -> list[int | None]:
+    def leave_a_file(folder: Path, data: Path, **settings: Any) -> list[int | None]:
         codes = struck_runs.run(folder, data, **settings)
         (folder / "left.tmp").touch()
         return codes

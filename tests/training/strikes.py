@@ -8,8 +8,9 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -40,7 +41,8 @@ CALLS: dict[str, tuple[Any, str]] = {
 }
 
 
-class Strike(NamedTuple):
+@dataclass(frozen=True)
+class Strike:
     """A signal that comes ``delay`` seconds after the ``count``-th time that a run reaches ``moment``."""
 
     moment: str
@@ -61,7 +63,7 @@ class Striker:
 
     def at(self, moment: str, before: Callable[[], object] = lambda: None) -> None:
         """Strike if this is the moment; ``before`` prepares what a killed process leaves."""
-        _, _, number, delay = self.strike
+        number, delay = self.strike.number, self.strike.delay
         if moment == self.strike.moment:
             self.remaining -= 1
             if self.remaining == 0 and delay:

@@ -33,12 +33,13 @@ def start(folder: Path, data: Path, *, strike: Strike | None = None, processes: 
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
     words = strikes.words_of(folder, data, processes=processes)
-    started = []
+    started: list[BaseProcess] = []
     for rank in range(processes):
         log = folder.parent / f"{folder.name}-rank{rank}.log"
         own = strike if rank == 0 else None
-        started.append(context.Process(target=strikes.start, args=(words, log, own, rank, port)))
-        started[-1].start()
+        process = context.Process(target=strikes.start, args=(words, log, own, rank, port))
+        process.start()
+        started.append(process)
     return started
 
 
