@@ -27,11 +27,13 @@ def fold(head: ScoreHead, score_map: ScoreMap) -> None:
         raise CannotCalibrateError(f"fold: expected a head with sigmoid scores, got another: {unfoldable(head)}")
     if score_map.per_class and len(score_map.a) != head.columns:
         raise ValueError(f"fold: expected one pair or {head.columns}, one per class, got {len(score_map.a)}")
+    if any(layer.weight.shape[0] % len(score_map.a) for layer in head.summands):
+        raise CannotCalibrateError(
+            "fold: the logits of this model have a summand that all classes share; fit one pair for all classes"
+        )
     for layer in _distinct(head.layers):
         _scale(layer, _per_output(score_map.a, layer), _per_output(score_map.b, layer))
     for layer in _distinct(head.summands):
-        if layer.weight.shape[0] % len(score_map.a):
-            raise CannotCalibrateError("fold: the logits have a summand that all classes share; use one pair for all")
         _scale(layer, _per_output(score_map.a, layer), torch.zeros(layer.weight.shape[0], dtype=torch.float64))
     for owner, name in head.thresholds:
         setattr(owner, name, score_map.threshold(float(getattr(owner, name))))
