@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 import bucketrank
 from bucketrank.calibration import CannotCalibrateError, ScoreHead, ScoreMap, calibrate, fit, fold
+from bucketrank.calibration.calibration_result import Method
 from bucketrank.data import find_splits, write_shapes
 from bucketrank.evaluation import Evaluator
 from tests.calibration.listed_detector import CLASSES, ListedDetector, listed_images
@@ -23,7 +24,8 @@ TRAIN, VAL = listed_images(60, seed=1), listed_images(60, seed=2)
 
 def detections(model: ListedDetector, items: list[Any] = VAL) -> list[dict[str, Tensor]]:
     with torch.no_grad():
-        return model([image for image, _ in items])
+        results: list[dict[str, Tensor]] = model([image for image, _ in items])
+    return results
 
 
 def evaluated(model: ListedDetector, items: list[Any] = VAL) -> Evaluator:
@@ -177,9 +179,10 @@ def test_products_are_refused_with_the_reason() -> None:
         def score_head(self) -> ScoreHead:
             return ScoreHead("other", reason="its score is a product")
 
-    for method in ("platt", "temperature"):
+    methods: tuple[Method, ...] = ("platt", "temperature")
+    for method in methods:
         with pytest.raises(CannotCalibrateError, match="cannot be calibrated: its score is a product"):
-            calibrate(Product(), TRAIN, method=method)  # type: ignore[arg-type]
+            calibrate(Product(), TRAIN, method=method)
 
 
 def test_batches_and_iterators_and_most() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ SIGMOID = ["atss", "cascade_rcnn", "co_detr", "faster_rcnn", "mask_rcnn", "paa",
 RCNNS = ["cascade_rcnn", "faster_rcnn", "mask_rcnn"]
 
 
-def spread(name: str, loss: str = "rs", **settings: object) -> torch.nn.Module:
+def spread(name: str, loss: str = "rs", **settings: Any) -> Any:
     """A detector with random weights and logits around -2, by 3 to 5 at most."""
     model = small_detector(name, loss=loss, **settings).eval()
     outputs: dict[torch.nn.Module, list[torch.Tensor]] = defaultdict(list)  # of a convolution, one per level
@@ -44,7 +45,7 @@ def spread(name: str, loss: str = "rs", **settings: object) -> torch.nn.Module:
 
 
 @torch.no_grad()
-def detected(model: torch.nn.Module, images: list[torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+def detected(model: Any, images: list[torch.Tensor]) -> list[dict[str, torch.Tensor]]:
     detections: list[dict[str, torch.Tensor]] = model(images)
     return detections
 
@@ -55,7 +56,8 @@ def test_every_detector_is_tested() -> None:
 
 @pytest.mark.parametrize("name", SIGMOID)
 def test_a_folded_map_keeps_boxes_and_order(name: str) -> None:
-    model = spread(name, **({"vote": False} if name == "paa" else {}))
+    settings: dict[str, Any] = {"vote": False} if name == "paa" else {}
+    model = spread(name, **settings)
     images, _ = scene()
     before = detected(model, images)
     score_map = ScoreMap((1.7,), (2.0,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bucketrank.calibration.score_head import CannotCalibrateError, Layer, ScoreHead
 from bucketrank.calibration.score_map import ScoreMap
@@ -76,10 +76,10 @@ def _distinct(layers: Iterable[Layer]) -> list[Layer]:
     return list({id(layer.weight): layer for layer in layers}.values())
 
 
-def _per_output(values: Iterable[float], layer: nn.Module) -> Tensor:
+def _per_output(values: Iterable[float], layer: Layer) -> Tensor:
     """Return a value per output of a layer whose outputs are the classes of one anchor after the other."""
     once = torch.tensor(list(values), dtype=torch.float64)
-    return once.repeat(layer.weight.shape[0] // len(once))  # type: ignore[union-attr, operator, index]
+    return once.repeat(layer.weight.shape[0] // len(once))
 
 
 def _scale(layer: Layer, factors: Tensor, shifts: Tensor) -> None:

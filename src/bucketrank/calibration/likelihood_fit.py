@@ -36,8 +36,9 @@ def smoothed(targets: Values) -> Values:
     With p right and n wrong ones, 1 becomes (p + 1) / (p + 2) and 0 becomes 1 / (n + 2).
     """
     right = targets.sum()
-    high, low = (right + 1) / (right + 2), 1 / (len(targets) - right + 2)
-    return low + targets * (high - low)
+    high, low = float((right + 1) / (right + 2)), float(1 / (len(targets) - right + 2))
+    moved: Values = low + targets * (high - low)
+    return moved
 
 
 def fit_platt(logits: Values, targets: Values) -> tuple[float, float]:
@@ -95,7 +96,7 @@ def _minimised(loss: Callable[[Tensor, Tensor], Tensor]) -> tuple[float, float]:
             value.backward()
             return value
 
-        optimiser.step(evaluate)  # type: ignore[arg-type]
+        optimiser.step(evaluate)
     log_slope, shift = values.tolist()
     slope = float(np.exp(log_slope))
     if not np.isfinite([slope, shift]).all() or slope < LEAST_SLOPE:

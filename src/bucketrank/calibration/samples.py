@@ -13,7 +13,7 @@ from bucketrank.data import CocoDataset, DataError, Split, eval_transform, find_
 
 Detections = Mapping[str, Tensor]
 Item = tuple[Any, Mapping[str, Any]]  # an image and its ground truth
-Data = Path | str | Split | Iterable[Any]
+Data = Path | str | Split | CocoDataset | Iterable[Any]
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,10 @@ class Samples:
         """
         if isinstance(data, Path | str):
             splits = find_splits(data)
-            data = splits.train or splits.val or data
-        if isinstance(data, Path | str):
-            raise DataError(f"{data}: expected annotations for training or validation, got none")
+            chosen = splits.train or splits.val
+            if chosen is None:
+                raise DataError(f"{data}: expected annotations for training or validation, got none")
+            data = chosen
         if isinstance(data, Split):
             require_sound(data, masks=False)
             data = CocoDataset(data, transform=eval_transform())

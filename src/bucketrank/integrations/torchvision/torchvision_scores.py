@@ -62,10 +62,9 @@ def score_head(model: nn.Module) -> ScoreHead:
         return ScoreHead("softmax", layers=(layer,), columns=layer.out_features, first_label=0, background=0)
     if isinstance(model, SSD):
         classifier = untyped_model.head.classification_head
-        blocks = classifier.module_list  # of SSDLite, a block ends in its convolution
         return ScoreHead(
             "softmax",
-            layers=tuple(block[-1] if isinstance(block, nn.Sequential) else block for block in blocks),
+            layers=tuple(_last_layer(block) for block in classifier.module_list),
             columns=classifier.num_columns,
             first_label=0,
             background=0,
@@ -75,3 +74,8 @@ def score_head(model: nn.Module) -> ScoreHead:
         "calibrate: expected torchvision's FasterRCNN, MaskRCNN, KeypointRCNN, RetinaNet or SSD, got "
         f"{type(model).__name__}; pass a wrapped model without its wrapper; for other models see docs/calibration.md"
     )
+
+
+def _last_layer(block: Any) -> Any:
+    """Return the convolution of a block of SSD; a block of SSDLite ends in it."""
+    return block[-1] if isinstance(block, nn.Sequential) else block

@@ -64,7 +64,7 @@ def score_head(model: nn.Module) -> ScoreHead:
     quality = getattr(decoder, "lqe_layers", None)  # D-FINE and DEIMv2 add a predicted quality to the logits
     return ScoreHead(
         "sigmoid",
-        layers=tuple(each[index] for each in lists),  # type: ignore[misc]
+        layers=tuple(each[index] for each in lists),
         columns=columns,
         first_label=0,
         summands=() if quality is None else (quality[index].reg_conf.layers[-1],),
