@@ -95,6 +95,10 @@ def test_the_file_is_replaced_by_default_and_may_be_calibrated_again(
     assert again is not None
     assert again.d_ece[0] == pytest.approx(first.d_ece[1], abs=1e-3)
     assert len(again.a) == len(CLASSES)
+    trained, now = read_weights(weights)[0], read_weights(own)[0]
+    factors = torch.tensor(again.a).repeat(len(trained["head.classes.bias"]) // len(CLASSES))
+    expected = trained["head.classes.weight"] * factors[:, None, None, None]
+    assert_close(now["head.classes.weight"], expected)  # a and b are relative to the trained weights
 
 
 def test_score_thresholds_of_the_recipe_are_mapped(weights_and_data: tuple[Path, Path], tmp_path: Path) -> None:

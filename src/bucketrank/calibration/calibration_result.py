@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
+
+import numpy as np
 
 from bucketrank.calibration.score_map import ScoreMap
 from bucketrank.data.problems import counted
@@ -53,6 +55,16 @@ class Calibration:
         if self.keeps_order:
             return self.score_map.threshold(score)
         return self.best_threshold if score > 0 else score
+
+    def after(self, earlier: Calibration | None) -> Calibration:
+        """Return the calibration from the trained logits on, if the logits had been calibrated before."""
+        if earlier is None:
+            return self
+        count = max(len(self.a), len(earlier.a))
+        a, b, first_a, first_b = (
+            np.broadcast_to(np.array(each), (count,)) for each in (self.a, self.b, earlier.a, earlier.b)
+        )
+        return replace(self, a=tuple((a * first_a).tolist()), b=tuple((a * first_b + b).tolist()))
 
     def __str__(self) -> str:
         pairs = f"a {self.a[0]:.4g}, b {self.b[0]:.4g}" if len(self.a) == 1 else f"{len(self.a)} pairs, one per class"

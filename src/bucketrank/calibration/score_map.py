@@ -40,6 +40,11 @@ class ScoreMap:
         logits = np.asarray(self.a)[pair] * logit(scores) + np.asarray(self.b)[pair]
         return sigmoid(logits)
 
+    @property
+    def inverse(self) -> ScoreMap:
+        """The map from calibrated scores back."""
+        return ScoreMap(tuple(1 / a for a in self.a), tuple(-b / a for a, b in zip(self.a, self.b, strict=True)))
+
     def threshold(self, score: float) -> float:
         """Return the minimum calibrated score of the same detections; 0 and 1 stay.
 

@@ -29,7 +29,7 @@ class Meta:
     """The description inside a weights file.
 
     ``threshold`` is the minimum score to report: the one with the best F1 on the validation set, or 0 if none could be
-    chosen. ``calibration`` is the map that made the scores probabilities; it is already folded into the tensors. None
+    chosen. ``calibration`` is the map from the trained logits to probabilities, which the tensors already hold. None
     means that the scores are those of the loss. Those of a ranking loss are ranks, so that 0.5 means nothing.
     """
 
@@ -52,7 +52,7 @@ class Meta:
             threshold=calibration.threshold(self.threshold),
             recipe={**self.recipe, "detector": detector},
             metrics=self.metrics | errors,
-            calibration=calibration,
+            calibration=calibration.after(self.calibration),
         )
 
 

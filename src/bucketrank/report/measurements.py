@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bucketrank.calibration import fold
 from bucketrank.data import CocoDataset, DataError, Split, eval_transform
 from bucketrank.deploy.evaluate import EvaluationSetup, prepare_evaluation
 from bucketrank.detectors import Detector
@@ -115,6 +116,9 @@ def images_with_lists(best: Sequence[MatchedImage], worst: Sequence[MatchedImage
 
 
 def _candidates(prepared: EvaluationSetup, image_ids: Sequence[int]) -> dict[int, TrainingCandidates]:
+    calibration = prepared.meta.calibration
+    if calibration is not None and calibration.method == "platt":
+        fold(prepared.model.score_head(), calibration.score_map.inverse)  # the logits that training ranked
     dataset = CocoDataset(prepared.images.split, masks=prepared.model.masks, transform=eval_transform())
     by_image = {}
     for image_id in image_ids:

@@ -263,6 +263,10 @@ def _measurement(measurement: Measurement, folder: RunFolder, stored: StoredImag
         tag("p", *keys, class_="keys"),
         gallery if groups else tag("p", "No image has objects or detections."),
         tag("h4", "Ranked lists and gradients"),
-        legend(folder.recipe.loss, candidates=bool(measurement.candidates)),
+        legend(
+            folder.recipe.loss,
+            candidates=bool(measurement.candidates),
+            calibrated=measurement.meta.calibration is not None,
+        ),
         ranked_lists(measurement, folder.recipe.loss),
     )
