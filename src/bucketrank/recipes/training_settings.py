@@ -107,12 +107,15 @@ class TrainerSettings(Settings):
     checkpoint_minutes: Annotated[float, "minutes between two checkpoints within an epoch"] = 10.0
     checkpoint_steps: Annotated[int | None, "steps between two checkpoints within an epoch, instead of minutes"] = None
     validate_every: Annotated[int, "epochs between two evaluations"] = 1
+    calibrate: Annotated[bool, "make the scores of the final weights probabilities, fitted on training images"] = True
+    calibration_images: Annotated[int, "maximum number of training images that calibrate"] = 500
     pictures: Annotated[int, "validation images drawn at the end"] = 8
     tensorboard: Annotated[bool, "log to TensorBoard, too"] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in {"nodes": 1, "log_every": 1, "validate_every": 1, "pictures": 0, "seed": 0}.items():
+        positive = dict.fromkeys(("nodes", "log_every", "validate_every", "calibration_images"), 1)
+        for name, least in {**positive, "pictures": 0, "seed": 0}.items():
             self.require(name, f"at least {least}", holds=getattr(self, name) >= least)
         steps = self.checkpoint_steps
         self.require("checkpoint_steps", "at least 1", holds=steps is None or steps >= 1)

@@ -22,13 +22,14 @@ from bucketrank.data import find_splits
 from bucketrank.evaluation import Evaluator
 from bucketrank.model_files.atomic import write_text
 from bucketrank.model_files.loading import build_detector, load_matching_weights, without_weights
-from bucketrank.model_files.weights import Meta, save_weights
+from bucketrank.model_files.weights import Meta
 from bucketrank.provenance.machine import describe
 from bucketrank.recipes import Recipe, RecipeError, load_recipe, recipe_to_yaml
 from bucketrank.recipes.recipe import MAY_CHANGE, fixed_differences
 from bucketrank.training.data_fingerprint import Fingerprint, fingerprint_of, read_fingerprint, require_same_data
 from bucketrank.training.data_module import DataModule, Position, seed_of
 from bucketrank.training.detector_module import DetectorModule
+from bucketrank.training.final_weights import write_final_weights
 from bucketrank.training.launch import end_with_parent, is_first_process
 from bucketrank.training.process_state import deterministic_restored, quiet
 from bucketrank.training.progress_display import ProgressDisplay
@@ -44,7 +45,7 @@ PACKAGES = ("bucketrank", "torch", "torchvision", "lightning", "timm", "transfor
 
 @dataclass(frozen=True)
 class RunResult:
-    """The folder of a finished run, the metrics of its last evaluation, and its final weights."""
+    """The folder of a finished run, the metrics of its last evaluation and calibration, and its final weights."""
 
     folder: Path
     metrics: dict[str, float]
@@ -145,18 +146,22 @@ def _train(
         if position.step < schedule.total_steps:
             raise Interrupted
     weights = folder / "weights.safetensors"
+    metrics = module.metrics
     if first_process:
-        save_weights(weights, module.detector, keeper.meta(module))
+        meta = write_final_weights(
+            module.detector, keeper.meta(module), data_module, folder, settings=recipe.trainer, console=console
+        )
+        metrics = meta.metrics
         draw_curves(keeper.train, keeper.validation, folder / "curves.png")
         draw_validation_images(
             module.detector,
             data_module,
             folder / "pictures",
-            threshold=module.threshold,
+            threshold=meta.threshold,
             count=recipe.trainer.pictures,
         )
         console.print(f"Done: {weights}", highlight=False, markup=False, soft_wrap=True)
-    return RunResult(folder, module.metrics, weights, position.step)
+    return RunResult(folder, metrics, weights, position.step)
 
 
 def _recipe_and_data(
