@@ -5,6 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bucketrank.calibration import calibrate as calibrate
     from bucketrank.losses import *
 
 try:
@@ -40,6 +41,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     # The losses are imported when first used: torch takes seconds to import, and the command line's help needs none.
+    if name == "calibrate":  # not in __all__: it needs more than torch
+        return import_module("bucketrank.calibration").calibrate
     if name in __all__:
         return getattr(import_module("bucketrank.losses"), name)
     raise AttributeError(f"module 'bucketrank' has no attribute {name!r}")
