@@ -1,4 +1,4 @@
-"""Average precision by COCO's and LVIS's rules, the score threshold of the best F1, and calibration errors."""
+"""Average precision by COCO's and LVIS's rules, optimal LRP, the threshold of the best F1, and calibration errors."""
 
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from bucketrank.evaluation.evaluator import EvaluationResult as EvaluationResult
     from bucketrank.evaluation.evaluator import Evaluator as Evaluator
     from bucketrank.evaluation.matched_detections import MatchedDetections as MatchedDetections
+    from bucketrank.evaluation.optimal_lrp import OptimalLRP as OptimalLRP
     from bucketrank.evaluation.threshold import Curve as Curve
     from bucketrank.evaluation.threshold import best_threshold as best_threshold
 
@@ -21,6 +22,7 @@ __all__, __getattr__ = import_on_use(
         "bucketrank.evaluation.coco_records": ("coco_records",),
         "bucketrank.evaluation.evaluator": ("EvaluationResult", "Evaluator"),
         "bucketrank.evaluation.matched_detections": ("MatchedDetections",),
+        "bucketrank.evaluation.optimal_lrp": ("OptimalLRP",),
         "bucketrank.evaluation.threshold": ("Curve", "best_threshold"),
     },
 )

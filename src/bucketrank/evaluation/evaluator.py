@@ -18,6 +18,7 @@ from bucketrank.data.annotations import Document, Split, category_ids, usable_po
 from bucketrank.evaluation.calibration_error import OVERLAP, CalibrationErrors
 from bucketrank.evaluation.coco_records import Record, coco_records, highest_scoring
 from bucketrank.evaluation.matched_detections import MatchedDetections
+from bucketrank.evaluation.optimal_lrp import OptimalLRP
 from bucketrank.evaluation.threshold import Curve, best_threshold
 
 Kind = Literal["boxes", "masks"]
@@ -51,6 +52,12 @@ class EvaluationResult:
 
     metrics: dict[str, float]
     per_class: dict[str, float]
+    lrp: OptimalLRP
+
+    @property
+    def columns(self) -> dict[str, float]:
+        """The metrics, and optimal LRP with its parts: oLRP, oLRP_loc, oLRP_fp, oLRP_fn."""
+        return self.metrics | self.lrp.metrics()
 
 
 class Evaluator:
@@ -139,13 +146,13 @@ class Evaluator:
         for position, category_id in enumerate(self.categories):
             values = precision[:, :, position]
             per_class[names[category_id]] = float(values[values > -1].mean()) if (values > -1).any() else math.nan
-        return EvaluationResult(metrics, per_class)
+        return EvaluationResult(metrics, per_class, OptimalLRP.of(self.matched(kind, seen_only=seen_only)))
 
     def metrics(self, *, seen_only: bool = False) -> dict[str, float]:
         """Return all metrics in one dict for logging: ``boxes/AP``, ... and, with masks, ``masks/AP``, ..."""
         kinds: tuple[Kind, ...] = ("boxes", "masks") if self.masks else ("boxes",)
         results = {kind: self.result(kind, seen_only=seen_only) for kind in kinds}
-        return {f"{kind}/{name}": value for kind, each in results.items() for name, value in each.metrics.items()}
+        return {f"{kind}/{name}": value for kind, each in results.items() for name, value in each.columns.items()}
 
     def precision_recall(self, kind: Kind = "boxes", *, iou: float = 0.5, seen_only: bool = False) -> Curve:
         """Return precision and recall by score, over all classes together, with detections matched at ``iou``."""
