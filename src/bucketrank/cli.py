@@ -8,7 +8,11 @@ from collections.abc import Sequence
 from bucketrank.arguments import Commands, UsageError, call
 from bucketrank.commands.bench_detectors import bench_detectors
 from bucketrank.commands.bench_losses import bench_losses
+<<<<<<< HEAD
 from bucketrank.commands.bench_results import bench_results
+=======
+from bucketrank.commands.calibrate import calibrate
+>>>>>>> trainer
 from bucketrank.commands.check_data import check_data
 from bucketrank.commands.convert import convert_cityscapes, convert_voc, convert_yolo
 from bucketrank.commands.demo import demo
@@ -27,6 +31,7 @@ COMMANDS: Commands = {
         "detectors": bench_detectors,
         "results": bench_results,
     },
+    "calibrate": calibrate,
     "check-data": check_data,
     "convert": {
         "cityscapes": convert_cityscapes,

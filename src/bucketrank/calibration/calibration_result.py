@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from bucketrank.calibration.score_map import ScoreMap
+from bucketrank.data.problems import counted
 
 Target = Literal["match", "iou"]
 Method = Literal["platt", "temperature"]
@@ -33,14 +34,24 @@ class Calibration:
     right: int  # detections that match an object at an IoU of 0.5
     best_threshold: float  # the calibrated score of the best F1 on these images
 
+    @property
+    def score_map(self) -> ScoreMap:
+        """The pairs as a map of scores, for method ``platt``."""
+        return ScoreMap(self.a, self.b)
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether the detections of an image keep their order in all classes together."""
+        return self.method == "platt" and len(self.a) == 1
+
     def threshold(self, score: float) -> float:
         """Return the minimum score that shows the same detections after calibration as ``score`` did before.
 
         No single score does so with a pair per class or after a temperature; then it is the score of the best F1 on
         the images of the fit.
         """
-        if self.method == "platt" and len(self.a) == 1:
-            return ScoreMap(self.a, self.b).threshold(score)
+        if self.keeps_order:
+            return self.score_map.threshold(score)
         return self.best_threshold if score > 0 else score
 
     def __str__(self) -> str:
@@ -48,7 +59,7 @@ class Calibration:
         if self.method == "temperature":
             pairs = f"temperature {1 / self.a[0]:.4g}, background {-self.b[0]:+.4g}"
         return (
-            f"{pairs}; on {self.images:,} images D-ECE {self.d_ece[0]:.4f} -> {self.d_ece[1]:.4f}, "
+            f"{pairs}; on {counted(self.images, 'image')} D-ECE {self.d_ece[0]:.4f} -> {self.d_ece[1]:.4f}, "
             f"LaECE {self.la_ece[0]:.4f} -> {self.la_ece[1]:.4f}"
         )
 

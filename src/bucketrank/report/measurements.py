@@ -14,7 +14,7 @@ from bucketrank.data import CocoDataset, DataError, Split, eval_transform
 from bucketrank.deploy.evaluate import EvaluationSetup, prepare_evaluation
 from bucketrank.detectors import Detector
 from bucketrank.devices import resolve_device
-from bucketrank.evaluation import EvaluationResult
+from bucketrank.evaluation import CalibrationErrors, EvaluationResult
 from bucketrank.evaluation.threshold import Curve
 from bucketrank.model_files.weights import Meta
 from bucketrank.report.candidates import TrainingCandidates, candidates
@@ -36,6 +36,7 @@ class Measurement:
     total: int  # number of images in the split
     results: dict[str, EvaluationResult]  # by "boxes" and "masks"
     precision_recall: dict[str, dict[float, Curve]]  # by "boxes" and "masks", then by IoU
+    errors: CalibrationErrors  # of the boxes
     images: int  # number of images measured
     best: list[MatchedImage]
     worst: list[MatchedImage]
@@ -94,6 +95,7 @@ def measure_run(
             iou_type: {iou: evaluator.precision_recall(iou_type, iou=iou, seen_only=seen_only) for iou in IOUS}
             for iou_type in iou_types
         },
+        errors=evaluator.calibration_errors(seen_only=seen_only),
         images=count,
         best=best,
         worst=worst,
