@@ -8,11 +8,8 @@ from collections.abc import Sequence
 from bucketrank.arguments import Commands, UsageError, call
 from bucketrank.commands.bench_detectors import bench_detectors
 from bucketrank.commands.bench_losses import bench_losses
-<<<<<<< HEAD
 from bucketrank.commands.bench_results import bench_results
-=======
 from bucketrank.commands.calibrate import calibrate
->>>>>>> trainer
 from bucketrank.commands.check_data import check_data
 from bucketrank.commands.convert import convert_cityscapes, convert_voc, convert_yolo
 from bucketrank.commands.demo import demo

@@ -2,12 +2,14 @@
 
 import copy
 import csv
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from bucketrank.data import find_splits
 from bucketrank.model_files.loading import build_detector
 from bucketrank.recipes import RecipeError, from_dict
 from bucketrank.training import loggers
@@ -146,6 +148,23 @@ def test_a_missing_package_of_a_logger_is_named(name, shapes, tmp_path, monkeypa
     with pytest.raises(RecipeError, match=f"trainer.loggers: {name} needs the package {name}; install with: pip"):
         train(tiny.recipe(f"--trainer.loggers {name}"), shapes, tmp_path / "run")
     assert not (tmp_path / "run" / "recipe.yaml").exists()
+
+
+def test_held_out_images_are_evaluated_and_their_detections_kept(shapes, tmp_path):
+    result = tiny.run(tmp_path / "run", shapes, "--data.holdout 0.25 --trainer.keep_detections")
+    splits = find_splits(shapes).with_holdout(0.25)
+    assert splits.train is not None
+    assert splits.val is not None
+    train_ids, held_out_ids = ({image["id"] for image in split.read()["images"]} for split in splits)
+    assert not train_ids & held_out_ids
+    assert train_ids | held_out_ids == {
+        image["id"] for image in json.loads((shapes / "train.json").read_text())["images"]
+    }
+    files = sorted((result.folder / "detections").iterdir())
+    assert len(files) == 2
+    kept = json.loads(files[-1].read_text())
+    assert {record["image_id"] for record in kept} <= held_out_ids
+    assert kept
 
 
 def test_unknown_names_are_refused_and_old_recipes_still_load():

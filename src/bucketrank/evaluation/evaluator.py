@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -107,6 +107,13 @@ class Evaluator:
                 records = highest_scoring(records, LVIS_DETECTIONS)
             self._records[image_id] = records
 
+    def add_records(self, records: Iterable[Record]) -> None:
+        """Add detections in COCO's result format, as :attr:`detections` returns them."""
+        for record in records:
+            if record["image_id"] not in self._image_ids:
+                raise ValueError(f"Evaluator: expected ids of images in the annotations, got {record['image_id']}")
+            self._records.setdefault(record["image_id"], []).append(record)
+
     def merge(self, other: Evaluator) -> None:
         """Add the detections of another process; images that both have count once."""
         self._records |= other._records
@@ -122,6 +129,17 @@ class Evaluator:
     def reset(self) -> None:
         """Remove all detections."""
         self._records = {}
+
+    @property
+    def image_ids(self) -> set[int]:
+        """The ids of all images of the split."""
+        return set(self._image_ids)
+
+    def objects(self) -> list[tuple[int, int]]:
+        """Return the image id and the label, from 1, of every object that is no crowd."""
+        label_of = {category_id: label for label, category_id in enumerate(self.categories, start=1)}
+        entries = self._document["annotations"]
+        return [(entry["image_id"], label_of[entry["category_id"]]) for entry in entries if not entry.get("iscrowd")]
 
     @property
     def detections(self) -> list[Record]:

@@ -40,6 +40,9 @@ class DataSettings(Settings):
         float | None, "repeat images of classes that are in a smaller share of images than this (LVIS)"
     ] = None
     val_batch_size: Annotated[int, "images evaluated at once, per device"] = 1
+    holdout: Annotated[
+        float | None, "share of the training images to hold out and evaluate on instead of the validation images"
+    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,6 +51,8 @@ class DataSettings(Settings):
         for name in self.augment:
             require_choice("data.augment", name, AUGMENTATIONS)
         self.require("flip", "a probability from 0 to 1", holds=0 <= self.flip <= 1)
+        share = self.holdout
+        self.require("holdout", "a share above 0 and below 1, or null", holds=share is None or 0 < share < 1)
         if self.repeat_threshold is not None:
             self.require("repeat_threshold", "a share above 0 and up to 1", holds=0 < self.repeat_threshold <= 1)
             expected = "1 with data.repeat_threshold, which sets the repeats per image"
@@ -126,6 +131,7 @@ class TrainerSettings(Settings):
     calibrate: Annotated[bool, "make the scores of the final weights probabilities, fitted on training images"] = True
     calibration_images: Annotated[int, "maximum number of training images that calibrate"] = 500
     pictures: Annotated[int, "validation images drawn at the end"] = 8
+    keep_detections: Annotated[bool, "write the detections of each evaluation to detections/STEP.json"] = False
     loggers: Annotated[tuple[str, ...], "further logs, any of tensorboard, wandb, mlflow and csv"] = ()
 
     def __post_init__(self) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bucketrank.detectors import Detector
 from bucketrank.evaluation import Evaluator
+from bucketrank.evaluation.coco_records import Record
 from bucketrank.training.data_module import Position, seed_of
 from bucketrank.training.schedule import Schedule, build_optimiser, set_rate
 from bucketrank.training.train_step import Batch, sum_terms
@@ -43,6 +44,7 @@ class DetectorModule(pl.LightningModule):
         self.terms: dict[str, Tensor] = {}  # loss terms of the last step
         self.metrics: dict[str, float] = {}  # set on the first process only
         self.threshold = 0.0
+        self.detections: list[Record] = []  # of the last evaluation, in COCO's result format; first process only
         decay = schedule.settings.ema
         # No submodule: the average is neither trained nor wrapped for several devices.
         self.average = None if decay is None else WeightAverage(detector, decay)
@@ -83,6 +85,7 @@ class DetectorModule(pl.LightningModule):
         self.evaluator.gather()
         if self.trainer.is_global_zero:
             self.metrics = self.evaluator.metrics()
+            self.detections = self.evaluator.detections
             threshold = self.evaluator.best_threshold()
             self.threshold = 0.0 if math.isnan(threshold) else threshold  # NaN: there was no detection
         self.evaluator.reset()

@@ -96,6 +96,7 @@ def _train(
 ) -> RunResult:
     recipe, data = _recipe_and_data(recipe, data, folder, resume=resume)
     splits = find_splits(data, layout=None if recipe.data.layout == "auto" else recipe.data.layout)
+    splits = splits.with_holdout(recipe.data.holdout)
     with quiet(), deterministic_restored():
         trainer = _trainer(recipe, folder)
         first_process = trainer.is_global_zero

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
+from bucketrank.model_files.atomic import write_text
 from bucketrank.model_files.weights import Meta, save_weights
 from bucketrank.recipes.training_settings import TrainerSettings
 from bucketrank.training.checkpoints import Checkpoints
@@ -189,6 +191,8 @@ class RunKeeper(pl.Callback):
         if evaluated and trainer.is_global_zero:
             row = {"step": position.step, "epoch": position.epoch + 1, **module.metrics, "threshold": module.threshold}
             self.validation.add(row)
+            if self.settings.keep_detections:
+                write_text(self.folder / "detections" / f"{position.step}.json", json.dumps(module.detections))
             for logger in trainer.loggers:
                 logger.log_metrics({k: v for k, v in module.metrics.items() if v == v}, step=position.step)
             score = module.metrics[main_metric(module.metrics)]
