@@ -121,8 +121,8 @@ def print_evaluation(console: Console, evaluation: Evaluation) -> None:
     table = Table("", "boxes", *(["masks"] if masks else []), box=None, padding=(0, 2, 0, 0))
     for column in table.columns[1:]:
         column.justify = "right"
-    for key, value in evaluation.boxes.metrics.items():
-        table.add_row(key, _percent(value), *([_percent(masks.metrics[key])] if masks else []))
+    for key, value in evaluation.boxes.columns.items():
+        table.add_row(key, _percent(value), *([_percent(masks.columns[key])] if masks else []))
     console.print(table)
     classes = Table("class", "AP", *(["mask AP"] if masks else []), box=None, padding=(0, 2, 0, 0))
     for name, value in evaluation.boxes.per_class.items():

@@ -1,4 +1,4 @@
-"""Average precision by COCO's and LVIS's rules, the score threshold of the best F1, and calibration errors."""
+"""Average precision by COCO's and LVIS's rules, optimal LRP, the threshold of the best F1, and calibration errors."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,11 @@ if TYPE_CHECKING:
     from bucketrank.evaluation.coco_records import coco_records as coco_records
     from bucketrank.evaluation.evaluator import EvaluationResult as EvaluationResult
     from bucketrank.evaluation.evaluator import Evaluator as Evaluator
+    from bucketrank.evaluation.image_bootstrap import Difference as Difference
+    from bucketrank.evaluation.image_bootstrap import ImageAP as ImageAP
+    from bucketrank.evaluation.image_bootstrap import paired_difference as paired_difference
     from bucketrank.evaluation.matched_detections import MatchedDetections as MatchedDetections
+    from bucketrank.evaluation.optimal_lrp import OptimalLRP as OptimalLRP
     from bucketrank.evaluation.threshold import Curve as Curve
     from bucketrank.evaluation.threshold import best_threshold as best_threshold
 
@@ -20,7 +24,9 @@ __all__, __getattr__ = import_on_use(
         "bucketrank.evaluation.calibration_error": ("CalibrationErrors", "Reliability"),
         "bucketrank.evaluation.coco_records": ("coco_records",),
         "bucketrank.evaluation.evaluator": ("EvaluationResult", "Evaluator"),
+        "bucketrank.evaluation.image_bootstrap": ("Difference", "ImageAP", "paired_difference"),
         "bucketrank.evaluation.matched_detections": ("MatchedDetections",),
+        "bucketrank.evaluation.optimal_lrp": ("OptimalLRP",),
         "bucketrank.evaluation.threshold": ("Curve", "best_threshold"),
     },
 )

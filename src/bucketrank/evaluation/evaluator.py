@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from bucketrank.data.annotations import Document, Split, category_ids, usable_po
 from bucketrank.evaluation.calibration_error import OVERLAP, CalibrationErrors
 from bucketrank.evaluation.coco_records import Record, coco_records, highest_scoring
 from bucketrank.evaluation.matched_detections import MatchedDetections
+from bucketrank.evaluation.optimal_lrp import OptimalLRP
 from bucketrank.evaluation.threshold import Curve, best_threshold
 
 Kind = Literal["boxes", "masks"]
@@ -51,6 +52,12 @@ class EvaluationResult:
 
     metrics: dict[str, float]
     per_class: dict[str, float]
+    lrp: OptimalLRP
+
+    @property
+    def columns(self) -> dict[str, float]:
+        """The metrics, and optimal LRP with its parts: oLRP, oLRP_loc, oLRP_fp, oLRP_fn."""
+        return self.metrics | self.lrp.metrics()
 
 
 class Evaluator:
@@ -100,6 +107,13 @@ class Evaluator:
                 records = highest_scoring(records, LVIS_DETECTIONS)
             self._records[image_id] = records
 
+    def add_records(self, records: Iterable[Record]) -> None:
+        """Add detections in COCO's result format, as :attr:`detections` returns them."""
+        for record in records:
+            if record["image_id"] not in self._image_ids:
+                raise ValueError(f"Evaluator: expected ids of images in the annotations, got {record['image_id']}")
+            self._records.setdefault(record["image_id"], []).append(record)
+
     def merge(self, other: Evaluator) -> None:
         """Add the detections of another process; images that both have count once."""
         self._records |= other._records
@@ -115,6 +129,17 @@ class Evaluator:
     def reset(self) -> None:
         """Remove all detections."""
         self._records = {}
+
+    @property
+    def image_ids(self) -> set[int]:
+        """The ids of all images of the split."""
+        return set(self._image_ids)
+
+    def objects(self) -> list[tuple[int, int]]:
+        """Return the image id and the label, from 1, of every object that is no crowd."""
+        label_of = {category_id: label for label, category_id in enumerate(self.categories, start=1)}
+        entries = self._document["annotations"]
+        return [(entry["image_id"], label_of[entry["category_id"]]) for entry in entries if not entry.get("iscrowd")]
 
     @property
     def detections(self) -> list[Record]:
@@ -139,13 +164,13 @@ class Evaluator:
         for position, category_id in enumerate(self.categories):
             values = precision[:, :, position]
             per_class[names[category_id]] = float(values[values > -1].mean()) if (values > -1).any() else math.nan
-        return EvaluationResult(metrics, per_class)
+        return EvaluationResult(metrics, per_class, OptimalLRP.of(self.matched(kind, seen_only=seen_only)))
 
     def metrics(self, *, seen_only: bool = False) -> dict[str, float]:
         """Return all metrics in one dict for logging: ``boxes/AP``, ... and, with masks, ``masks/AP``, ..."""
         kinds: tuple[Kind, ...] = ("boxes", "masks") if self.masks else ("boxes",)
         results = {kind: self.result(kind, seen_only=seen_only) for kind in kinds}
-        return {f"{kind}/{name}": value for kind, each in results.items() for name, value in each.metrics.items()}
+        return {f"{kind}/{name}": value for kind, each in results.items() for name, value in each.columns.items()}
 
     def precision_recall(self, kind: Kind = "boxes", *, iou: float = 0.5, seen_only: bool = False) -> Curve:
         """Return precision and recall by score, over all classes together, with detections matched at ``iou``."""

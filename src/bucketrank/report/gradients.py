@@ -9,7 +9,7 @@ import torch
 
 from bucketrank.catalogue import LossSettings, RankingSettings, loss_spec
 from bucketrank.detectors.criterion import HeadRecipe, build_criterion
-from bucketrank.detectors.criterion.ranked import SMALLEST_LABEL
+from bucketrank.detectors.criterion.assigned import SMALLEST_LABEL
 from bucketrank.report.matching import MIN_IOU, Detection
 
 EPSILON = 1e-7  # scores of exactly 0 or 1 have infinite log-odds

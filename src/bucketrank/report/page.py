@@ -157,7 +157,7 @@ def _metrics(run: ReportedRun, iou_type: str) -> dict[str, float]:
     """Return the metrics of the measurement or, without one, of the last row of validation.csv."""
     if run.measurement is not None:
         result = run.measurement.results.get(iou_type)
-        return {} if result is None else result.metrics
+        return {} if result is None else result.columns
     prefix = f"{iou_type}/"
     row = run.folder.validation.last()
     metrics = {key.removeprefix(prefix): value for key, value in row.items() if key.startswith(prefix)}
