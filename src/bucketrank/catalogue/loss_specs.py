@@ -141,15 +141,23 @@ class CrossEntropySettings(LossSettings):
 
 
 @dataclass(frozen=True)
+class OwnSettings(LossSettings):
+    """Settings of the loss that a model of another library brings along: it has none."""
+
+    name: Annotated[str, "the loss that trains the detector"] = "own"
+
+
+@dataclass(frozen=True)
 class LossSpec:
     """Everything the package has to know about a loss before it is imported.
 
     ``criterion`` is the class (a subclass of ``bucketrank.detectors.criterion.Criterion``) or its import path,
-    ``"package.module:Class"``. ``gradient_note`` tells readers of a report how to read the loss's gradients.
+    ``"package.module:Class"``; None if the loss is part of the model. ``gradient_note`` tells readers of a report
+    how to read the loss's gradients.
     """
 
     name: str
-    criterion: str | Callable[..., Any]
+    criterion: str | Callable[..., Any] | None
     settings: type[LossSettings] = LossSettings
     title: str = ""
     reference: str = ""
@@ -161,7 +169,9 @@ class LossSpec:
         return self.title or self.name
 
     def load(self) -> Any:
-        """Import the class that computes the loss."""
+        """Import the class that computes the loss; ValueError if the loss is part of the model."""
+        if self.criterion is None:
+            raise ValueError(f"loss.name: expected a loss with a criterion, got {self.name!r}, part of a model")
         return import_object(self.criterion)
 
 
@@ -220,4 +230,5 @@ BUILT_IN_LOSSES = (
         reference="Ren et al., Faster R-CNN, NeurIPS 2015",
         gradient_note=_SCORE_NOTE,
     ),
+    LossSpec("own", None, OwnSettings, title="own loss of the model"),
 )

@@ -1,0 +1,1 @@
+"""Detectors of other libraries behind the interface of ours, with their pretrained weights: torchvision's models."""
