@@ -1,4 +1,4 @@
-"""The detectors of other libraries, each library declared once: torchvision's.
+"""The detectors of other libraries, each library declared once: torchvision's and transformers'.
 
 The name of such a detector is the library and its model, like ``torchvision/retinanet_resnet50_fpn_v2``.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from bucketrank.catalogue.detector_specs import DetectorSettings, DetectorSpec
 from bucketrank.catalogue.fields import Settings
@@ -136,6 +136,38 @@ class TorchvisionSettings(LibrarySettings):
 
 
 @dataclass(frozen=True)
+class TransformersSettings(LibrarySettings):
+    """Settings of the detection transformers of transformers, by a folder or a name on the Hugging Face hub.
+
+    Only safetensors are read. Layers whose shape depends on the number of classes start anew if that number differs. A
+    run stores ``config`` and ``processor``, so that its weights files need neither the folder nor the hub.
+    """
+
+    filled_by_run: ClassVar[tuple[str, ...]] = ("config", "processor")
+
+    weights: Annotated[
+        Literal["pretrained"] | None, "pretrained (those of the folder or hub name) or null (random)"
+    ] = "pretrained"
+    freeze_backbone: Annotated[bool, "do not train the backbone"] = False
+    class_cost: Annotated[
+        float | None, "weight of the class in Hungarian matching with a ranking loss (null: the model's)"
+    ] = None
+    score_threshold: Annotated[float, "drop detections with a score below this"] = 0.0
+    detections: Annotated[int, "upper limit of detections per image"] = 100
+    config: Annotated[str | None, "the model's config.json as a text (null: that of the folder or hub name)"] = None
+    processor: Annotated[str | None, "the model's preprocessor_config.json as a text (filled in with config)"] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("name", "transformers/FOLDER or transformers/HUB_NAME", holds=self.model != "")
+        cost = self.class_cost
+        self.require("class_cost", "a number of at least 0", holds=cost is None or (math.isfinite(cost) and cost >= 0))
+
+    def without_weights(self) -> TransformersSettings:
+        return replace(self, weights=None)
+
+
+@dataclass(frozen=True)
 class LibrarySpec(DetectorSpec):
     """A library of detectors. ``example`` is the name of one of its models, for messages."""
 
@@ -161,6 +193,16 @@ LIBRARIES = {
             backbone=False,
             inputs=LibraryInputSettings,
             example="retinanet_resnet50_fpn_v2",
+        ),
+        LibrarySpec(
+            "transformers",
+            "bucketrank.pretrained.transformers_detector:TransformersDetector",
+            TransformersSettings,
+            title="a detection transformer of transformers",
+            losses=LIBRARY_LOSSES,
+            backbone=False,
+            inputs=LibraryInputSettings,
+            example="PekingU/rtdetr_r50vd",
         ),
     )
 }

@@ -143,7 +143,7 @@ def libraries() -> Mapping[str, LibrarySpec]:
     """Return the libraries whose models are detectors, too, by name.
 
     >>> list(libraries())
-    ['torchvision']
+    ['torchvision', 'transformers']
     """
     return MappingProxyType(LIBRARIES)
 
