@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -99,6 +101,27 @@ def test_alrp_compiles_as_one_graph() -> None:
         (classification + 2 * localisation).backward()
         answers.append((classification.detach(), localisation.detach(), leaf.grad, errors.grad))
     torch.testing.assert_close(answers[0], answers[1])
+
+
+@every_way
+@pytest.mark.parametrize("sizes", [None, [20, 30]], ids=["one", "two"])
+@pytest.mark.parametrize("positives", [0, 7])
+def test_memory_is_freed_without_the_garbage_collector(positives: int, sizes: list[int] | None, way: Way) -> None:
+    method, backend = way
+    logits, targets = synthetic(50, positives)
+    logits.requires_grad_()
+    gc.disable()
+    try:
+        with use_backend(backend):
+            loss = ap_loss(logits, targets, method=method, sizes=sizes, reduction="none")
+        assert loss.grad_fn is not None
+        prepared = weakref.ref(loss.grad_fn.prepared)  # type: ignore[attr-defined]
+        assert prepared() is not None
+        loss.sum().backward()
+        del loss
+        assert prepared() is None
+    finally:
+        gc.enable()
 
 
 @every_way

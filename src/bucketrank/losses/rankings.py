@@ -69,26 +69,26 @@ def rank_all(
         positives = len(comparison.scores)
         _check_localisation(localisation, positives)
         overfull = settings.max_positives is not None and positives > settings.max_positives
-        ranking = rank_one(logits, targets, comparison, localisation, settings.loss, overfull=overfull)
-        return ranking.values, ranking
-    batch = _rank_batch(logits, targets, localisation, settings, settings.sizes)
-    return batch.values, batch
+        return rank_one(logits, targets, comparison, localisation, settings.loss, overfull=overfull)
+    return _rank_batch(logits, targets, localisation, settings, settings.sizes)
 
 
 def _rank_batch(
     logits: Tensor, targets: Tensor, localisation: Tensor | None, settings: Settings, sizes: Sequence[int]
-) -> Batch:
+) -> tuple[tuple[Tensor, ...], Batch]:
     parts = [*zip(logits.split(list(sizes)), targets.split(list(sizes)), strict=True)] if sizes else []
     comparisons = _compare_each(logits, targets, parts, settings)
     counts = [len(comparison.scores) for comparison in comparisons]
     _check_localisation(localisation, sum(counts))
     errors = localisation.split(counts) if localisation is not None and counts else [None] * len(parts)
     overfull = settings.max_positives is not None and sum(counts) > settings.max_positives
-    rankings = [
+    ranked = [
         rank_one(*part, comparison, error, settings.loss, overfull=overfull)
         for part, comparison, error in zip(parts, comparisons, errors, strict=True)
     ]
-    return Batch(logits, rankings)
+    # A degenerate ranking has two values, even if the loss has one.
+    values = tuple(torch.stack(value) for value in zip(*(values for values, _ in ranked), strict=False))
+    return values or (logits.new_zeros(0), logits.new_zeros(0)), Batch(logits, [ranking for _, ranking in ranked])
 
 
 def compare(logits: Tensor, targets: Tensor, settings: Settings, index: Tensor | None = None) -> Comparison:
@@ -104,7 +104,7 @@ class DegenerateRanking:
 
     def __init__(self, logits: Tensor, targets: Tensor, value: Tensor, positives: int) -> None:
         self.logits, self.targets, self.positives = logits, targets, positives
-        self.values = value, value.clone()
+        self.zero_or_nan = value * 0
 
     @property
     def index(self) -> Tensor:
@@ -113,19 +113,19 @@ class DegenerateRanking:
 
     def backward(self, first: Tensor | None, second: Tensor | None) -> tuple[Tensor, Tensor | None]:  # noqa: ARG002
         # 0, or NaN at each entry that is not ignored. The localisation errors get a gradient too: DDP waits for it.
-        zero_or_nan = self.values[0] * 0
-        at_logits = zero_or_nan.expand_as(self.logits).masked_fill(self.targets < 0, 0)
-        return at_logits, zero_or_nan.repeat(self.positives)
+        at_logits = self.zero_or_nan.expand_as(self.logits).masked_fill(self.targets < 0, 0)
+        return at_logits, self.zero_or_nan.repeat(self.positives)
 
 
 class Ranking:
-    """One ranking, computed from its comparison."""
+    """One ranking, computed from its comparison.
 
-    def __init__(
-        self, targets: Tensor, comparison: Comparison, values: tuple[Tensor, ...], gradients: Gradients
-    ) -> None:
-        self.targets, self.comparison = targets, comparison
-        self.values, self.gradients = values, gradients
+    It does not hold its values: autograd attaches them to the node that holds the ranking, and in such a cycle of
+    references the memory of the gradient would wait for the garbage collector.
+    """
+
+    def __init__(self, targets: Tensor, comparison: Comparison, gradients: Gradients) -> None:
+        self.targets, self.comparison, self.gradients = targets, comparison, gradients
 
     @property
     def index(self) -> Tensor:
@@ -152,13 +152,14 @@ class Ranking:
 
 def rank_one(
     logits: Tensor, targets: Tensor, comparison: Comparison, localisation: Tensor | None, loss: str, *, overfull: bool
-) -> Ranking | DegenerateRanking:
-    """Compute the values and gradients of one ranking; ``overfull`` makes them NaN."""
+) -> tuple[tuple[Tensor, ...], Ranking | DegenerateRanking]:
+    """Return the values of one ranking and its prepared backward pass; ``overfull`` makes the values NaN."""
     positives, taint = len(comparison.scores), comparison.taint
     undefined = overfull or not comparison.finite
     if undefined or positives == 0:
         value = logits.new_full((), torch.nan if undefined else 0.0)
-        return DegenerateRanking(logits, targets, value if taint is None else value + taint, positives)
+        value = value if taint is None else value + taint
+        return (value, value.clone()), DegenerateRanking(logits, targets, value, positives)
     compute_terms = RANKING_LOSSES[loss].terms
     if localisation is None:
         first, second, gradients = compute_terms(comparison)
@@ -169,7 +170,7 @@ def rank_one(
     values: tuple[Tensor, ...] = (mean(first),) if second is None else (mean(first), mean(second))
     if taint is not None:
         values = tuple(value + taint for value in values)
-    return Ranking(targets, comparison, values, gradients)
+    return values, Ranking(targets, comparison, gradients)
 
 
 class Batch:
@@ -177,12 +178,6 @@ class Batch:
 
     def __init__(self, logits: Tensor, rankings: Sequence[Ranking | DegenerateRanking]) -> None:
         self.logits, self.rankings = logits, rankings
-
-    @property
-    def values(self) -> tuple[Tensor, ...]:
-        # A degenerate ranking has two values, even if the loss has one.
-        values = zip(*(ranking.values for ranking in self.rankings), strict=False)
-        return tuple(torch.stack(value) for value in values) or (self.logits.new_zeros(0), self.logits.new_zeros(0))
 
     def backward(self, first: Tensor | None, second: Tensor | None) -> tuple[Tensor, Tensor | None]:
         none = [None] * len(self.rankings)
@@ -232,7 +227,7 @@ def _prepare_one_again(
     if not on_host(logits):
         comparison.taint = value * 0
     fields = zip(RANKING_LOSSES[settings.loss].gradients, map(comparison.vector, rows), strict=True)
-    return Ranking(targets, comparison, (value,), Gradients(**dict(fields)))
+    return Ranking(targets, comparison, Gradients(**dict(fields)))
 
 
 class _BatchOfOne(NamedTuple):

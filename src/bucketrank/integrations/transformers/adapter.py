@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bucketrank.choices import Method
 from bucketrank.integrations.ranking_loss import LossName, RankingLoss
-from bucketrank.integrations.transformers.criterion import Target
+from bucketrank.integrations.transformers.layer_ranking import Target
 from bucketrank.integrations.transformers.layouts import (
     LossInput,
     LossOutput,
