@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch import nn
 from torchvision.models.detection import faster_rcnn, fcos, mask_rcnn, retinanet
-from torchvision.models.resnet import BasicBlock, ResNet
+from torchvision.models.resnet import Bottleneck, ResNet
 
 RESNET_MODELS = (
     "fasterrcnn_resnet50_fpn",
@@ -18,11 +18,11 @@ RESNET_MODELS = (
 
 
 def small_resnet(*, weights: Any = None, progress: bool = True, norm_layer: Any = nn.BatchNorm2d) -> ResNet:
-    return ResNet(BasicBlock, [1, 1, 1, 1], norm_layer=norm_layer)
+    return ResNet(Bottleneck, [1, 1, 1, 1], width_per_group=16, norm_layer=norm_layer)
 
 
 @pytest.fixture
 def small_backbones(monkeypatch):
-    """Give the detectors of RESNET_MODELS a ResNet of four blocks."""
+    """Give all detectors with a ResNet-50 a ResNet of four narrow blocks."""
     for module in (faster_rcnn, fcos, mask_rcnn, retinanet):
         monkeypatch.setattr(module, "resnet50", small_resnet)

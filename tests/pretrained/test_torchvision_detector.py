@@ -9,7 +9,7 @@ import torch
 import torchvision
 from safetensors.torch import save_file
 from torch import nn
-from torchvision.models import detection, get_model, get_model_weights
+from torchvision.models import detection, get_model
 from torchvision.models._api import WeightsEnum
 
 from bucketrank.catalogue import InputSettings
@@ -19,9 +19,10 @@ from bucketrank.pretrained.torchvision_weights import CLASS_LAYERS
 from bucketrank.recipes import RecipeError, from_dict
 
 from ..detectors.small_detectors import CLASSES, scene
+from .coco_download import coco_weights, download
 from .small_resnet import RESNET_MODELS, small_backbones, small_resnet
 
-__all__ = ["small_backbones"]
+__all__ = ["download", "small_backbones"]
 pytestmark = pytest.mark.usefixtures("one_thread", "small_backbones")
 
 MOBILE = "fasterrcnn_mobilenet_v3_large_320_fpn"
@@ -35,34 +36,6 @@ def small(model: str, **settings: Any) -> Any:
     sizes = {} if model.startswith("ssd") else SMALL
     proposals = {"proposals": 60} if "rcnn" in model else {}
     return build(f"torchvision/{model}", num_classes=CLASSES, **{**sizes, **proposals, **settings})
-
-
-def coco_weights(model: str) -> dict[str, torch.Tensor]:
-    """Return random weights of torchvision's model for COCO, as its weights file holds them."""
-    torch.manual_seed(1)
-    state = get_model(model, weights=None, weights_backbone=None, num_classes=91).state_dict()
-    generator = torch.Generator().manual_seed(2)
-    return {
-        name: tensor + 0.01 * torch.rand(tensor.shape, generator=generator)
-        for name, tensor in state.items()
-        if tensor.is_floating_point()
-    }
-
-
-@pytest.fixture
-def download(monkeypatch):
-    """Replace torchvision's download by random weights; return the addresses, and whether only tensors are read."""
-    addresses: list[tuple[str, bool]] = []
-
-    def load(url, **options):
-        assert options["check_hash"]
-        addresses.append((url, options.get("weights_only", False)))
-        (model,) = [name for name in TORCHVISION_MODELS if get_model_weights(name).DEFAULT.url == url]
-        return coco_weights(model)
-
-    monkeypatch.setattr(torchvision.models._api, "load_state_dict_from_url", load)
-    monkeypatch.setattr("bucketrank.pretrained.torchvision_weights.is_reachable", lambda address: True)
-    return addresses
 
 
 def test_the_models_are_those_of_torchvision():

@@ -49,7 +49,7 @@ def load_torchvision_weights(model: nn.Module, name: str, weights: str) -> list[
 
 def _download(name: str) -> dict[str, Tensor]:
     """Return torchvision's COCO weights, from the cache of torch.hub if they are there."""
-    weights = get_model_weights(name).DEFAULT  # type: ignore[attr-defined]
+    weights = get_model_weights(name).DEFAULT
     cached = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlsplit(weights.url).path).name
     try:
         if not cached.exists() and not is_reachable(weights.url):
