@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -13,8 +13,10 @@ from torchvision.models import detection, get_model
 from torchvision.models._api import WeightsEnum
 
 from bucketrank.catalogue import InputSettings
-from bucketrank.catalogue.library_specs import TORCHVISION_MODELS
+from bucketrank.catalogue.library_specs import LIBRARY_LOSSES, TORCHVISION_MODELS
 from bucketrank.detectors import build
+from bucketrank.integrations.ranking_loss import LossName
+from bucketrank.pretrained.torchvision_freezing import backbone_layers, freeze_layers
 from bucketrank.pretrained.torchvision_weights import CLASS_LAYERS
 from bucketrank.recipes import RecipeError, from_dict
 
@@ -36,6 +38,10 @@ def small(model: str, **settings: Any) -> Any:
     sizes = {} if model.startswith("ssd") else SMALL
     proposals = {"proposals": 60} if "rcnn" in model else {}
     return build(f"torchvision/{model}", num_classes=CLASSES, **{**sizes, **proposals, **settings})
+
+
+def test_the_losses_are_those_of_the_adapters():
+    assert set(LIBRARY_LOSSES) == {"own", *get_args(LossName)}
 
 
 def test_the_models_are_those_of_torchvision():
@@ -60,6 +66,7 @@ def test_weights_are_loaded_and_frozen_as_torchvision_does(model, download):
             assert torch.equal(tensor, their_tensors[name]), name
         else:
             assert name.startswith(CLASS_LAYERS)
+    assert len(backbone_layers(ours)) == TORCHVISION_MODELS[model].total
     images, _ = scene()
     with torch.no_grad():
         batch = theirs.eval().transform(images)[0].tensors
@@ -85,14 +92,12 @@ def test_layers_are_counted_as_torchvision_counts_them(model, layers, monkeypatc
 
 
 def test_the_layers_of_vgg():
-    from bucketrank.pretrained.torchvision_freezing import backbone_layers, freeze_layers
-
     backbone = detection.ssd._vgg_extractor(torchvision.models.vgg16(weights=None), highres=False, trainable_layers=2)
     model = nn.Module()
     model.backbone = backbone
     expected = {name for name, parameter in backbone.named_parameters() if not parameter.requires_grad}
     backbone.requires_grad_(requires_grad=True)
-    assert len(backbone_layers(model)) == 5
+    assert len(backbone_layers(model)) == TORCHVISION_MODELS["ssd300_vgg16"].total
     freeze_layers(model, trained=2)
     assert {name for name, parameter in backbone.named_parameters() if not parameter.requires_grad} == expected
 

@@ -67,7 +67,7 @@ class LibrarySettings(DetectorSettings):
 
 @dataclass(frozen=True)
 class BackboneLayers:
-    """torchvision's defaults for a model with weights: backbone layers, trained ones among them, batch norms."""
+    """The layers of a torchvision backbone, and torchvision's choice of trained layers and batch norms with weights."""
 
     total: int = 5
     trained: int = 3
@@ -120,6 +120,8 @@ class TorchvisionSettings(LibrarySettings):
                 f"detector.name: expected one of {', '.join(known)}, got {self.name!r}; {nearest(self.name, known)}"
             )
         self.require("weights", "null, coco or a path", holds=self.weights != "")
+        total, trained = TORCHVISION_MODELS[self.model].total, self.trainable_layers
+        self.require("trainable_layers", f"0 to {total} or null", holds=trained is None or trained <= total)
         r_cnn = "rcnn" in self.model
         self.require("proposals", f"null for {self.model}", holds=self.proposals is None or r_cnn)
 

@@ -1,1 +1,1 @@
-"""Detectors of other libraries behind the interface of ours, with their pretrained weights: torchvision's models."""
+"""Models of torchvision and transformers behind the interface of our detectors, with their pretrained weights."""

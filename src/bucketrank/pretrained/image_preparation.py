@@ -1,4 +1,4 @@
-"""How a model of transformers takes its images: their size and normalisation, from its folder or its family."""
+"""The size and normalisation of the images of a model of transformers, from its folder or its family."""
 
 from __future__ import annotations
 

@@ -36,8 +36,6 @@ def backbone_layers(model: nn.Module) -> list[list[nn.Module]]:
 def freeze_layers(model: nn.Module, *, trained: int) -> None:
     """Stop the training of all layers of the backbone but the last ``trained``."""
     layers = backbone_layers(model)
-    if not 0 <= trained <= len(layers):
-        raise ValueError(f"detector.trainable_layers: expected 0 to {len(layers)} or null, got {trained}")
     for layer in layers[: len(layers) - trained]:
         for module in layer:
             module.requires_grad_(requires_grad=False)

@@ -47,6 +47,9 @@ class TransformersDetector(LibraryDetector):
         self.transform = input_transform(model.config, processor, inputs)
         part = "backbone" if hasattr(model.model, "backbone") else "conv_encoder"  # the latter in DEIMv2
         self.backbone_prefix = f"model.model.{part}."
+        for name, parameter in model.named_parameters():
+            if name.endswith("mask_token"):  # of masked pretraining; without a gradient it would stop DDP
+                parameter.requires_grad_(requires_grad=False)
         if settings.freeze_backbone:
             getattr(model.model, part).requires_grad_(requires_grad=False)
         if ranking is not None:

@@ -39,6 +39,7 @@ from bucketrank.training.stop_signals import Interrupted, StopSignals, stop_sign
 from bucketrank.training.training_curves import draw_curves
 from bucketrank.training.validation_images import draw_validation_images
 
+VERSIONED = ("bucketrank", "torch", "torchvision", "timm", "transformers")  # in weights files
 PACKAGES = ("bucketrank", "torch", "torchvision", "lightning", "timm", "transformers", "numba", "numpy", "safetensors")
 
 
@@ -264,7 +265,7 @@ def _prepare(
             threshold=module.threshold,
             recipe=without_weights(complete).to_dict(),
             metrics=module.metrics,
-            versions={name: version(name) for name in ("bucketrank", "torch", "torchvision", "timm")},
+            versions={name: version(name) for name in VERSIONED},
         )
 
     keeper = RunKeeper(
