@@ -1,16 +1,19 @@
-# Every target sets itself up: a virtual environment in .venv, then the pinned packages. Only python3 (3.10 or newer) and make
-# are needed. `make test PYTHON=python3.12` chooses another interpreter for a new environment.
+# Every target sets itself up: a virtual environment in .venv, then the packages of requirements-dev.txt, pinned by hash. Only
+# python3 (3.10 or newer) and make are needed. `make test PYTHON=python3.12` chooses another interpreter for a new environment;
+# `make setup LOCK=` installs other versions than the pinned ones, for example a CPU-only build of torch.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO := runs/demo
-# The pins need Python 3.11; on 3.10 pip chooses the newest versions that still support it.
-PINS = $(shell $(BIN)/python -c 'import sys; print("-c constraints.txt" if sys.version_info >= (3, 11) else "")')
+LOCK := requirements-dev.txt
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
+COMPILE := build/lock/bin/uv pip compile --quiet pyproject.toml --extra dev --extra docs --universal --python-version 3.11.5 \
+	--generate-hashes --only-binary :all: --custom-compile-command 'make lock' --output-file requirements-dev.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint format docs serve figures constraints clean
+.PHONY: help setup demo test check lint format docs serve figures lock upgrade clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## /\1\t/' | awk -F '\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -20,8 +23,12 @@ setup: $(STAMP)  ## create .venv and install (the other targets do this by thems
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --disable-pip-version-check $(PINS) -e '.[dev,docs]'
+# The pins need Python 3.11.5; below it pip chooses the newest versions that still support it. pip checks no hash of an
+# editable package, so this one comes second, built by the pinned hatchling.
+$(STAMP): pyproject.toml requirements-dev.txt | $(BIN)/python
+	if [ -n '$(LOCK)' ] && $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11, 5))'; then \
+		$(INSTALL) --require-hashes --only-binary :all: -r $(LOCK) && $(INSTALL) --no-deps --no-build-isolation -e .; \
+	else $(INSTALL) -e '.[dev,docs]'; fi
 	@touch $@
 
 demo: $(STAMP)  ## one detector trained with a ranking loss and with focal loss, side by side (minutes on two cores)
@@ -55,12 +62,15 @@ figures: $(STAMP)  ## draw the documentation's figures again
 	$(BIN)/python -m docs.figures.delta
 	$(BIN)/python -m docs.figures.detectors
 
-constraints:  ## pin the newest versions of everything: a fresh environment, frozen into constraints.txt
-	rm -rf build/pins && $(PYTHON) -m venv build/pins
-	build/pins/bin/python -m pip install --disable-pip-version-check -e '.[dev,docs]'
-	printf '# What the set-up installs, pinned (Python 3.11 and newer). Written by: make constraints\n' > constraints.txt
-	build/pins/bin/python -m pip freeze --all --exclude-editable --exclude pip >> constraints.txt
-	rm -rf build/pins
+lock: build/lock/bin/uv  ## pin the packages of pyproject.toml in requirements-dev.txt; those that are pinned keep their version
+	$(COMPILE)
+
+upgrade: build/lock/bin/uv  ## pin the newest versions of everything in requirements-dev.txt
+	$(COMPILE) --upgrade
+
+build/lock/bin/uv:
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/python -m pip install --disable-pip-version-check 'uv>=0.13,<0.14'
 
 clean:  ## remove the environment and everything the commands wrote
 	rm -rf $(VENV) runs site build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -59,5 +59,27 @@ def test_the_audit_covers_the_pins_that_are_installed_and_fails_where_it_cannot_
         step["run"] for step in workflow["jobs"]["pip-audit"]["steps"] if "--requirement" in step.get("run", "")
     ]
     assert len(commands) == 2
-    assert all("--strict" in command and "--requirement constraints.txt" in command for command in commands)
-    assert "-c constraints.txt" in (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert all("--strict" in command and "--requirement requirements-dev.txt" in command for command in commands)
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert "LOCK := requirements-dev.txt" in makefile
+    assert "--require-hashes --only-binary :all: -r $(LOCK)" in makefile
+
+
+def test_every_pin_has_a_hash_and_no_pin_an_address():
+    lock = (ROOT / "requirements-dev.txt").read_text(encoding="utf-8")
+    assert "://" not in lock
+    pins = re.split(r"^(?=[a-z])", lock, flags=re.MULTILINE)[1:]
+    assert all(re.match(r"[a-z0-9.-]+==\S+ .*\\\n    --hash=sha256:[0-9a-f]{64}", pin) for pin in pins)
+
+
+def test_every_direct_dependency_is_pinned():
+    lock = (ROOT / "requirements-dev.txt").read_text(encoding="utf-8")
+    pinned = set(re.findall(r"^([a-z0-9.-]+)==", lock, flags=re.MULTILINE))
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.11 brings tomllib")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    direct = [
+        *project["dependencies"],
+        *(each for extra in project["optional-dependencies"].values() for each in extra),
+    ]
+    names = {re.split(r"[^A-Za-z0-9._-]", requirement)[0].lower().replace("_", "-") for requirement in direct}
+    assert names - pinned == {"bucketrank"}, "call make lock"

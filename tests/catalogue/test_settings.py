@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import pytest
+from PIL import Image
 
 from bucketrank.catalogue import Settings, describe, detectors, libraries, loss_settings, losses
 from bucketrank.catalogue.fields import choices_of
+from bucketrank.catalogue.model_settings import MAX_PIXELS, InputSettings
 from bucketrank.recipes.recipe import SHARED_GROUPS, settings_by_key
 
 SOURCE = Path(__file__).parents[2] / "src/bucketrank"
@@ -109,3 +111,13 @@ def test_nobody_parses_source_or_compares_the_names_of_losses():
 )
 def test_that_test_bites(planted):
     assert lookups(planted)
+
+
+def test_inputs_may_be_as_large_as_pillow_decodes():
+    assert Image.MAX_IMAGE_PIXELS is not None
+    assert 2 * Image.MAX_IMAGE_PIXELS - 1 <= MAX_PIXELS <= 2 * Image.MAX_IMAGE_PIXELS
+    for aerial in ({"min_size": 10_000, "max_size": 10_000}, {"min_size": (800, 2000), "max_size": 80_000}):
+        InputSettings(**aerial)
+    for sizes in ({"min_size": 14_000, "max_size": 14_000}, {"min_size": (800, 3000), "max_size": 80_000}):
+        with pytest.raises(ValueError, match=r"178,956,970 pixels, got \d+ \(min_size\) x \d+; lower one of the two"):
+            InputSettings(**sizes)

@@ -18,7 +18,11 @@ HEADS = {
     "paa": ("",),
     "co_detr": ("encoder", "decoder", "rpn", "roi", "faster_rcnn_queries", "atss", "atss_queries"),
 }
-TERMS = {"rs": ("rank", "sort", "box"), "focal": ("cls", "box"), "ce": ("cls", "box")}
+SCORED = ("focal", "ce", "qfl", "vfl", "bce", "mal", "iabce")
+TERMS = dict.fromkeys(SCORED, ("cls", "box")) | {
+    "rs": ("rank", "sort", "box"),
+    "rsq": ("rank", "sort", "qfl", "box"),
+}
 
 
 def expected_terms(name, loss):

@@ -17,9 +17,9 @@ import transformers as hf
 from accelerate import Accelerator
 
 from bucketrank import rank_sort_loss
+from bucketrank.integrations.matched_queries import centre_size_iou
 from bucketrank.integrations.ranking_loss import LossName
 from bucketrank.integrations.transformers import undo, use_ranking_loss
-from bucketrank.integrations.transformers.layer_ranking import centre_size_iou
 from tests.integrations.transformers_models import (
     CLASSES,
     MODELS,

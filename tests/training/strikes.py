@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from bucketrank.training import run, run_keeper, training_curves
 from bucketrank.training.checkpoints import Checkpoints
 from bucketrank.training.csv_table import CsvTable
 from bucketrank.training.detector_module import DetectorModule
+from bucketrank.training.stop_signals import SIGNALS
 
 from . import tiny
 
@@ -38,20 +41,39 @@ CALLS: dict[str, tuple[Any, str]] = {
 }
 
 
-class Striker:
-    """Sends ``number`` to this process at the ``count``-th time that ``moment`` comes."""
+@dataclass(frozen=True)
+class Strike:
+    """A signal that comes ``delay`` seconds after the ``count``-th time that a run reaches ``moment``."""
 
-    def __init__(self, moment: str, count: int, number: signal.Signals) -> None:
-        self.moment, self.count, self.number = moment, count, number
+    moment: str
+    count: int
+    number: signal.Signals
+    delay: float = 0.0
+
+    def __str__(self) -> str:
+        delay = f" + {self.delay:.3f} s" if self.delay else ""
+        return f"{self.number.name} at {self.moment} #{self.count}{delay}"
+
+
+class Striker:
+    """Sends the signal of a strike to this process."""
+
+    def __init__(self, strike: Strike) -> None:
+        self.strike, self.remaining = strike, strike.count
 
     def at(self, moment: str, before: Callable[[], object] = lambda: None) -> None:
         """Strike if this is the moment; ``before`` prepares what a killed process leaves."""
-        if moment == self.moment:
-            self.count -= 1
-            if self.count == 0:
-                if self.number == signal.SIGKILL:
+        number, delay = self.strike.number, self.strike.delay
+        if moment == self.strike.moment:
+            self.remaining -= 1
+            if self.remaining == 0 and delay:
+                timer = threading.Timer(delay, os.kill, (os.getpid(), number))
+                timer.daemon = True
+                timer.start()
+            elif self.remaining == 0:
+                if number == signal.SIGKILL:
                     before()
-                os.kill(os.getpid(), self.number)
+                os.kill(os.getpid(), number)
 
     def install(self) -> None:
         """Put the moments into the functions of a run."""
@@ -98,23 +120,22 @@ class Striker:
         return write
 
 
-def start(
-    folder: Path,
-    data: Path,
-    flags: str,
-    log: Path,
-    strike: tuple[str, int, signal.Signals] | None,
-    rank: int,
-    port: int,
-) -> None:
-    """Run the command in this process, one of two if there is a ``port``, and exit with its status."""
+def words_of(folder: Path, data: Path, *, processes: int) -> list[str]:
+    """Return the arguments of the command that starts a run of six steps in two epochs, or resumes it."""
+    words = ["train", "atss-laptop", "--resume", "--data", str(data), "--out", str(folder), *tiny.USUAL.split()]
+    several = ["--trainer.devices", str(processes), "--trainer.strategy", "ddp"] if processes > 1 else []
+    return [*words, "--inputs.min_size", "48,64", "--trainer.checkpoint_steps", "2", *several]
+
+
+def start(words: list[str], log: Path, strike: Strike | None, rank: int, port: int) -> None:
+    """Run the command in this process, one of several if there is a ``port``, and exit with its status."""
     if port:
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_RANK": str(rank)}
-        flags += " --trainer.devices 2 --trainer.strategy ddp"
+    if rank:  # as if the first process had started this one
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     torch.set_num_threads(1)
     if strike is not None:
-        Striker(*strike).install()
-    words = ["train", "atss-laptop", "--resume", "--data", str(data), "--out", str(folder), *tiny.USUAL.split()]
+        Striker(strike).install()
     with log.open("a") as file, redirect_stdout(file), redirect_stderr(file):
-        status = main([*words, *flags.split()])
+        status = main(words)
     sys.exit(status)

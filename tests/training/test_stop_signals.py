@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bucketrank import recipes
 from bucketrank.cli import main
 from bucketrank.evaluation import Evaluator
 from bucketrank.training import run as run_module
@@ -101,6 +102,43 @@ def test_a_signal_after_the_last_step_lets_the_run_finish(name, shapes, tmp_path
     strike(monkeypatch, run_module, name, signal.SIGTERM)
     assert main(words(folder, shapes, "--schedule.epochs 1")) == 0
     assert (folder / "weights.safetensors").exists()
+
+
+def test_a_signal_between_the_end_of_the_run_and_that_of_the_command_changes_nothing(
+    shapes, tmp_path, monkeypatch, capsys
+):
+    usual = run_module.train
+
+    def train(*args, **kwargs):
+        result = usual(*args, **kwargs)
+        signal.raise_signal(signal.SIGTERM)
+        return result
+
+    monkeypatch.setattr(run_module, "train", train)
+    assert main(words(tmp_path / "run", shapes, "--schedule.epochs 1")) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_signal_whose_exception_is_swallowed_in_the_start_up_stops_the_run(shapes, tmp_path, monkeypatch, capsys):
+    """Python ignores exceptions in finalisers and callbacks, which may run at any moment."""
+
+    class Dropped:
+        def __del__(self):
+            signal.raise_signal(signal.SIGTERM)
+
+    usual = recipes.load_recipe
+
+    def load_recipe(*args):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "unraisablehook", lambda _: None)
+            Dropped()
+        return usual(*args)
+
+    monkeypatch.setattr(recipes, "load_recipe", load_recipe)
+    folder = tmp_path / "run"
+    assert main(words(folder, shapes)) == 130
+    assert "bucketrank: stopped; resume with" in capsys.readouterr().err
+    assert Checkpoints(folder / "checkpoints").load() is not None
 
 
 def test_a_second_ctrl_c_ends_the_run_at_once(shapes, tmp_path, monkeypatch, capsys):

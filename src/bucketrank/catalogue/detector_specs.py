@@ -65,6 +65,9 @@ class ATSSSettings(DenseSettings):
 
     anchors: Annotated[int | None, "anchors per location (null: 3 with a ranking loss, 1 otherwise)"] = None
     topk: Annotated[int, "anchors per level that are candidates for an object"] = 9
+    quality_branch: Annotated[
+        bool | None, "multiply scores by a predicted quality (null: only with a loss that does not see the IoU)"
+    ] = None
     vote: Annotated[
         bool | None, "move each detection to the score-weighted mean of its overlapping boxes (null: as published)"
     ] = None
@@ -233,6 +236,6 @@ BUILT_IN_DETECTORS = (
         CoDETRSettings,
         title="Co-DETR",
         reference="Zong et al., DETRs with Collaborative Hybrid Assignments Training, ICCV 2023",
-        losses=("rs", "ap", "focal"),
+        losses=("rs", "ap", "focal", "qfl", "vfl", "bce", "mal", "iabce", "rsq"),
     ),
 )

@@ -11,7 +11,9 @@ from bucketrank.catalogue.fields import Settings
 
 BatchNorm = Literal["auto", "frozen", "trained"]
 SWIN_NAMES = ("swin_tiny", "swin_large")
-MAX_SIDE = 2**13  # pixels of a resized image; 0.8 GB as a square
+# Pixels of a resized image: as many as Pillow decodes, 2.1 GB as floats. 10,000 x 10,000 fit. The limit also holds for
+# weights files of others.
+MAX_PIXELS = 178_956_970
 MAX_DIVISOR = 2**10
 
 
@@ -60,7 +62,10 @@ class BackboneSettings(Settings):
 
 @dataclass(frozen=True)
 class InputSettings(Settings):
-    """The preparation of images: resizing, normalisation and padding."""
+    """The preparation of images: resizing, normalisation and padding.
+
+    A resized image has at most ``min_size`` x ``max_size`` pixels, which must be at most MAX_PIXELS.
+    """
 
     group: ClassVar[str] = "inputs"
 
@@ -81,7 +86,11 @@ class InputSettings(Settings):
                 "inputs.min_size: expected one or more sizes between 1 and max_size, "
                 f"got {self.min_size} with max_size {self.max_size}"
             )
-        self.require("max_size", f"at most {MAX_SIDE}", holds=self.max_size <= MAX_SIDE)
+        if max(sizes) * self.max_size > MAX_PIXELS:
+            raise ValueError(
+                f"inputs.max_size: expected resized images of at most {MAX_PIXELS:,} pixels, got {max(sizes)} "
+                f"(min_size) x {self.max_size}; lower one of the two, or cut the images into tiles"
+            )
         divisor = self.size_divisor
         self.require("size_divisor", f"1 to {MAX_DIVISOR}", holds=divisor is None or 1 <= divisor <= MAX_DIVISOR)
         mean, std = self.image_mean or (), self.image_std or ()

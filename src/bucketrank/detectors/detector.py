@@ -8,6 +8,7 @@ from typing import TypeVar
 from torch import Tensor, nn
 from torchvision.models.detection.image_list import ImageList
 
+from bucketrank.calibration.score_head import ScoreHead
 from bucketrank.catalogue import BackboneSettings, DetectorSettings, InputSettings
 from bucketrank.detectors.backbone_builder import build_backbone
 from bucketrank.detectors.criterion import Criterion
@@ -88,6 +89,14 @@ class Detector(nn.Module):
         """
         criteria = [module for module in self.modules() if isinstance(module, Criterion)]
         return (criteria[-1], -1) if criteria else None
+
+    def score_head(self) -> ScoreHead:
+        """Return the layers behind the scores of detections and how logits become scores, for calibration.
+
+        A subclass overrides it; without that its scores cannot be calibrated.
+        """
+        reason = f"{type(self).__name__} does not say which layers its scores come from; override score_head()"
+        return ScoreHead("other", reason=reason)
 
     def losses(self, images: ImageList, features: list[Tensor], ground_truths: list[Target]) -> dict[str, Tensor]:
         """Return the loss terms by name; labels count from 0."""

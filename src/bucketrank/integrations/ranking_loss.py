@@ -1,4 +1,4 @@
-"""The ranking loss that both adapters put into a model: its settings, its terms and the labels of its positives."""
+"""The ranking loss that the adapters put into a model: its settings, its terms and the labels of its positives."""
 
 from __future__ import annotations
 

@@ -13,10 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bucketrank.losses.backend import chosen_backend, triton_for
-from bucketrank.losses.comparison import precise
-from bucketrank.losses.rankings import Settings, prepare_again, rank_all, rankings_of
-from bucketrank.losses.terms import RANKING_LOSSES, Gradients
+from bucketrank.losses.backend import chosen_backend
+from bucketrank.losses.rankings import Settings, rank_all
 
 
 def rank(
@@ -36,8 +34,8 @@ def rank(
     # The backend is read here, so that the backward pass uses the backend of the forward pass.
     settings = loss, method, chosen_backend(), delta, sizes, max_positives
     if torch.compiler.is_compiling():
-        first, second, *_ = _rank_op(logits, targets, localisation, *settings)
-        return first, second
+        compiled: Sequence[Tensor] = _rank_op(logits, targets, localisation, *settings)
+        return compiled
     values: Sequence[Tensor] = _Rank.apply(logits, targets, localisation, settings)
     return values
 
@@ -94,46 +92,22 @@ def _rank_op(
     delta: float,
     sizes: Sequence[int] | None,
     max_positives: int | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the two values, and what the backward pass needs of the positives, ranking after ranking.
+) -> tuple[Tensor, Tensor]:
+    """Return the two values; the second is 0 if the loss has one.
 
-    These are their positions in their ranking, the fields of ``Gradients``, and the number of positives per ranking, on
-    the CPU.
+    What the backward pass needs has one entry per positive. Torch does not trace outputs of unknown length without a
+    setting or a graph break, so the backward pass computes the forward pass again.
     """
-    settings = Settings(loss, method, backend, delta, sizes, max_positives)
-    values, prepared = rank_all(logits, targets, localisation, settings)
+    values, _ = rank_all(logits, targets, localisation, Settings(loss, method, backend, delta, sizes, max_positives))
     first, second = (*values, torch.zeros_like(values[0]))[:2]
-    rankings = rankings_of(prepared)
-    if rankings is None:  # by Triton: the backward pass computes the forward pass again
-        counts = torch.zeros(first.numel(), dtype=torch.int64)
-        return first, second, logits.new_empty(0, dtype=torch.int64), _empty_rows(logits, loss, 0), counts
-    index = [ranking.index for ranking in rankings] or [logits.new_empty(0, dtype=torch.int64)]
-    rows = [_rows(logits, ranking.index, ranking.gradients, loss) for ranking in rankings]
-    counts = torch.tensor([len(positions) for positions in index[: len(rankings)]], dtype=torch.int64)
-    return first, second, torch.cat(index), torch.cat(rows or [_empty_rows(logits, loss, 0)], 1), counts
-
-
-def _rows(logits: Tensor, index: Tensor, gradients: Gradients | None, loss: str) -> Tensor:
-    if gradients is None:
-        return _empty_rows(logits, loss, len(index)).fill_(torch.nan)
-    return torch.stack([torch.as_tensor(getattr(gradients, field)) for field in RANKING_LOSSES[loss].gradients])
+    return first, second
 
 
 @_rank_op.register_fake
-def _(
-    logits: Tensor, targets: Tensor, localisation: Tensor | None, loss: str, *settings: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    _method, _backend, _delta, sizes, _max_positives = settings
+def _(logits: Tensor, targets: Tensor, localisation: Tensor | None, *settings: Any) -> tuple[Tensor, Tensor]:
+    _loss, _method, _backend, _delta, sizes, _max_positives = settings
     shape = () if sizes is None else (len(sizes),)
-    positives = torch.library.get_ctx().new_dynamic_size()
-    index = logits.new_empty(positives, dtype=torch.int64)
-    counts = torch.empty(1 if sizes is None else len(sizes), dtype=torch.int64, device="cpu")
-    return logits.new_empty(shape), logits.new_empty(shape), index, _empty_rows(logits, loss, positives), counts
-
-
-def _empty_rows(logits: Tensor, loss: str, positives: int | torch.SymInt) -> Tensor:
-    """Return memory for the fields of ``Gradients`` that ``loss`` fills, one row each."""
-    return precise(logits.new_empty(len(RANKING_LOSSES[loss].gradients), positives))
+    return logits.new_empty(shape), logits.new_empty(shape)
 
 
 @torch.library.custom_op("bucketrank::rank_gradient", mutates_args=())
@@ -143,10 +117,6 @@ def _gradient_op(
     logits: Tensor,
     targets: Tensor,
     localisation: Tensor | None,
-    value: Tensor,
-    index: Tensor,
-    rows: Tensor,
-    counts: Tensor,
     loss: str,
     method: str,
     backend: str,
@@ -156,10 +126,7 @@ def _gradient_op(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients at the logits and at the localisation errors; the latter is empty if there are none."""
     settings = Settings(loss, method, backend, delta, sizes, max_positives)
-    if triton_for(method, backend, logits) is not None:
-        prepared = rank_all(logits, targets, localisation, settings)[1]
-    else:
-        prepared = prepare_again(logits, targets, value, index, rows, counts.tolist(), settings)
+    _, prepared = rank_all(logits, targets, localisation, settings)
     at_logits, at_localisation = prepared.backward(first, second)
     if localisation is None or at_localisation is None:
         return at_logits, logits.new_empty(0)
@@ -175,11 +142,10 @@ def _(
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     logits, targets, localisation, *ctx.settings = inputs
-    first, _, *prepared = output
-    ctx.save_for_backward(logits, targets, localisation, first, *prepared)
+    ctx.save_for_backward(logits, targets, localisation)
 
 
-def _backward(ctx: Any, first: Tensor, second: Tensor, *_: Any) -> tuple[Any, ...]:
+def _backward(ctx: Any, first: Tensor, second: Tensor) -> tuple[Any, ...]:
     at_logits, at_localisation = _gradient_op(first, second, *ctx.saved_tensors, *ctx.settings)
     at_localisation = at_localisation if ctx.needs_input_grad[2] else None
     return at_logits, None, at_localisation, None, None, None, None, None, None

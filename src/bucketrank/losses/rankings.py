@@ -91,10 +91,10 @@ def _rank_batch(
     return values or (logits.new_zeros(0), logits.new_zeros(0)), Batch(logits, [ranking for _, ranking in ranked])
 
 
-def compare(logits: Tensor, targets: Tensor, settings: Settings, index: Tensor | None = None) -> Comparison:
+def compare(logits: Tensor, targets: Tensor, settings: Settings) -> Comparison:
     """Compare one ranking by the method of ``settings``, or by the definition where that method lacks digits."""
-    comparison = comparison_of(settings.method, settings.backend, logits)(logits, targets, settings.delta, index)
-    return comparison if comparison.is_accurate() else Pairwise(logits, targets, settings.delta, index)
+    comparison = comparison_of(settings.method, settings.backend, logits)(logits, targets, settings.delta)
+    return comparison if comparison.is_accurate() else Pairwise(logits, targets, settings.delta)
 
 
 class DegenerateRanking:
@@ -105,11 +105,6 @@ class DegenerateRanking:
     def __init__(self, logits: Tensor, targets: Tensor, value: Tensor, positives: int) -> None:
         self.logits, self.targets, self.positives = logits, targets, positives
         self.zero_or_nan = value * 0
-
-    @property
-    def index(self) -> Tensor:
-        """The positions of the positives, of which only the number is known."""
-        return self.targets.new_zeros(self.positives, dtype=torch.int64)
 
     def backward(self, first: Tensor | None, second: Tensor | None) -> tuple[Tensor, Tensor | None]:  # noqa: ARG002
         # 0, or NaN at each entry that is not ignored. The localisation errors get a gradient too: DDP waits for it.
@@ -126,11 +121,6 @@ class Ranking:
 
     def __init__(self, targets: Tensor, comparison: Comparison, gradients: Gradients) -> None:
         self.targets, self.comparison, self.gradients = targets, comparison, gradients
-
-    @property
-    def index(self) -> Tensor:
-        """The positions of the positives."""
-        return self.comparison.index
 
     def backward(self, first: Tensor | None, second: Tensor | None) -> tuple[Tensor, Tensor | None]:
         comparison, gradients = self.comparison, self.gradients
@@ -160,7 +150,7 @@ def rank_one(
         value = logits.new_full((), torch.nan if undefined else 0.0)
         value = value if taint is None else value + taint
         return (value, value.clone()), DegenerateRanking(logits, targets, value, positives)
-    compute_terms = RANKING_LOSSES[loss].terms
+    compute_terms = RANKING_LOSSES[loss]
     if localisation is None:
         first, second, gradients = compute_terms(comparison)
     else:
@@ -190,44 +180,6 @@ class Batch:
             torch.cat([at_logits for at_logits, _ in parts]),
             torch.cat(at_localisation) if second is not None and at_localisation else None,
         )
-
-
-def rankings_of(prepared: Prepared) -> Sequence[Ranking | DegenerateRanking] | None:
-    """Return the rankings of a backward pass, or None if it is not made of comparisons."""
-    if isinstance(prepared, Batch):
-        return prepared.rankings
-    return [prepared] if isinstance(prepared, (Ranking, DegenerateRanking)) else None
-
-
-def prepare_again(
-    logits: Tensor, targets: Tensor, value: Tensor, index: Tensor, rows: Tensor, counts: list[int], settings: Settings
-) -> Prepared:
-    """Prepare the backward pass from tensors that the forward pass returned.
-
-    ``value`` is the first value. ``index`` and ``rows`` hold the positions of the positives and the fields of their
-    ``Gradients``, ranking after ranking; ``counts`` are the numbers of positives.
-    """
-    if settings.sizes is None:
-        return _prepare_one_again(logits, targets, value, index, rows, settings)
-    if not counts:
-        return Batch(logits, [])
-    sizes = list(settings.sizes)
-    parts = zip(
-        logits.split(sizes), targets.split(sizes), value, index.split(counts), rows.split(counts, 1), strict=True
-    )
-    return Batch(logits, [_prepare_one_again(*part, settings) for part in parts])
-
-
-def _prepare_one_again(
-    logits: Tensor, targets: Tensor, value: Tensor, index: Tensor, rows: Tensor, settings: Settings
-) -> Ranking | DegenerateRanking:
-    if index.numel() == 0 or (on_host(logits) and value.isnan()):
-        return DegenerateRanking(logits, targets, value, index.numel())
-    comparison = compare(logits, targets, settings, index)
-    if not on_host(logits):
-        comparison.taint = value * 0
-    fields = zip(RANKING_LOSSES[settings.loss].gradients, map(comparison.vector, rows), strict=True)
-    return Ranking(targets, comparison, Gradients(**dict(fields)))
 
 
 class _BatchOfOne(NamedTuple):

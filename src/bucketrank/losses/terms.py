@@ -98,16 +98,9 @@ def _ranks_with_itself_as_1(comparison: Comparison) -> tuple[Array, Array]:
     return false_positives, rank + (1 - step_at_tie(comparison.delta))
 
 
-class RankingLoss(NamedTuple):
-    """A function that computes the terms, and the names of those fields of :class:`Gradients` that it fills."""
-
-    terms: Callable[..., Terms]
-    gradients: tuple[str, ...] = ("negative_weights", "positives")
-
-
-RANKING_LOSSES = {
-    "ap": RankingLoss(average_precision),
-    "interpolated_ap": RankingLoss(interpolated_average_precision),
-    "rs": RankingLoss(rank_sort, ("negative_weights", "positives", "second_positives")),
-    "alrp": RankingLoss(alrp, ("negative_weights", "positives", "localisation")),
+RANKING_LOSSES: dict[str, Callable[..., Terms]] = {
+    "ap": average_precision,
+    "interpolated_ap": interpolated_average_precision,
+    "rs": rank_sort,
+    "alrp": alrp,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torchvision
@@ -9,11 +10,13 @@ from torch import Tensor, nn
 from torchvision.models.detection import FasterRCNN, MaskRCNN
 from torchvision.models.detection.ssd import SSD
 
+from bucketrank.calibration.score_head import ScoreHead
 from bucketrank.catalogue import DetectorSettings, LibraryInputSettings, LossSettings
 from bucketrank.catalogue.library_specs import TorchvisionSettings
 from bucketrank.detectors.input_resizing import InputTransform
 from bucketrank.detectors.targets import Target
 from bucketrank.integrations.torchvision import use_ranking_loss
+from bucketrank.integrations.torchvision.torchvision_scores import score_head
 from bucketrank.pretrained.library_detector import LibraryDetector, ranking_arguments
 from bucketrank.pretrained.torchvision_freezing import (
     MODELS_WITHOUT_EPSILON,
@@ -61,6 +64,9 @@ class TorchvisionDetector(LibraryDetector):
     @classmethod
     def predicts_masks(cls, settings: DetectorSettings) -> bool:
         return "maskrcnn" in settings.name
+
+    def score_head(self) -> ScoreHead:
+        return replace(score_head(self.model), first_label=1 - self.first_label)
 
     def model_losses(self, images: list[Tensor], targets: list[Target]) -> dict[str, Tensor]:
         shift = self.first_label - 1

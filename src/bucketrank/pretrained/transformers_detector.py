@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 from torchvision.ops import box_convert, clip_boxes_to_image
 
+from bucketrank.calibration.score_head import ScoreHead
 from bucketrank.catalogue import LibraryInputSettings, LossSettings
 from bucketrank.catalogue.library_specs import TransformersSettings
 from bucketrank.detectors.postprocess import best_entries
 from bucketrank.detectors.targets import Target
 from bucketrank.integrations.transformers import use_ranking_loss
+from bucketrank.integrations.transformers.transformers_scores import score_head
 from bucketrank.pretrained.image_preparation import input_transform
 from bucketrank.pretrained.library_detector import LibraryDetector, ranking_arguments
 from bucketrank.pretrained.transformers_model import build_model, load_pretrained, parse_config, stored_config
@@ -58,6 +60,9 @@ class TransformersDetector(LibraryDetector):
 
     def complete_settings(self, settings: Any) -> Any:
         return replace(settings, config=self.config_text, processor=self.processor_text)
+
+    def score_head(self) -> ScoreHead:
+        return replace(score_head(self.model), first_label=1)
 
     def model_losses(self, images: list[Tensor], targets: list[Target]) -> dict[str, Tensor]:
         batch, resized = self.transform(images, targets)

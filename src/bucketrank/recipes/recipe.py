@@ -87,7 +87,7 @@ def from_dict(content: Mapping[str, Any], *, source: str = "recipe") -> Recipe:
     Traceback (most recent call last):
     bucketrank.recipes.recipe.RecipeError: recipe: there is no setting "loss.dleta"; the nearest is "loss.delta"
     """
-    given = flatten(content)
+    given = _without_retired(flatten(content))
     try:
         detector = detector_spec(str(given.get("detector.name", "")))
         loss = loss_spec(given.get("loss.name", LossSettings.name))
@@ -101,6 +101,14 @@ def from_dict(content: Mapping[str, Any], *, source: str = "recipe") -> Recipe:
     except (ValueError, TypeError) as error:
         raise RecipeError(f"{source}: {error}") from error
     return Recipe(**groups, init=values.get("init"))
+
+
+def _without_retired(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values with settings of earlier versions in their present form, so that old runs still load."""
+    current = dict(values)
+    if current.pop("trainer.tensorboard", False):
+        current.setdefault("trainer.loggers", ["tensorboard"])
+    return current
 
 
 def _require_known(keys: Iterable[str], known: Mapping[str, Setting]) -> None:

@@ -9,7 +9,6 @@ import sys
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,16 @@ from bucketrank.data import find_splits
 from bucketrank.evaluation import Evaluator
 from bucketrank.model_files.atomic import write_text
 from bucketrank.model_files.loading import build_detector, load_matching_weights, without_weights
-from bucketrank.model_files.weights import Meta, save_weights
+from bucketrank.model_files.weights import Meta
 from bucketrank.provenance.machine import describe
 from bucketrank.recipes import Recipe, RecipeError, load_recipe, recipe_to_yaml
 from bucketrank.recipes.recipe import MAY_CHANGE, fixed_differences
 from bucketrank.training.data_fingerprint import Fingerprint, fingerprint_of, read_fingerprint, require_same_data
 from bucketrank.training.data_module import DataModule, Position, seed_of
 from bucketrank.training.detector_module import DetectorModule
+from bucketrank.training.final_weights import write_final_weights
 from bucketrank.training.launch import end_with_parent, is_first_process
+from bucketrank.training.loggers import build_loggers, require_loggers
 from bucketrank.training.process_state import deterministic_restored, quiet
 from bucketrank.training.progress_display import ProgressDisplay
 from bucketrank.training.run_keeper import RunKeeper
@@ -45,7 +46,7 @@ PACKAGES = ("bucketrank", "torch", "torchvision", "lightning", "timm", "transfor
 
 @dataclass(frozen=True)
 class RunResult:
-    """The folder of a finished run, the metrics of its last evaluation, and its final weights."""
+    """The folder of a finished run, the metrics of its last evaluation and calibration, and its final weights."""
 
     folder: Path
     metrics: dict[str, float]
@@ -96,6 +97,7 @@ def _train(
 ) -> RunResult:
     recipe, data = _recipe_and_data(recipe, data, folder, resume=resume)
     splits = find_splits(data, layout=None if recipe.data.layout == "auto" else recipe.data.layout)
+    splits = splits.with_holdout(recipe.data.holdout)
     with quiet(), deterministic_restored():
         trainer = _trainer(recipe, folder)
         first_process = trainer.is_global_zero
@@ -137,27 +139,34 @@ def _train(
                 # The epoch was trained, but not yet evaluated.
                 trainer.validate(module, datamodule=data_module, verbose=False)
                 keeper.close_epoch(trainer, module, evaluated=True)
-            if position.step < schedule.total_steps:
+            if not keeper.ended(module):
                 progress: Any = trainer.fit_loop.epoch_progress.current
                 progress.processed = progress.completed = position.epoch
                 trainer.fit(module, datamodule=data_module)
         finally:
             stop.deliver()
-        if position.step < schedule.total_steps:
+        if not keeper.ended(module):
             raise Interrupted
     weights = folder / "weights.safetensors"
+    metrics = module.metrics
     if first_process:
-        save_weights(weights, module.detector, keeper.meta(module))
+        if position.step < schedule.total_steps:
+            text = f"Stopped early at step {position.step:,}: no higher AP in {keeper.stale} evaluations."
+            console.print(text, highlight=False, markup=False, soft_wrap=True)
+        meta = write_final_weights(
+            module.evaluated, keeper.meta(module), data_module, folder, settings=recipe.trainer, console=console
+        )
+        metrics = meta.metrics
         draw_curves(keeper.train, keeper.validation, folder / "curves.png")
         draw_validation_images(
-            module.detector,
+            module.evaluated,
             data_module,
             folder / "pictures",
-            threshold=module.threshold,
+            threshold=meta.threshold,
             count=recipe.trainer.pictures,
         )
         console.print(f"Done: {weights}", highlight=False, markup=False, soft_wrap=True)
-    return RunResult(folder, module.metrics, weights, position.step)
+    return RunResult(folder, metrics, weights, position.step)
 
 
 def _recipe_and_data(
@@ -190,8 +199,7 @@ def _recipe_and_data(
         raise RecipeError(
             f"trainer.strategy: expected auto or one of Lightning's ddp strategies, got {recipe.trainer.strategy!r}"
         )
-    if recipe.trainer.tensorboard and find_spec("tensorboard") is None:
-        raise RecipeError("trainer.tensorboard needs tensorboard; install with: pip install tensorboard")
+    require_loggers(recipe.trainer.loggers)
     return recipe, data
 
 
@@ -216,11 +224,6 @@ def _require_same_data(folder: Path, now: Fingerprint, *, allow_changes: bool) -
 
 def _trainer(recipe: Recipe, folder: Path) -> pl.Trainer:
     settings = recipe.trainer
-    logger: Any = False
-    if settings.tensorboard:
-        from lightning.pytorch.loggers import TensorBoardLogger
-
-        logger = TensorBoardLogger(folder, name=None, version="tensorboard")
     trainer = pl.Trainer(
         accelerator=settings.accelerator,
         devices=settings.devices if settings.devices == "auto" else int(settings.devices),
@@ -232,7 +235,8 @@ def _trainer(recipe: Recipe, folder: Path) -> pl.Trainer:
         accumulate_grad_batches=recipe.schedule.accumulate,
         gradient_clip_val=recipe.schedule.clip,
         default_root_dir=folder,
-        logger=logger,
+        logger=build_loggers(settings.loggers, folder),
+        log_every_n_steps=1,  # the run keeper decides what is logged
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,

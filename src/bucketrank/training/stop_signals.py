@@ -50,7 +50,15 @@ class StopSignals:
 
 @contextmanager
 def stop_signals() -> Iterator[StopSignals]:
-    """Install the handlers, and restore the earlier ones at the end; outside the main thread do nothing."""
+    """Install the handlers, and restore the earlier ones at the end; outside the main thread do nothing.
+
+    A run inside a command shares the handler of the command: a signal that comes after the last step, when the run has
+    returned and the command has not, must not turn a finished run into a stopped one.
+    """
+    current = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+    if isinstance(current, StopSignals):
+        yield current
+        return
     stop = StopSignals()
     before = {}
     for number in SIGNALS:

@@ -8,6 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import clip_boxes_to_image
 
+from bucketrank.calibration.score_head import ScoreHead
 from bucketrank.catalogue import BackboneSettings, InputSettings, LossSettings
 from bucketrank.catalogue.detector_specs import CoDETRSettings
 from bucketrank.detectors.backbone import Backbone
@@ -144,6 +145,11 @@ class CoDETR(Detector):
     def detecting_criterion(self) -> tuple[Criterion, int]:
         # The inputs are the encoder's proposals, then each layer of the decoder, of which the last detects.
         return self.criterion, len(self.decoder.layers)
+
+    def score_head(self) -> ScoreHead:
+        # The proposals and the earlier layers have classifiers of their own, which do not score detections.
+        last: nn.Linear = self.decoder.classes[-1]  # type: ignore[assignment]
+        return ScoreHead("sigmoid", layers=(last,), columns=self.num_classes)
 
     def detect(self, images: ImageList, features: list[Tensor]) -> list[dict[str, Tensor]]:
         geometry, memory = self.encode(images, features)

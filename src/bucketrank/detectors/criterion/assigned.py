@@ -12,6 +12,10 @@ from torchvision.models.detection._utils import BoxCoder
 from torchvision.ops import box_convert
 
 from bucketrank.ops.assignment import IGNORED
+from bucketrank.ops.boxes import paired_iou
+
+# The target of a positive whose box does not overlap its object. It must exceed 0, the target of a negative.
+SMALLEST_LABEL = 1e-6
 
 # The targets (P,) of the quality branch, from the anchors, predicted boxes and objects of P positives.
 Quality = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -52,6 +56,11 @@ class Assigned:
         targets = torch.zeros_like(self.logits)
         targets[self.rows, self.labels[self.rows]] = values.to(targets.dtype) if isinstance(values, Tensor) else values
         return targets.masked_fill_((self.labels == IGNORED)[:, None], -1)
+
+    @cached_property
+    def ious(self) -> Tensor:
+        """(P,) the IoU of each positive's box with its object, without gradient, at least SMALLEST_LABEL."""
+        return paired_iou(self.boxes.detach(), self.objects).clamp(min=SMALLEST_LABEL)
 
     @classmethod
     def from_candidates(

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bucketrank.integrations.matched_queries import Matching
 from bucketrank.integrations.ranking_loss import RankingLoss
-from bucketrank.integrations.transformers.layer_ranking import Layer, Matching, Target, matching_on, rank_layers
+from bucketrank.integrations.transformers.layer_ranking import Layer, Target, matching_on, rank_layers
 from bucketrank.losses import self_balance
 
 CLASSIFICATION = ("labels", "vfl", "mal")  # the names of the classification loss in the library's criteria

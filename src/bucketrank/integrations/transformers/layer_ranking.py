@@ -9,11 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bucketrank.integrations.matched_queries import Matching, centre_size_iou
 from bucketrank.integrations.ranking_loss import RankingLoss
-from bucketrank.ops.boxes import paired_iou
 
 Target = dict[str, Tensor]
-Matching = Sequence[tuple[Tensor, Tensor]]  # per image: the indices of matched queries and of their objects
 
 
 class Layer(NamedTuple):
@@ -45,12 +44,6 @@ def rank_layers(ranking_loss: RankingLoss, layers: Sequence[Layer]) -> dict[str,
     targets = torch.zeros_like(logits)
     targets[positives.entries] = ranking_loss.labels(ious).to(targets.dtype)
     return ranking_loss.terms(logits, targets, sizes=[layer.logits.numel() for layer in layers])
-
-
-def centre_size_iou(boxes: Tensor, objects: Tensor) -> Tensor:
-    """Return the IoU of each box with the object in the same row, both (n, 4) as relative (cx, cy, w, h)."""
-    boxes, objects = (torch.cat([b[:, :2] - b[:, 2:] / 2, b[:, :2] + b[:, 2:] / 2], 1) for b in (boxes, objects))
-    return paired_iou(boxes, objects, smallest_union=torch.finfo(boxes.dtype).tiny)
 
 
 def matching_on(device: torch.device, matching: Matching) -> Matching:

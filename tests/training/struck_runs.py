@@ -1,0 +1,89 @@
+"""Runs in processes of their own, which can be struck; and all that a run leaves in its folder."""
+
+from __future__ import annotations
+
+import csv
+import multiprocessing
+import signal
+import socket
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from bucketrank.training.run_lock import LOCK
+
+from . import strikes
+from .strikes import Strike
+
+KILL, TERM = signal.SIGKILL, signal.SIGTERM
+LIMIT = 900.0  # seconds after which a run counts as stuck, even on a machine under load
+
+
+def run(folder: Path, data: Path, *, strike: Strike | None = None, processes: int = 1) -> list[int | None]:
+    """Run in new processes; return their exit codes."""
+    return wait(start(folder, data, strike=strike, processes=processes))
+
+
+def start(folder: Path, data: Path, *, strike: Strike | None = None, processes: int = 1) -> list[BaseProcess]:
+    """Start the processes of a run, new ones with everything imported; the first gets the strike."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([strikes.__name__])
+    port = 0
+    if processes > 1:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+    words = strikes.words_of(folder, data, processes=processes)
+    started: list[BaseProcess] = []
+    for rank in range(processes):
+        log = folder.parent / f"{folder.name}-rank{rank}.log"
+        own = strike if rank == 0 else None
+        process = context.Process(target=strikes.start, args=(words, log, own, rank, port))
+        process.start()
+        started.append(process)
+    return started
+
+
+def wait(started: list[BaseProcess], *, patience: float = 60) -> list[int | None]:
+    """Wait for the first process, then up to ``patience`` seconds for the others; return the exit codes.
+
+    The others are killed if the first was killed, as its own launcher would do, or if they do not end.
+    """
+    started[0].join(LIMIT)
+    for process in started:
+        if started[0].exitcode == -KILL:
+            process.kill()
+        process.join(patience)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+    return [process.exitcode for process in started]
+
+
+def logs_of(folder: Path) -> list[Path]:
+    """Return the files with the output of a run's processes."""
+    return sorted(folder.parent.glob(f"{folder.name}-rank*.log"))
+
+
+def log_of(folder: Path) -> str:
+    """Return the output of a run's processes."""
+    return "\n".join(path.read_text() for path in logs_of(folder))
+
+
+def content(folder: Path) -> dict[str, object]:
+    """All files of a run without the times, and without the lock, whose content is the last process."""
+    files: dict[str, object] = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_file() and name != LOCK:
+            files[name] = path.read_bytes() if path.suffix == ".safetensors" and "checkpoints" not in name else None
+        if path.suffix == ".csv":
+            with path.open(encoding="utf-8") as file:
+                files[name] = [{k: v for k, v in row.items() if k != "seconds"} for row in csv.DictReader(file)]
+    return files
+
+
+def require_same(folder: Path, expected: dict[str, object]) -> None:
+    """Raise unless a run ended with the files of an undisturbed one, and no others."""
+    ended = content(folder)
+    assert ended.keys() == expected.keys(), "nothing is left over, nothing is missing"
+    assert [name for name, value in expected.items() if ended[name] != value] == []
