@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from bucketrank.calibration import ScoreMap, fold
 from bucketrank.cli import main
 from bucketrank.deploy import ExportError, export_onnx, predict
 from bucketrank.detectors import build
@@ -119,6 +120,29 @@ def test_what_cannot_be_exported_is_named(tmp_path):
     with pytest.raises(ExportError, match=r"cannot be written as ONNX: Exporting the operator .* is not supported"):
         export_onnx(model, tmp_path / "model.onnx", size=(96, 96), classes=["a", "b"])
     assert not (tmp_path / "model.onnx").exists()
+
+
+@pytest.mark.parametrize("start", [start_torchvision, start_transformers])
+def test_a_calibration_is_folded_into_the_scores(start, tmp_path, monkeypatch):
+    """One pair per class reaches the column of that class: labels count from 1, columns from 0."""
+    words = start(tmp_path, monkeypatch)
+    sizes: dict[str, Any] = {"min_size": 64} if start is start_transformers else {}
+    torch.manual_seed(0)
+    model: Any = build(words[2], num_classes=2, score_threshold=0.0, detections=1000, **sizes).eval()
+    image = [torch.rand(3, 64, 64)]
+    head = model.score_head()
+    assert (head.link, head.first_label, head.columns) == ("sigmoid", 1, 2)
+    with torch.no_grad():
+        before = class_scores(model(image)[0])
+        fold(head, ScoreMap((2.0, 0.5), (1.0, -1.0)))
+        after = class_scores(model(image)[0])
+    for label, (a, b) in {1: (2.0, 1.0), 2: (0.5, -1.0)}.items():
+        expected = (a * before[label].logit() + b).sigmoid()
+        torch.testing.assert_close(after[label][:5], expected[:5], rtol=1e-4, atol=1e-6)
+
+
+def class_scores(detections: dict[str, torch.Tensor]) -> dict[int, torch.Tensor]:
+    return {label: detections["scores"][detections["labels"] == label] for label in (1, 2)}
 
 
 def test_help_shows_the_settings_of_the_recipe(capsys):

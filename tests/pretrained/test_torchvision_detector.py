@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -9,10 +11,10 @@ import torch
 import torchvision
 from safetensors.torch import save_file
 from torch import nn
-from torchvision.models import detection, get_model
+from torchvision.models import detection, get_model, vgg
 from torchvision.models._api import WeightsEnum
 
-from bucketrank.catalogue import InputSettings
+from bucketrank.catalogue import InputSettings, detector_settings
 from bucketrank.catalogue.library_specs import LIBRARY_LOSSES, TORCHVISION_MODELS
 from bucketrank.detectors import build
 from bucketrank.integrations.ranking_loss import LossName
@@ -30,7 +32,8 @@ pytestmark = pytest.mark.usefixtures("one_thread", "small_backbones")
 MOBILE = "fasterrcnn_mobilenet_v3_large_320_fpn"
 SMALL: dict[str, Any] = {"min_size": 96, "max_size": 128}
 # One model for each of torchvision's classes of detectors, small enough to run in a test.
-FAMILIES = (*RESNET_MODELS, "ssdlite320_mobilenet_v3_large")
+FAMILIES: tuple[Any, ...] = (*RESNET_MODELS, "ssdlite320_mobilenet_v3_large")
+FAMILIES = tuple(pytest.param(each, marks=pytest.mark.slow) if "mask" in each else each for each in FAMILIES)
 
 
 def small(model: str, **settings: Any) -> Any:
@@ -92,7 +95,8 @@ def test_layers_are_counted_as_torchvision_counts_them(model, layers, monkeypatc
 
 
 def test_the_layers_of_vgg():
-    backbone = detection.ssd._vgg_extractor(torchvision.models.vgg16(weights=None), highres=False, trainable_layers=2)
+    vgg16 = SimpleNamespace(features=vgg.make_layers(vgg.cfgs["D"]))
+    backbone = detection.ssd._vgg_extractor(vgg16, highres=False, trainable_layers=2)
     model = nn.Module()
     model.backbone = backbone
     expected = {name for name, parameter in backbone.named_parameters() if not parameter.requires_grad}
@@ -151,6 +155,8 @@ def test_settings_reach_the_model():
     ssd = build("torchvision/ssdlite320_mobilenet_v3_large", num_classes=2, batch_norm="frozen", loss="ap")
     assert not any(isinstance(module, nn.BatchNorm2d) for module in ssd.modules())
     assert ssd.model.score_thresh == 0  # type: ignore[union-attr]
+    settings = detector_settings("torchvision/ssdlite320_mobilenet_v3_large")
+    assert ssd.complete_settings(settings) == replace(settings, score_threshold=0.0)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(
@@ -175,7 +181,18 @@ def test_settings_reach_the_model():
         (f"torchvision/{MOBILE}", {"ranking_scope": "image"}, ValueError, "ranking_scope: expected batch"),
         (f"torchvision/{MOBILE}", {"box_loss": "l1"}, ValueError, "box_loss: expected giou or null"),
         (f"torchvision/{MOBILE}", {"loss": "own", "box_weight": 2.0}, ValueError, "box_weight: expected null"),
-        (f"torchvision/{MOBILE}", {"min_size": 900, "max_size": 800}, ValueError, "min_size: expected sizes up to 800"),
+        (
+            f"torchvision/{MOBILE}",
+            {"min_size": 900, "max_size": 800},
+            ValueError,
+            "min_size: expected sizes up to max_size",
+        ),
+        (
+            f"torchvision/{MOBILE}",
+            {"max_size": 10**9},
+            ValueError,
+            "expected resized images of at most .*320 x 1000000000",
+        ),
         ("torchvision/ssdlite320_mobilenet_v3_large", {"min_size": 300}, ValueError, "inputs of 320 x 320 pixels"),
         ("torchvision/fcos_resnet50_fpn", {"proposals": 5}, ValueError, "proposals: expected null for fcos"),
     ],

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from bucketrank.catalogue.detector_specs import DetectorSettings, DetectorSpec
 from bucketrank.catalogue.fields import Settings
-from bucketrank.catalogue.model_settings import MAX_DIVISOR, MAX_SIDE, BatchNorm
+from bucketrank.catalogue.model_settings import MAX_DIVISOR, MAX_PIXELS, BatchNorm
 from bucketrank.suggestions import nearest
 
 LIBRARY_LOSSES = ("own", "rs", "ap")
@@ -37,12 +37,13 @@ class LibraryInputSettings(Settings):
         super().__post_init__()
         sizes = self.sizes
         self.require("min_size", "sizes of at least 1", holds=sizes is None or (sizes != () and min(sizes) >= 1))
-        if sizes is not None and max(sizes) > (self.max_size or MAX_SIDE):
+        self.require("max_size", "at least 1", holds=self.max_size is None or self.max_size >= 1)
+        if sizes is not None and self.max_size is not None and max(sizes) > self.max_size:
             raise ValueError(
-                f"inputs.min_size: expected sizes up to {self.max_size or MAX_SIDE}, got {self.min_size} with max_size "
-                f"{self.max_size}"
+                f"inputs.min_size: expected sizes up to max_size, got {self.min_size} with max_size {self.max_size}"
             )
-        self.require("max_size", f"1 to {MAX_SIDE}", holds=self.max_size is None or 1 <= self.max_size <= MAX_SIDE)
+        if sizes is not None:
+            require_few_pixels(max(sizes), self.max_size or max(sizes))
         divisor = self.size_divisor
         self.require("size_divisor", f"1 to {MAX_DIVISOR}", holds=divisor is None or 1 <= divisor <= MAX_DIVISOR)
         mean, std = self.image_mean or (), self.image_std or ()
@@ -53,6 +54,15 @@ class LibraryInputSettings(Settings):
     def sizes(self) -> tuple[int, ...] | None:
         """``min_size`` as a tuple; None for the model's own."""
         return (self.min_size,) if isinstance(self.min_size, int) else self.min_size
+
+
+def require_few_pixels(shorter: int, longer: int) -> None:
+    """Raise ValueError if resized images may have more than MAX_PIXELS pixels."""
+    if shorter * longer > MAX_PIXELS:
+        raise ValueError(
+            f"inputs.max_size: expected resized images of at most {MAX_PIXELS:,} pixels, got {shorter} x {longer}; "
+            "lower min_size or max_size"
+        )
 
 
 @dataclass(frozen=True)
@@ -97,6 +107,8 @@ class TorchvisionSettings(LibrarySettings):
     A weights file has torchvision's names of tensors. Layers whose shape depends on the number of classes keep their
     initial values if that number differs. Pickles are read only as torchvision's own download, without code in them.
     """
+
+    filled_by_run: ClassVar[tuple[str, ...]] = ("score_threshold",)
 
     weights: Annotated[str | None, "null (random), coco (torchvision's, downloaded) or a .safetensors file"] = None
     trainable_layers: Annotated[

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from bucketrank.catalogue import LibraryInputSettings
+from bucketrank.catalogue.library_specs import require_few_pixels
 from bucketrank.detectors.backbone import IMAGENET_MEAN, IMAGENET_STD
 from bucketrank.detectors.input_resizing import InputTransform
 
@@ -65,9 +66,11 @@ def input_transform(config: Any, processor: Mapping[str, Any], inputs: LibraryIn
     if not square:
         sizes = inputs.sizes or (int(size.get("shortest_edge", SHORTER_SIDE)),)
         longest = inputs.max_size or max(int(size.get("longest_edge", LONGER_SIDE)), *sizes)
+        require_few_pixels(max(sizes), longest)
         divisor = inputs.size_divisor or 1
         return InputTransform(min_size=sizes, max_size=longest, size_divisible=divisor, **normalisation)
     sides = inputs.sizes or (int(size.get("height", _usual_side(config))),)
+    require_few_pixels(max(sides), max(sides))
     _check_sides(config, sides, inputs)
     return SquareTransform(min_size=sides, max_size=max(sides), size_divisible=1, fixed_size=None, **normalisation)
 

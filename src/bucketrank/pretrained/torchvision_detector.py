@@ -12,7 +12,7 @@ from torchvision.models.detection.ssd import SSD
 
 from bucketrank.calibration.score_head import ScoreHead
 from bucketrank.catalogue import DetectorSettings, LibraryInputSettings, LossSettings
-from bucketrank.catalogue.library_specs import TorchvisionSettings
+from bucketrank.catalogue.library_specs import TorchvisionSettings, require_few_pixels
 from bucketrank.detectors.input_resizing import InputTransform
 from bucketrank.detectors.targets import Target
 from bucketrank.integrations.torchvision import use_ranking_loss
@@ -64,6 +64,10 @@ class TorchvisionDetector(LibraryDetector):
     @classmethod
     def predicts_masks(cls, settings: DetectorSettings) -> bool:
         return "maskrcnn" in settings.name
+
+    def complete_settings(self, settings: Any) -> Any:
+        # A calibration of the weights maps the minimum score, too, so the file has to hold it.
+        return replace(settings, score_threshold=float(_thresholded(self.model).score_thresh))
 
     def score_head(self) -> ScoreHead:
         return replace(score_head(self.model), first_label=1 - self.first_label)
@@ -123,9 +127,11 @@ def _input_transform(usual: Any, inputs: LibraryInputSettings) -> InputTransform
         for name, value in {"min_size": inputs.min_size, "max_size": inputs.max_size}.items():
             if value is not None:
                 raise ValueError(f"inputs.{name}: expected null for inputs of {height} x {width} pixels, got {value}")
+    max_size = inputs.max_size or max(usual.max_size, *sizes)
+    require_few_pixels(max(sizes), max_size)
     return InputTransform(
         min_size=sizes,
-        max_size=inputs.max_size or max(usual.max_size, *sizes),
+        max_size=max_size,
         image_mean=usual.image_mean,
         image_std=usual.image_std,
         size_divisible=inputs.size_divisor or usual.size_divisible,
@@ -133,8 +139,13 @@ def _input_transform(usual: Any, inputs: LibraryInputSettings) -> InputTransform
     )
 
 
+def _thresholded(model: nn.Module) -> Any:
+    """Return the part of a model that limits its detections."""
+    return model.roi_heads if isinstance(model, FasterRCNN) else model
+
+
 def _limit_detections(model: nn.Module, settings: TorchvisionSettings) -> None:
-    part: Any = model.roi_heads if isinstance(model, FasterRCNN) else model
+    part = _thresholded(model)
     limits = {
         "score_thresh": settings.score_threshold,
         "nms_thresh": settings.nms,

@@ -62,7 +62,7 @@ class TransformersDetector(LibraryDetector):
         return replace(settings, config=self.config_text, processor=self.processor_text)
 
     def score_head(self) -> ScoreHead:
-        return replace(score_head(self.model), first_label=1)
+        return replace(score_head(self.model), first_label=1, thresholds=((self, "score_threshold"),))
 
     def model_losses(self, images: list[Tensor], targets: list[Target]) -> dict[str, Tensor]:
         batch, resized = self.transform(images, targets)
