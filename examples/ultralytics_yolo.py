@@ -9,11 +9,11 @@ from importlib.metadata import version
 import numpy as np
 import torch
 import yaml
-from scipy.optimize import minimize
 from ultralytics import YOLO
 from ultralytics.utils.torch_utils import unwrap_model
 
 from bucketrank import rank_sort_loss, self_balance
+from bucketrank.calibration.likelihood_fit import fit_platt
 from bucketrank.ops.boxes import paired_iou
 
 MARK = "resume_with_examples_ultralytics_yolo"  # a buffer: Ultralytics refuses to resume with one that its model lacks
@@ -93,15 +93,11 @@ def calibrate(weights, data, **settings):
     def keep_outcomes(validator):
         outcomes.update({name: np.concatenate(validator.metrics.stats[name]) for name in ("conf", "tp")})
 
-    def negative_log_likelihood(pair):
-        calibrated = np.exp(pair[0]) * logits + pair[1]
-        return np.mean(np.logaddexp(0, calibrated) - outcomes["tp"][:, 0] * calibrated)  # right at IoU 0.5
-
     measured.add_callback("on_val_batch_end", keep_outcomes)
     measured.val(data=data, split="train", conf=1e-6, plots=False, **settings)
     logits = torch.as_tensor(outcomes["conf"]).double().logit(eps=1e-9).numpy()
-    log_a, b = minimize(negative_log_likelihood, [0, 0]).x
-    head, a = model.model.model[-1], np.exp(log_a)
+    a, b = fit_platt(logits, outcomes["tp"][:, 0].astype(float))  # right at an IoU of 0.5
+    head = model.model.model[-1]
     for branch in [*head.cv3, *(getattr(head, "one2one_cv3", None) or [])]:
         branch[-1].weight.data.mul_(a)
         branch[-1].bias.data.mul_(a).add_(b)

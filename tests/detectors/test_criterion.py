@@ -148,6 +148,8 @@ def test_cross_entropy_of_the_rcnns_is_the_mean_over_the_sample_with_background_
 def test_smooth_l1():
     terms = criterion("focal", HeadRecipe(box_loss="smooth_l1"))(example())
     torch.testing.assert_close(terms["box"], torch.tensor((0.5 * 0.1**2 + 0.5 * 0.5**2 + 2.0 - 0.5) / 2))
+    terms = criterion("focal", HeadRecipe(box_loss="smooth_l1"), smooth_l1_beta=0.2)(example())
+    torch.testing.assert_close(terms["box"], torch.tensor((0.5 * 0.1**2 / 0.2 + 0.5 - 0.1 + 2.0 - 0.1) / 2))
 
 
 def test_settings_have_precedence_over_the_recipe():

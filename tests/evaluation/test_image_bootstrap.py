@@ -31,7 +31,9 @@ def with_distinct_scores(detections: dict[int, Any]) -> dict[int, Any]:
 
 def repeated(document: dict[str, Any], detections: dict[int, Any], counts: list[int]) -> Evaluator:
     """Return the evaluator of a data set that holds each image as often as ``counts`` says."""
-    images, annotations, copies = [], [], {}
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    copies: dict[int, Any] = {}
     for image, count in zip(sorted(document["images"], key=lambda each: each["id"]), counts, strict=True):
         for number in range(count):
             new_id = image["id"] * 100 + number

@@ -11,6 +11,8 @@ from torchvision.models import get_model, get_model_weights
 
 from bucketrank.catalogue.library_specs import TORCHVISION_MODELS
 
+from ..model_files.test_torchvision_init import old_name
+
 
 def coco_weights(model: str) -> dict[str, torch.Tensor]:
     """Return random weights of torchvision's model for COCO, as its weights file holds them."""
@@ -26,15 +28,19 @@ def coco_weights(model: str) -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def download(monkeypatch):
-    """Replace torchvision's download by random weights; return the addresses, and whether only tensors are read."""
+    """Replace torchvision's download by random weights; return the addresses, and whether only tensors are read.
+
+    As in the real files, the tensors of the first versions have names from before torchvision 0.13.
+    """
     addresses: list[tuple[str, bool]] = []
 
     def load(url: str, **options: Any) -> dict[str, torch.Tensor]:
         assert options["check_hash"]
         addresses.append((url, options.get("weights_only", False)))
         (model,) = [name for name in TORCHVISION_MODELS if get_model_weights(name).DEFAULT.url == url]
-        return coco_weights(model)
+        state = coco_weights(model)
+        return state if model.endswith("v2") else {old_name(name): tensor for name, tensor in state.items()}
 
     monkeypatch.setattr(torchvision.models._api, "load_state_dict_from_url", load)
-    monkeypatch.setattr("bucketrank.pretrained.torchvision_weights.is_reachable", lambda address: True)
+    monkeypatch.setattr("bucketrank.detectors.torchvision_download.is_reachable", lambda address: True)
     return addresses

@@ -215,11 +215,9 @@ def test_weights_of_another_model(tmp_path):
 
 
 def test_without_a_connection(monkeypatch, tmp_path):
-    monkeypatch.setattr("bucketrank.pretrained.torchvision_weights.is_reachable", lambda address: False)
+    monkeypatch.setattr("bucketrank.detectors.torchvision_download.is_reachable", lambda address: False)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    with pytest.raises(
-        ConnectionError, match=r"COCO weights of fcos_resnet50_fpn cannot be downloaded \(no connection"
-    ):
+    with pytest.raises(ConnectionError, match=r"COCO weights of fcos_resnet50_fpn cannot be read \(no connection"):
         small("fcos_resnet50_fpn", weights="coco")
 
 

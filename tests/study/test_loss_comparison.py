@@ -108,7 +108,9 @@ def test_differences_and_steps(finished, shapes):
     assert (differences["qfl"].value, differences["qfl"].verdict) == (0, "level")
     ours = outcome.of("rs")
     assert ours is not None
-    assert ours.mean_at(0.25) == (73, pytest.approx(20))
+    step, mean = ours.mean_at(0.25)
+    assert step == 73
+    assert mean == pytest.approx(20)
     assert ours.steps_to(20) == pytest.approx(73)
     assert ours.steps_to(32) == pytest.approx(73 * (2 + 2 / 8))
     assert ours.steps_to(41) is None

@@ -4,6 +4,7 @@ import copy
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ AVERAGED = "--schedule.ema 0.9 --trainer.checkpoint_steps 1 --trainer.calibrate 
 
 
 def test_the_average_of_two_updates_by_hand():
-    model = build_detector(tiny.recipe(), num_classes=2)
+    model: Any = build_detector(tiny.recipe(), num_classes=2)
     average = WeightAverage(model, decay=0.15)
     weights = [copy.deepcopy(model.head.classes.weight.detach())]
     for _ in range(2):
@@ -39,7 +40,8 @@ def test_the_average_of_two_updates_by_hand():
         average.update(model)
     # The ramp gives decays of 1/10 and 2/11, of which the second is limited to 0.15.
     first = 0.1 * weights[0] + 0.9 * weights[1]
-    torch.testing.assert_close(average.detector.head.classes.weight.detach(), 0.15 * first + 0.85 * weights[2])
+    averaged: Any = average.detector
+    torch.testing.assert_close(averaged.head.classes.weight.detach(), 0.15 * first + 0.85 * weights[2])
     assert all(torch.equal(a, b) for a, b in zip(average.detector.buffers(), model.buffers(), strict=True))
     assert not average.detector.training
 
@@ -155,7 +157,8 @@ def test_held_out_images_are_evaluated_and_their_detections_kept(shapes, tmp_pat
     splits = find_splits(shapes).with_holdout(0.25)
     assert splits.train is not None
     assert splits.val is not None
-    train_ids, held_out_ids = ({image["id"] for image in split.read()["images"]} for split in splits)
+    parts = (splits.train, splits.val)
+    train_ids, held_out_ids = ({image["id"] for image in split.read()["images"]} for split in parts)
     assert not train_ids & held_out_ids
     assert train_ids | held_out_ids == {
         image["id"] for image in json.loads((shapes / "train.json").read_text())["images"]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from bucketrank.catalogue.fields import Settings, describe
 from bucketrank.catalogue.importing import import_object
 from bucketrank.catalogue.model_settings import BackboneSettings, InputSettings
 
 MAX_COUNT = 1_000_000  # of anything a detector has a number of
+ExtraLevels = Literal["c5", "p5_relu"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,9 @@ class RetinaNetSettings(DenseSettings):
     scales: Annotated[int | None, "anchor scales per octave (null: 2 with a ranking loss, 3 otherwise)"] = None
     positive_iou: Annotated[float, "IoU with an object from which an anchor is positive"] = 0.5
     negative_iou: Annotated[float, "IoU with every object below which an anchor is negative"] = 0.4
+    extra_levels: Annotated[
+        ExtraLevels, "P6 and P7 by convolutions on C5 (the recipes), or on P5 with a ReLU between (torchvision)"
+    ] = "c5"
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ class LossSettings(Settings):
     name: Annotated[str, "the loss that trains the detector"] = "rs"
     ranking_scope: Annotated[RankingScope, "what one ranking covers: batch, image, or global (all processes)"] = "batch"
     box_loss: Annotated[BoxLoss | None, "loss of the boxes (null: as published for this loss and detector)"] = None
+    smooth_l1_beta: Annotated[float, "smooth L1 is quadratic where a box delta differs by less than this"] = 1.0
     box_weight: Annotated[float | None, "weight of the box loss where it is not balanced (null: as published)"] = None
     box_balance: Annotated[
         bool | None, "scale the box loss to the value of the classification loss (null: as published, rs alone does)"
@@ -44,7 +45,7 @@ class LossSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require_finite("box_weight")
+        self.require_finite("box_weight", "smooth_l1_beta")
 
     def require_finite(self, *names: str) -> None:
         """Raise unless these settings are None or finite numbers of at least 0."""

@@ -72,7 +72,8 @@ class ImageAP:
             totals = counts @ objects
             mean = np.mean([curve.ap(counts, totals) for curve in own], axis=0)
             aps.append(np.where(totals > 0, mean, np.nan))  # a class without objects in a draw does not count
-        return np.nanmean(aps, axis=0)
+        mean_over_classes: Values = np.nanmean(aps, axis=0)
+        return mean_over_classes
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from urllib.parse import urlsplit
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torchvision.models import get_model_weights
 
-from bucketrank.detectors.hub_download import is_reachable
+from bucketrank.detectors.torchvision_download import coco_weights
 
 # The layers whose shape depends on the number of classes, as parts of the names of their tensors.
 CLASS_LAYERS = (
@@ -20,6 +18,10 @@ CLASS_LAYERS = (
     "head.classification_head.cls_logits.",
     "head.classification_head.module_list.",  # SSD
 )
+OTHER_WEIGHTS = (
+    "pass a file with --detector.weights FILE.safetensors, or start from random weights with --detector.weights null"
+)
+SIZE_MISMATCH = re.compile(r"size mismatch for ([\w.]+):")  # in the message of torch
 COUNTER = "num_batches_tracked"  # of batch norms; frozen ones have none
 CONVERT = "convert a file you trust with safetensors.torch.save_file(torch.load(file, weights_only=True), ...)"
 
@@ -27,42 +29,31 @@ CONVERT = "convert a file you trust with safetensors.torch.save_file(torch.load(
 def load_torchvision_weights(model: nn.Module, name: str, weights: str) -> list[str]:
     """Load ``weights`` (coco or a file) into a model; return the names of tensors that keep their initial values.
 
-    Only tensors of class layers may keep them, where the number of classes differs. ValueError for weights of another
-    architecture, ConnectionError if a download fails.
+    Only tensors of class layers may keep them, where the number of classes differs. Names of earlier versions of
+    torchvision, which most of its COCO weights have, are renamed by torchvision itself. ValueError for weights of
+    another architecture, ConnectionError if a download fails.
     """
-    state = _download(name) if weights == "coco" else _read(Path(weights))
+    if weights == "coco":
+        state, _ = coco_weights(name, setting="detector.weights", remedy=OTHER_WEIGHTS)
+    else:
+        state = _read(Path(weights))
     own = model.state_dict()
-    missing = [each for each in own if each not in state and not each.endswith(COUNTER)]
-    unknown = [each for each in state if each not in own and not each.endswith(COUNTER)]
-    reshaped = [each for each in own if each in state and own[each].shape != state[each].shape]
-    misfits = [*missing, *unknown, *(each for each in reshaped if not each.startswith(CLASS_LAYERS))]
+    reshaped = [
+        each for each in own if each.startswith(CLASS_LAYERS) and each in state and own[each].shape != state[each].shape
+    ]
+    try:
+        keys = model.load_state_dict({each: state[each] for each in state if each not in reshaped}, strict=False)
+        misfits = [*(each for each in keys.missing_keys if each not in reshaped), *keys.unexpected_keys]
+    except RuntimeError as error:
+        misfits = SIZE_MISMATCH.findall(str(error)) or [str(error).partition("\n")[0]]
+    misfits = [each for each in misfits if not each.endswith(COUNTER)]
     if misfits:
         raise ValueError(
             f"detector.weights: expected weights of torchvision's {name}, got {weights} with {len(misfits)} tensors "
             f"that are missing, unknown or of another shape, like {misfits[0]}; choose the model of the file with "
             "--detector torchvision/MODEL"
         )
-    fitting = {each: tensor for each, tensor in state.items() if each in own and each not in reshaped}
-    model.load_state_dict(fitting, strict=False)
     return reshaped
-
-
-def _download(name: str) -> dict[str, Tensor]:
-    """Return torchvision's COCO weights, from the cache of torch.hub if they are there."""
-    weights = get_model_weights(name).DEFAULT
-    cached = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlsplit(weights.url).path).name
-    try:
-        if not cached.exists() and not is_reachable(weights.url):
-            raise ConnectionError(f"no connection to {urlsplit(weights.url).hostname}")
-        state: dict[str, Tensor] = weights.get_state_dict(progress=True, check_hash=True, weights_only=True)
-    except (OSError, RuntimeError) as error:  # RuntimeError: the file has another hash
-        reason = str(error).partition("\n")[0]
-        raise ConnectionError(
-            f"detector.weights: the COCO weights of {name} cannot be downloaded ({reason:.200}); put the file of "
-            f"{weights.url} at {cached}, pass a file with --detector.weights FILE.safetensors, or start from random "
-            "weights with --detector.weights null"
-        ) from error
-    return state
 
 
 def _read(path: Path) -> dict[str, Tensor]:

@@ -27,7 +27,10 @@ from bucketrank.recipes.training_settings import DataSettings, ScheduleSettings,
 from bucketrank.suggestions import nearest
 
 INIT = Setting(
-    "init", str | None, None, "weights file of an earlier run to start from; tensors that do not fit are skipped"
+    "init",
+    str | None,
+    None,
+    "weights to start from: a file of an earlier run, or torchvision:MODEL; tensors that do not fit are skipped",
 )
 # The groups whose settings are the same for every detector and every loss.
 SHARED_GROUPS: tuple[type[Settings], ...] = (DataSettings, ScheduleSettings, TrainerSettings)

@@ -20,7 +20,8 @@ from bucketrank.catalogue import RankingSettings, detector_spec
 from bucketrank.data import find_splits
 from bucketrank.evaluation import Evaluator
 from bucketrank.model_files.atomic import write_text
-from bucketrank.model_files.loading import build_detector, load_matching_weights, without_weights
+from bucketrank.model_files.initial_weights import load_initial_weights
+from bucketrank.model_files.loading import build_detector, without_weights
 from bucketrank.model_files.weights import Meta
 from bucketrank.provenance.machine import describe
 from bucketrank.recipes import Recipe, RecipeError, load_recipe, recipe_to_yaml
@@ -282,14 +283,18 @@ def _prepare(
     )
     checkpoint = keeper.checkpoints.load() if resume else None
     torch.manual_seed(seed_of(recipe.trainer.seed))
-    buildable = recipe if checkpoint is None else without_weights(recipe)
+    new = checkpoint is None and recipe.init is None
+    buildable = recipe if new else without_weights(recipe)
     try:
         model = build_detector(buildable, num_classes=len(data_module.classes))
     except ValueError as error:
         raise RecipeError(str(error)) from error
     complete = replace(recipe, detector=model.complete_settings(recipe.detector))
     if checkpoint is None and recipe.init is not None:
-        load_matching_weights(model, recipe.init)
+        skipped = load_initial_weights(model, recipe.init, classes=data_module.classes)
+        if skipped and is_first_process():
+            listed = ", ".join(skipped[:8]) + (", ..." if len(skipped) > 8 else "")
+            logging.getLogger(__name__).warning("init: %d tensors keep their initial values: %s", len(skipped), listed)
     module = DetectorModule(
         model,
         schedule=schedule,

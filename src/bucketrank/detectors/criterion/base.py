@@ -118,7 +118,7 @@ class Criterion(nn.Module):
         """Return the box loss (P,) of each positive."""
         if self.box_loss == "giou":
             return giou_loss(assigned.boxes, assigned.objects)
-        return delta_errors(assigned, beta=1.0 if self.box_loss == "smooth_l1" else 0.0)
+        return delta_errors(assigned, beta=self.settings.smooth_l1_beta if self.box_loss == "smooth_l1" else 0.0)
 
     def box_parts(self, assigned: Assigned) -> dict[str, tuple[float, Tensor]]:
         """Return the box losses by name: each with its weight relative to the classification, and its errors (P,)."""
