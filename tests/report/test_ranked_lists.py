@@ -71,7 +71,7 @@ def test_cross_entropy_by_hand():
     assert computed.gradients == pytest.approx([0.2 / 2, (0.6 - 1) / 2])
 
 
-@pytest.mark.parametrize("name", losses())
+@pytest.mark.parametrize("name", [name for name, spec in losses().items() if spec.criterion is not None])
 def test_every_loss_has_gradients_of_the_right_sign(name):
     settings = loss_settings(name)
     computed = gradients(LIST, settings)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from bucketrank.catalogue.fields import Settings, describe
 from bucketrank.catalogue.importing import import_object
+from bucketrank.catalogue.model_settings import BackboneSettings, InputSettings
 
 MAX_COUNT = 1_000_000  # of anything a detector has a number of
 ExtraLevels = Literal["c5", "p5_relu"]
@@ -18,8 +19,10 @@ class DetectorSettings(Settings):
     """The name of a detector; each detector adds its own settings in a subclass."""
 
     group: ClassVar[str] = "detector"
+    # Settings that a run fills in when it starts, see Detector.complete_settings.
+    filled_by_run: ClassVar[tuple[str, ...]] = ()
 
-    name: Annotated[str, "the detector"] = ""
+    name: Annotated[str, "the detector, or LIBRARY/MODEL for one of torchvision or transformers"] = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -28,6 +31,10 @@ class DetectorSettings(Settings):
             if type(value) is int:  # the whole numbers of a detector all count something
                 expected = f"a number from 0 to {MAX_COUNT:,}"
                 self.require(setting.name, expected, holds=0 <= value <= MAX_COUNT)
+
+    def without_weights(self) -> DetectorSettings:
+        """Return the settings for a detector whose weights come from elsewhere: those named here are not read."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -155,7 +162,9 @@ class DetectorSpec:
     """Everything the package has to know about a detector before it is imported.
 
     ``detector`` is the class (a subclass of ``bucketrank.detectors.Detector``) or its import path,
-    ``"package.module:Class"``. ``losses`` names the losses it can be trained with; None means all.
+    ``"package.module:Class"``. ``losses`` names the losses it can be trained with; None means all with a criterion.
+    ``backbone`` is False if the backbone is part of the model and takes no settings. ``inputs`` are the settings of its
+    images.
     """
 
     name: str
@@ -164,6 +173,13 @@ class DetectorSpec:
     title: str = ""
     reference: str = ""
     losses: tuple[str, ...] | None = None
+    backbone: bool = True
+    inputs: type[Settings] = InputSettings
+
+    @property
+    def groups(self) -> tuple[type[Settings], ...]:
+        """The groups of settings that the detector takes, besides its loss."""
+        return (self.settings, *((BackboneSettings,) if self.backbone else ()), self.inputs)
 
     @property
     def heading(self) -> str:

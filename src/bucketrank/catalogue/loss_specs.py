@@ -150,6 +150,13 @@ class CrossEntropySettings(LossSettings):
 
 
 @dataclass(frozen=True)
+class OwnSettings(LossSettings):
+    """Settings of the loss that a model of another library brings along: it has none."""
+
+    name: Annotated[str, "the loss that trains the detector"] = "own"
+
+
+@dataclass(frozen=True)
 class QualityFocalSettings(LossSettings):
     """Settings of Quality Focal Loss."""
 
@@ -225,11 +232,12 @@ class LossSpec:
     """Everything the package has to know about a loss before it is imported.
 
     ``criterion`` is the class (a subclass of ``bucketrank.detectors.criterion.Criterion``) or its import path,
-    ``"package.module:Class"``. ``gradient_note`` tells readers of a report how to read the loss's gradients.
+    ``"package.module:Class"``; None if the loss is part of the model. ``gradient_note`` tells readers of a report
+    how to read the loss's gradients.
     """
 
     name: str
-    criterion: str | Callable[..., Any]
+    criterion: str | Callable[..., Any] | None
     settings: type[LossSettings] = LossSettings
     title: str = ""
     reference: str = ""
@@ -241,7 +249,9 @@ class LossSpec:
         return self.title or self.name
 
     def load(self) -> Any:
-        """Import the class that computes the loss."""
+        """Import the class that computes the loss; ValueError if the loss is part of the model."""
+        if self.criterion is None:
+            raise ValueError(f"loss.name: expected a loss with a criterion, got {self.name!r}, part of a model")
         return import_object(self.criterion)
 
 
@@ -348,4 +358,5 @@ BUILT_IN_LOSSES = (
         reference="the sum of rs and qfl",
         gradient_note=f"{_RANKING_NOTE} Quality Focal Loss adds a pull of each score towards its IoU.",
     ),
+    LossSpec("own", None, OwnSettings, title="own loss of the model"),
 )

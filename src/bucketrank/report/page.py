@@ -13,6 +13,7 @@ from string import Template
 from typing import Any
 
 from bucketrank import __version__
+from bucketrank.catalogue import LossSettings, loss_spec
 from bucketrank.report.chart import COLOURS
 from bucketrank.report.curves import curves
 from bucketrank.report.gradients import describe_loss
@@ -86,7 +87,7 @@ def _card(number: int, run: ReportedRun) -> Html:
     commit = environment.get("commit")
     changed = " with local changes" if environment.get("modified") else ""
     facts = {
-        "detector": f"{recipe.detector.name} on {recipe.backbone.name}",
+        "detector": recipe.detector.name + (f" on {recipe.backbone_name}" if recipe.backbone_name else ""),
         "loss": describe_loss(recipe.loss),
         "data": str(measurement.data if measurement else run.folder.data or "unknown"),
         "weights": measurement.weights.name if measurement else "not measured",
@@ -263,10 +264,13 @@ def _measurement(measurement: Measurement, folder: RunFolder, stored: StoredImag
         tag("p", *keys, class_="keys"),
         gallery if groups else tag("p", "No image has objects or detections."),
         tag("h4", "Ranked lists and gradients"),
-        legend(
-            folder.recipe.loss,
-            candidates=bool(measurement.candidates),
-            calibrated=measurement.meta.calibration is not None,
-        ),
-        ranked_lists(measurement, folder.recipe.loss),
+        *_ranked_lists(measurement, folder.recipe.loss),
     )
+
+
+def _ranked_lists(measurement: Measurement, loss: LossSettings) -> list[Html]:
+    if loss_spec(loss.name).criterion is None:
+        return [tag("p", "No ranked lists: the loss is part of the model, which does not show its gradients.")]
+    calibrated = measurement.meta.calibration is not None
+    explained = legend(loss, candidates=bool(measurement.candidates), calibrated=calibrated)
+    return [explained, ranked_lists(measurement, loss)]

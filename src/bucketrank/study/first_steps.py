@@ -66,7 +66,7 @@ def first_batches(run: StudyRun, count: int) -> tuple[list[Batch], int]:
     recipe = run.load()
     splits = find_splits(run.data, layout=None if recipe.data.layout == "auto" else recipe.data.layout)
     splits = splits.with_holdout(recipe.data.holdout)
-    masks = detector_spec(recipe.detector.name).load().masks
+    masks = detector_spec(recipe.detector.name).load().predicts_masks(recipe.detector)
     data = DataModule(splits, recipe, masks=masks, check=False)
     sampler = SeededBatches(data.batches(), seed=recipe.trainer.seed, epoch=0)
     loader: DataLoader[Any] = DataLoader(SeededDataset(data.train), batch_sampler=sampler, collate_fn=collate)

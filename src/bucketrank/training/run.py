@@ -41,6 +41,7 @@ from bucketrank.training.stop_signals import Interrupted, StopSignals, stop_sign
 from bucketrank.training.training_curves import draw_curves
 from bucketrank.training.validation_images import draw_validation_images
 
+VERSIONED = ("bucketrank", "torch", "torchvision", "timm", "transformers")  # in weights files
 PACKAGES = ("bucketrank", "torch", "torchvision", "lightning", "timm", "transformers", "numba", "numpy", "safetensors")
 
 
@@ -103,7 +104,7 @@ def _train(
         first_process = trainer.is_global_zero
         if not first_process:
             end_with_parent()
-        masks = detector_spec(recipe.detector.name).load().masks
+        masks = _predicts_masks(recipe)
         data_module = DataModule(splits, recipe, masks=masks, check=first_process)
         batches = len(data_module.batches(world_size=trainer.world_size))
         schedule = Schedule(
@@ -117,7 +118,7 @@ def _train(
             fingerprint = fingerprint_of(data_module.train.split, data_module.val_split, masks=masks)
             if resume:
                 _require_same_data(folder, fingerprint, allow_changes=allow_changed_data)
-        keeper, module = _prepare(
+        recipe, keeper, module = _prepare(
             recipe,
             data_module,
             folder,
@@ -260,17 +261,17 @@ def _prepare(
     resume: bool,
     changed_data: bool,
     stop: StopSignals,
-) -> tuple[RunKeeper, DetectorModule]:
-    """Return the module as it starts or resumes, and the keeper of its files."""
+) -> tuple[Recipe, RunKeeper, DetectorModule]:
+    """Return the complete recipe, the keeper of the run's files, and the module as it starts or resumes."""
 
     def meta(module: DetectorModule) -> Meta:
         return Meta(
             classes=data_module.classes,
             category_ids=data_module.train.category_ids,
             threshold=module.threshold,
-            recipe=without_weights(recipe).to_dict(),
+            recipe=without_weights(complete).to_dict(),
             metrics=module.metrics,
-            versions={name: version(name) for name in ("bucketrank", "torch", "torchvision", "timm")},
+            versions={name: version(name) for name in VERSIONED},
         )
 
     keeper = RunKeeper(
@@ -289,6 +290,7 @@ def _prepare(
         model = build_detector(buildable, num_classes=len(data_module.classes))
     except ValueError as error:
         raise RecipeError(str(error)) from error
+    complete = replace(recipe, detector=model.complete_settings(recipe.detector))
     if checkpoint is None and recipe.init is not None:
         skipped = load_initial_weights(model, recipe.init, classes=data_module.classes)
         if skipped and is_first_process():
@@ -309,7 +311,16 @@ def _prepare(
     elif resume and is_first_process():
         keeper.train.cut(-1)
         keeper.validation.cut(-1)
-    return keeper, module
+    return complete, keeper, module
+
+
+def _predicts_masks(recipe: Recipe) -> bool:
+    """Return whether the detector of a recipe has masks; RecipeError if its library cannot be imported."""
+    try:
+        detector = detector_spec(recipe.detector.name).load()
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
+    return bool(detector.predicts_masks(recipe.detector))
 
 
 def _describe(folder: Path, recipe: Recipe, data: Path | str, fingerprint: Fingerprint) -> None:
@@ -340,9 +351,9 @@ def _announce(
     if schedule.scaled != settings.lr:
         rate += f" ({settings.scaling}: {settings.lr:g} for {settings.base_batch} images, {schedule.batch_size} here)"
     method = f" ({recipe.loss.method})" if isinstance(recipe.loss, RankingSettings) else ""
-    classes = data_module.classes
+    classes, backbone = data_module.classes, recipe.backbone_name
     lines = [
-        f"{recipe.detector.name} with {recipe.backbone.name}, loss {recipe.loss.name}{method}",
+        f"{recipe.detector.name}{f' with {backbone}' if backbone else ''}, loss {recipe.loss.name}{method}",
         f"{len(data_module.train):,} training images, {len(data_module.val):,} validation images, "
         f"{len(classes)} classes: " + ", ".join(classes[:8]) + (", ..." if len(classes) > 8 else ""),
         f"{schedule.total_steps:,} steps of {schedule.batch_size} images on {trainer.world_size} "
