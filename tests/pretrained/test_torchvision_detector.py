@@ -183,7 +183,7 @@ def test_settings_reach_the_model():
             f"torchvision/{MOBILE}",
             {"box_balance": False},
             ValueError,
-            "box_balance: expected null for a model of another",
+            "box_balance: expected null for a model",
         ),
         (f"torchvision/{MOBILE}", {"box_loss": "l1"}, ValueError, "box_loss: expected giou or null"),
         (f"torchvision/{MOBILE}", {"loss": "own", "box_weight": 2.0}, ValueError, "box_weight: expected null"),
