@@ -93,6 +93,8 @@ CASES: list[tuple[Callable[[Document], Any], str, str, str | None, str]] = [
     (rle(5), "bad-rle", "error", "annotation 1", "as a list or a string, got 5"),
     (image(width=0), "missing-field", "error", "image 11", "expected width and height as whole numbers above 0"),
     (image(height=None), "missing-field", "error", "image 11", "write the size of the image file"),
+    (image(width=10**7), "too-many-pixels", "error", "image 11", "of at most 178,956,970 pixels, got 10000000 x 30"),
+    (image(width=10**400), "too-many-pixels", "error", "image 11", "got 10000000000000000000 x 30; Pillow opens no"),
     (lambda d: d["images"][0].pop("file_name"), "missing-field", "error", "image 11", "has no file_name"),
     (image(file_name="/etc/passwd"), "path-leaves-folder", "error", "image 11", "'/etc/passwd' leaves the folder"),
     (image(file_name="x/../../a.png"), "path-leaves-folder", "error", "image 11", "without .."),

@@ -179,6 +179,12 @@ def test_settings_reach_the_model():
         (f"torchvision/{MOBILE}", {"trainable_layers": 7}, ValueError, "trainable_layers: expected 0 to 6 or null"),
         (f"torchvision/{MOBILE}", {"weights": "coco.pth"}, FileNotFoundError, "expected null, coco or an existing"),
         (f"torchvision/{MOBILE}", {"ranking_scope": "image"}, ValueError, "ranking_scope: expected batch"),
+        (
+            f"torchvision/{MOBILE}",
+            {"box_balance": False},
+            ValueError,
+            "box_balance: expected null for a model of another",
+        ),
         (f"torchvision/{MOBILE}", {"box_loss": "l1"}, ValueError, "box_loss: expected giou or null"),
         (f"torchvision/{MOBILE}", {"loss": "own", "box_weight": 2.0}, ValueError, "box_weight: expected null"),
         (

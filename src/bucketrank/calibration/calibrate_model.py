@@ -35,7 +35,7 @@ class HasScoreHead(Protocol):
 
 @dataclass(frozen=True)
 class FitSettings:
-    """What is fitted: the probability of a match or the IoU, one pair or one per class, and for which kind of head."""
+    """The target of the fit, whether each class has a pair of its own, and the method, which depends on the head."""
 
     target: Target = "match"
     per_class: bool = False

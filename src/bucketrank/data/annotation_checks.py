@@ -14,7 +14,7 @@ from bucketrank.data.problems import DataError, Problem
 Entry = dict[str, Any]
 
 TOLERANCE = 1.0  # pixels by which a box may stick out of its image; it is clipped without a warning
-LARGEST = 2 * 89_478_485  # pixels of a mask; Pillow opens no larger image
+LARGEST = 2 * 89_478_485  # pixels of an image or a mask; Pillow opens no larger image
 
 
 class AnnotationReport:
@@ -101,12 +101,15 @@ def check_images(report: AnnotationReport, images: list[Entry]) -> dict[object, 
     for number, image in report.images.items():
         where = f"image {number}"
         width, height = image.get("width"), image.get("height")
-        if type(width) is int and type(height) is int and width > 0 and height > 0:
-            sizes[number] = width, height
-        else:
-            sizes[number] = None
+        sizes[number] = None
+        if not (type(width) is int and type(height) is int and width > 0 and height > 0):
             text = f"expected width and height as whole numbers above 0, got {width!r:.20} and {height!r:.20}"
             report.error("missing-field", where, f"{text}; write the size of the image file")
+        elif width * height > LARGEST:
+            text = f"expected an image of at most {LARGEST:,} pixels, got {width!r:.20} x {height!r:.20}"
+            report.error("too-many-pixels", where, f"{text}; Pillow opens no larger one: cut it into tiles")
+        else:
+            sizes[number] = width, height
         try:
             name = file_name(image)
             path_inside(name)

@@ -1,4 +1,4 @@
-"""What the scores of a weights file mean, in one sentence."""
+"""The meaning of the scores of a weights file, in one sentence."""
 
 from __future__ import annotations
 

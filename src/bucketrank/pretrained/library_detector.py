@@ -46,6 +46,8 @@ def ranking_arguments(loss: LossSettings) -> dict[str, Any] | None:
     """
     ranking = isinstance(loss, RankingSettings)
     loss.require("ranking_scope", "batch for a model of another library", holds=loss.ranking_scope == "batch")
+    for name in ("box_balance", "box_confidence"):
+        loss.require(name, "null for a model of another library", holds=getattr(loss, name) is None)
     if ranking:
         loss.require("box_loss", "giou or null for a model of another library", holds=loss.box_loss in (None, "giou"))
     else:

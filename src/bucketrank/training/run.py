@@ -30,7 +30,7 @@ from bucketrank.training.data_fingerprint import Fingerprint, fingerprint_of, re
 from bucketrank.training.data_module import DataModule, Position, seed_of
 from bucketrank.training.detector_module import DetectorModule
 from bucketrank.training.final_weights import write_final_weights
-from bucketrank.training.launch import end_with_parent, is_first_process
+from bucketrank.training.launch import end_with_parent, is_first_process, parent_of_others
 from bucketrank.training.loggers import build_loggers, require_loggers
 from bucketrank.training.process_state import deterministic_restored, quiet
 from bucketrank.training.progress_display import ProgressDisplay
@@ -136,14 +136,15 @@ def _train(
         trainer.fit_loop.max_epochs = math.ceil(schedule.total_steps / schedule.steps_per_epoch)
         stop.defer()
         try:
-            if position.batch and (position.batch >= batches or position.step >= schedule.total_steps):
-                # The epoch was trained, but not yet evaluated.
-                trainer.validate(module, datamodule=data_module, verbose=False)
-                keeper.close_epoch(trainer, module, evaluated=True)
-            if not keeper.ended(module):
-                progress: Any = trainer.fit_loop.epoch_progress.current
-                progress.processed = progress.completed = position.epoch
-                trainer.fit(module, datamodule=data_module)
+            with parent_of_others():
+                if position.batch and (position.batch >= batches or position.step >= schedule.total_steps):
+                    # The epoch was trained, but not yet evaluated.
+                    trainer.validate(module, datamodule=data_module, verbose=False)
+                    keeper.close_epoch(trainer, module, evaluated=True)
+                if not keeper.ended(module):
+                    progress: Any = trainer.fit_loop.epoch_progress.current
+                    progress.processed = progress.completed = position.epoch
+                    trainer.fit(module, datamodule=data_module)
         finally:
             stop.deliver()
         if not keeper.ended(module):
