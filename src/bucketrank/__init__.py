@@ -5,6 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bucketrank.calibration import calibrate as calibrate
     from bucketrank.losses import *
 
 try:
@@ -17,19 +18,31 @@ __all__ = [
     "ALRPTerms",
     "APLoss",
     "DRLoss",
+    "IoUAwareBCELoss",
+    "MALLoss",
+    "QualityFocalLoss",
     "RankSortLoss",
     "RankSortTerms",
+    "SoftBCELoss",
+    "VarifocalLoss",
     "alrp_loss",
     "ap_loss",
     "dr_loss",
+    "iou_aware_bce_loss",
+    "mal_loss",
+    "quality_focal_loss",
     "rank_sort_loss",
     "self_balance",
+    "soft_bce_loss",
     "use_backend",
+    "varifocal_loss",
 ]
 
 
 def __getattr__(name: str) -> Any:
     # The losses are imported when first used: torch takes seconds to import, and the command line's help needs none.
+    if name == "calibrate":  # not in __all__: it needs more than torch
+        return import_module("bucketrank.calibration").calibrate
     if name in __all__:
         return getattr(import_module("bucketrank.losses"), name)
     raise AttributeError(f"module 'bucketrank' has no attribute {name!r}")

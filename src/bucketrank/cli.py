@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from bucketrank.arguments import Commands, UsageError, call
 from bucketrank.commands.bench_detectors import bench_detectors
 from bucketrank.commands.bench_losses import bench_losses
+from bucketrank.commands.bench_results import bench_results
+from bucketrank.commands.calibrate import calibrate
 from bucketrank.commands.check_data import check_data
 from bucketrank.commands.convert import convert_cityscapes, convert_voc, convert_yolo
 from bucketrank.commands.demo import demo
@@ -24,7 +26,9 @@ COMMANDS: Commands = {
     "bench": {
         "losses": bench_losses,
         "detectors": bench_detectors,
+        "results": bench_results,
     },
+    "calibrate": calibrate,
     "check-data": check_data,
     "convert": {
         "cityscapes": convert_cityscapes,

@@ -21,6 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 # most of them is such a value.
 _WAITING = {"nonzero", "_local_scalar_dense", "is_nonzero", "equal", "bincount", "masked_select", "histc"}
 _WAITING |= {"_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive"}
+# Operations that only reserve memory; the device has nothing to do.
+_ALLOCATING = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 # Methods that read a tensor on the CPU without an operation, so that only a function mode sees them.
 _READING = {Tensor.tolist: "tolist", Tensor.cpu: "cpu", Tensor.numpy: "numpy"}
 
@@ -28,16 +30,18 @@ _counters: list[Launches] = []
 
 
 class Launches:
-    """The operations that were counted, by name; views are left out."""
+    """The operations and kernels that were counted, by name; views are left out, allocations are counted apart."""
 
     def __init__(self) -> None:
         self.operations: Counter[str] = Counter()
+        self.kernels: Counter[str] = Counter()
+        self.allocations: Counter[str] = Counter()
         self.waiting: Counter[str] = Counter()
 
     @property
     def launches(self) -> int:
         """The number of operations and kernels."""
-        return self.operations.total()
+        return self.operations.total() + self.kernels.total()
 
     @property
     def waits(self) -> int:
@@ -47,7 +51,7 @@ class Launches:
 
 @contextmanager
 def count_launches() -> Iterator[Launches]:
-    """Count the operations of torch inside a ``with`` block, and the waits that they would cost on a GPU.
+    """Count the operations of torch and our kernels inside a ``with`` block, and the waits they would cost on a GPU.
 
     >>> with count_launches() as counted:
     ...     _ = (torch.ones(3) + 1).view(3, 1).sum().item()
@@ -68,7 +72,7 @@ def count_launches() -> Iterator[Launches]:
 def record_kernel(name: str) -> None:
     """Count the launch of a kernel that is no operation of torch, if anybody counts."""
     for counted in _counters:
-        counted.operations[name] += 1
+        counted.kernels[name] += 1
 
 
 class _OperationMode(TorchDispatchMode):
@@ -81,7 +85,7 @@ class _OperationMode(TorchDispatchMode):
         name = func._schema.name.removeprefix("aten::")
         aliases = [result.alias_info for result in func._schema.returns]
         if not any(alias is not None and not alias.is_write for alias in aliases):  # no view
-            self.counted.operations[name] += 1
+            (self.counted.allocations if name in _ALLOCATING else self.counted.operations)[name] += 1
         result = func(*args, **kwargs)
         if _waits(name, args, kwargs, result):
             self.counted.waiting[name] += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bucketrank.bench.losses.cell_plan import NAMES
+from bucketrank.bench.losses.cell_plan import contenders_of
 from bucketrank.bench.losses.flops import Counts
 from bucketrank.bench.losses.loss_contenders import LOSSES, count_operations
 from bucketrank.bench.losses.loss_results import LargeResult, LossBench, LossBenchSettings, LossResult
@@ -31,7 +31,7 @@ def fixed_time_bench(
         for percent in settings.percent:
             positives = round(size * percent / 100)
             counts = Counts(positives, size - positives, size - positives, positives)
-            for name, loss in NAMES:
+            for name, loss, _ in contenders_of(settings):
                 result = LossResult(name, loss, size, percent, positives, count_operations(name, loss, counts))
                 results.append(_timed(result, fused=fused))
     names = [name for name in ("exact-torch", "exact-fused") if fused or name != "exact-fused"]

@@ -19,6 +19,7 @@ pytest.importorskip("torchvision")
 
 from rich.console import Console
 
+from bucketrank.bench.bench_reading import read_document, restore_bench
 from bucketrank.bench.detectors import detector_report as report
 from bucketrank.bench.detectors import detector_timing
 from bucketrank.bench.detectors.detector_contenders import (
@@ -37,14 +38,19 @@ from bucketrank.bench.detectors.detector_results import (
     DetectorBenchSettings,
     DetectorResult,
     Head,
+    StepCosts,
     with_ratios,
 )
 from bucketrank.bench.detectors.detector_timing import BenchDetector, measure_detectors
-from bucketrank.bench.detectors.loss_share import Stopwatch, criteria, record_inputs, time_losses
+from bucketrank.bench.detectors.loss_share import Stopwatch, criteria, record_inputs, split_losses
 from bucketrank.bench.detectors.scene import draw_scene
+from bucketrank.bench.detectors.step_costs import cost_steps, step_costs
+from bucketrank.bench.device_clock import WallClock, device_clock
 from bucketrank.bench.measurement import MeasurementError
 from bucketrank.cli import main
+from bucketrank.launches import count_launches
 from bucketrank.provenance.machine import describe
+from tests.bench.fake_cuda import FakeCuda
 from tests.bench.progress_recorder import ProgressRecorder
 
 TINY = DetectorBenchSettings(
@@ -85,6 +91,11 @@ def test_every_contender_is_measured_on_every_detector(bench: DetectorBench) -> 
         assert result.share is not None
         assert 0 < result.share.low <= result.share.median <= result.share.high < 1
         assert (result.to_focal is not None) is (result.to_usual is not None) is True
+        costs = result.costs
+        assert costs is not None
+        assert 0 < costs.loss_launches < costs.launches
+        assert 0 <= costs.loss_waits <= costs.waits
+        assert costs.extra_bytes is None, "the CPU has no statistics"
 
 
 def test_the_methods_see_the_same_step(bench: DetectorBench) -> None:
@@ -147,11 +158,11 @@ def test_contenders_differ_in_the_loss_only(detector: str) -> None:
 @pytest.mark.parametrize("detector", ["mask_rcnn", "cascade_rcnn", "retinanet", "paa"])
 def test_a_split_step_does_the_same(detector: str, name: str) -> None:
     whole, parts = bench_detector(detector, name), bench_detector(detector, name)
-    watch = Stopwatch(lambda: None)
+    watch = Stopwatch(WallClock())
     torch.manual_seed(1)  # cross-entropy samples
     whole.step()
     torch.manual_seed(1)
-    with time_losses(parts.model, watch):
+    with split_losses(parts.model, watch):
         parts.step()
     assert watch.seconds > 0
     torch.testing.assert_close(parts.value, whole.value, rtol=1e-6, atol=0)
@@ -210,8 +221,8 @@ def test_a_step_without_positives_is_estimated_too() -> None:
     nothing = dataclasses.replace(assigned, labels=torch.full_like(assigned.labels, -1))
     detached = detector_timing._detached(assigned)
     pairwise = detector_contenders("atss")[2]
-    assert detector_timing.quadratic_loss_seconds(pairwise, [(name, nothing)], lambda: None) == 0
-    assert detector_timing.quadratic_loss_seconds(pairwise, [(name, detached)], lambda: None) > 0
+    assert detector_timing.quadratic_loss_seconds(pairwise, [(name, nothing)], WallClock()) == 0
+    assert detector_timing.quadratic_loss_seconds(pairwise, [(name, detached)], WallClock()) > 0
 
 
 def test_a_failure_names_the_contender(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,6 +233,60 @@ def test_a_failure_names_the_contender(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(one.model, "forward", lambda *_: 1 / 0)
     with pytest.raises(MeasurementError, match="ATSS, focal, 3 anchors: division by zero"):
         one.step()
+
+
+@pytest.mark.slow
+def test_on_a_gpu_events_and_the_allocator_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(tick=3.0)
+    cuda.install(monkeypatch)
+    monkeypatch.setattr(detector_timing, "device_clock", lambda _: device_clock("cuda"))
+    settings = dataclasses.replace(TINY, detectors=("atss",))
+    for result in measure_detectors(settings, ProgressRecorder()).results:
+        assert set(result.samples.values()) == {0.003}
+        # Both events of the loss lie between those of the step.
+        assert set(result.loss_samples.values()) == {0.003}
+        assert set(result.split_samples.values()) == {0.009}
+    one = bench_detector("atss", EXACT)
+    gradients: list[bool] = []
+
+    def step() -> None:
+        gradients.append(any(parameter.grad is not None for parameter in one.model.parameters()))
+        one.step()
+        cuda.work(1.0, bytes_=5_000_000)
+
+    costs = step_costs(one.model, step, one.optimizer.zero_grad, "cuda")
+    assert costs.extra_bytes == 5_000_000
+    assert gradients == [False, True, False], "the gradients count as memory of the step"
+    assert cost_steps("cuda") == len(gradients)
+    assert cost_steps("cpu") == 2
+
+
+def test_launches_of_the_losses_are_part_of_the_step() -> None:
+    one = bench_detector("atss", PAIRWISE)
+    one.step()  # the optimiser makes its buffers
+    costs = step_costs(one.model, one.step, one.optimizer.zero_grad, "cpu")
+    with count_launches() as counted:
+        one.step()
+    assert (costs.launches, costs.waits) == (counted.launches, counted.waits)
+    assert 0 < costs.loss_launches < costs.launches
+
+
+def test_a_file_from_another_machine_gives_the_same_documents(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench = fixed_time_bench()
+    costs = StepCosts(launches=4321, waits=12, loss_launches=321, loss_waits=1, extra_bytes=7_000_000)
+    bench.results[0] = dataclasses.replace(bench.results[0], costs=costs)
+    gpu = dataclasses.replace(bench.settings)
+    object.__setattr__(gpu, "device", "cuda")  # which this machine need not have
+    bench = dataclasses.replace(bench, settings=gpu)
+    first = report.write_detector_bench(bench, tmp_path / "theirs")
+    assert restore_bench(DetectorBench, read_document(first[0])) == bench
+    assert main(["bench", "results", str(first[0]), "--out", str(tmp_path / "ours")]) == 0
+    assert "4,321 / 12" in capsys.readouterr().out
+    row = "| Faster R-CNN | rs/exact | 4,321 / 12 | 321 / 1 | 7.00 MB |"
+    assert row in (tmp_path / "ours" / "detectors.md").read_text(encoding="utf-8")
+    assert (tmp_path / "ours" / "detectors.json").read_bytes() == first[0].read_bytes()
 
 
 def test_threads_are_put_back() -> None:
@@ -353,7 +418,7 @@ def test_the_command_repeats_the_study(settings: DetectorBenchSettings, command:
             "--detectors: expected some of faster_rcnn, mask_rcnn, cascade_rcnn, retinanet, atss",
         ),
         ("--detectors atss,atss", "each once, got 'atss,atss'"),
-        ("--backbone resnet19", "--backbone: expected name to be a model of timm, swin_tiny or swin_large, got"),
+        ("--backbone resnet19", "--backbone: expected a timm model, swin_tiny or swin_large, got 'resnet19'"),
         ("--image-size 256", "--image-size: expected height x width, like 256x320, got '256'"),
         ("--image-size 32x320", "--image-size: expected height x width of at least 64 pixels each, got 32x320"),
         ("--batch 0", "--batch: expected at least 1, got 0"),
@@ -367,9 +432,10 @@ def test_the_command_repeats_the_study(settings: DetectorBenchSettings, command:
 )
 def test_wrong_values_name_the_flag(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "detectors", *words.split()]) == 2
-    message = capsys.readouterr().err
-    assert message.startswith("bucketrank: bench detectors: --")
-    assert message in message
+    printed = capsys.readouterr().err
+    assert printed.startswith("bucketrank: bench detectors: --")
+    assert message in printed
+    assert printed.count("\n") == 1
 
 
 def test_a_missing_package_says_how_to_install_it(

@@ -49,7 +49,7 @@ def test_which_times_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
             return 1
 
     monkeypatch.setattr(large_batch, "loss_step", step)
-    monkeypatch.setattr(large_batch, "MemoryMeter", Meter)
+    monkeypatch.setattr(large_batch, "memory_meter", lambda _: Meter())
     monkeypatch.setattr(
         large_batch, "interleave", lambda calls, **_: {name: dict.fromkeys(range(2), seconds[name]) for name in calls}
     )

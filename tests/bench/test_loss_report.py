@@ -156,6 +156,7 @@ def test_markdown_has_a_row_per_cell() -> None:
     widths = {line.count("|") for line in rows}
     assert widths == {10}
     assert "the estimate was 1.00 (from 1.00 to 1.00) times the median" in text
+    assert "## AP loss: launches" not in text, "on the CPU"
 
 
 @pytest.mark.parametrize("sizes", [(10_000,), (500, 10_000, 100_000, 1_000_000)])

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 from bucketrank.bench.flags import FEWEST_ROUNDS
 from bucketrank.bench.losses import cell_plan, loss_contenders, loss_timing
-from bucketrank.bench.losses.cell_plan import NAMES, every_nth
+from bucketrank.bench.losses.cell_plan import contenders_of, every_nth
 from bucketrank.bench.losses.loss_results import LossBenchSettings
 from bucketrank.bench.losses.loss_timing import measure_losses
 from bucketrank.bench.losses.peak_memory import MemoryJob
 from bucketrank.bench.losses.step_estimate import StepEstimate, StepPart
-from bucketrank.bench.losses.synthetic_logits import SyntheticLogits
+from bucketrank.bench.losses.synthetic_logits import SyntheticLogits, draw_logits
 from bucketrank.bench.measurement import MeasurementError
 from tests.bench.progress_recorder import ProgressRecorder
 
@@ -25,7 +27,7 @@ TINY = LossBenchSettings(sizes=(400, 1000), percent=(1.0, 5.0), repeats=4, memor
 def test_every_contender_is_measured_in_every_cell() -> None:
     progress = ProgressRecorder()
     bench = measure_losses(TINY, progress)
-    assert len(bench.results) == 4 * len(NAMES) == 4 * 11
+    assert len(bench.results) == 4 * len(contenders_of(TINY)) == 4 * 11
     for result in bench.results:
         if result.contender == "exact-fused" and result.skipped:
             continue  # without numba
@@ -35,6 +37,8 @@ def test_every_contender_is_measured_in_every_cell() -> None:
         assert sorted(result.samples) == [0, 1, 2, 3]
         assert result.to_focal is not None
         assert result.flops > 0
+        assert (result.launches is None) == (result.contender == "exact-fused")
+        assert (result.launches is None) == (result.waits is None)
     for size, percent, positives in ((400, 1.0, 4), (1000, 5.0, 50)):
         exact = bench.find("exact-torch", "rs", size, percent)
         assert exact is not None
@@ -71,9 +75,9 @@ def test_a_contender_that_is_slow_by_estimate_is_skipped(monkeypatch: pytest.Mon
 
     stepped = set()
 
-    def step(name: str, loss: str | None, data: SyntheticLogits) -> Callable[[], float]:
+    def step(name: str, loss: str | None, data: SyntheticLogits, **mode: Any) -> Callable[[], Any]:
         stepped.add((name, int((data.targets > 0).sum())))
-        return loss_contenders.loss_step(name, loss, data)
+        return loss_contenders.loss_step(name, loss, data, **mode)
 
     monkeypatch.setattr(cell_plan, "estimate_step", estimate)
     monkeypatch.setattr(cell_plan, "loss_step", step)
@@ -106,7 +110,7 @@ def test_the_limit_decides_what_is_skipped(monkeypatch: pytest.MonkeyPatch) -> N
     for limit, skips in ((301.0, False), (299.0, True)):
         settings = LossBenchSettings(sizes=(400,), percent=(5.0,), repeats=40, max_seconds_per_cell=limit, memory=False)
         progress = ProgressRecorder()
-        progress.begin("estimating", len(NAMES))
+        progress.begin("estimating", len(contenders_of(settings)))
         planned = cell_plan.plan_cell(400, 5.0, settings, progress)
         assert {entry.skipped is not None for entry in planned if entry.name != "exact-fused"} == {skips}
         assert all(len(entry.turns()) == (not skips) for entry in planned if entry.name != "exact-fused")
@@ -125,7 +129,7 @@ def test_slow_steps_run_rarely_but_often_enough(repeats: int, seconds: float) ->
 
 @pytest.mark.parametrize("when", ["estimating", "measuring"])
 def test_a_failure_names_the_cell(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
-    def broken(name: str, loss: str | None, data: SyntheticLogits) -> Callable[[], float]:
+    def broken(name: str, loss: str | None, data: SyntheticLogits, **_: object) -> Callable[[], float]:
         def call() -> float:
             if name == "bucketed" and loss == "rs" and data.logits.numel() == 1000:
                 raise ZeroDivisionError("no such luck")
@@ -141,7 +145,7 @@ def test_a_failure_names_the_cell(monkeypatch: pytest.MonkeyPatch, when: str) ->
 
 def test_a_loss_that_is_not_finite_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        cell_plan, "loss_step", lambda name, loss, data: lambda: math.nan if name == "exact-torch" else 1.0
+        cell_plan, "loss_step", lambda name, loss, data, **_: lambda: math.nan if name == "exact-torch" else 1.0
     )
     with pytest.raises(
         MeasurementError, match=r"AP exact-torch at L = 400, 1 % positives: expected a finite loss, got nan"
@@ -151,6 +155,8 @@ def test_a_loss_that_is_not_finite_is_an_error(monkeypatch: pytest.MonkeyPatch) 
 
 def test_memory_is_measured_for_every_contender_that_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     class Meter:
+        modes, start_seconds = ("eager",), 0.0
+
         def __enter__(self) -> Meter:
             return self
 
@@ -161,11 +167,12 @@ def test_memory_is_measured_for_every_contender_that_ran(monkeypatch: pytest.Mon
                 raise RuntimeError("out of memory")
             return job["size"] + (job["loss"] == "rs")
 
-    monkeypatch.setattr(loss_timing, "MemoryMeter", Meter)
+    monkeypatch.setattr(loss_timing, "memory_meter", lambda _: Meter())
     settings = LossBenchSettings(sizes=(400,), percent=(5.0,), repeats=3)
     with pytest.raises(MeasurementError, match="memory of bce at L = 400, 5 % positives: out of memory"):
         measure_losses(settings, ProgressRecorder())
-    monkeypatch.setattr(cell_plan, "NAMES", [("focal", None), ("pairwise", "rs")])
+    contenders = [("focal", None, "eager"), ("pairwise", "rs", "eager")]
+    monkeypatch.setattr(cell_plan, "contenders_of", lambda _: contenders)
     assert [r.extra_bytes for r in measure_losses(settings, ProgressRecorder()).results] == [400, 401]
 
 
@@ -183,3 +190,30 @@ def test_memory_is_measured_for_every_contender_that_ran(monkeypatch: pytest.Mon
 def test_wrong_settings_name_the_flag(wrong: dict[str, object], flag: str) -> None:
     with pytest.raises(ValueError, match=f"^{flag}: expected"):
         LossBenchSettings(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_compiled_losses_are_measured_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The graphs are traced for real; only the C++ compiler is left out, which takes seconds for each.
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr(loss_contenders, "_compiled", {})
+    settings = LossBenchSettings(sizes=(300,), percent=(5.0,), repeats=3, memory=False, compiled=True)
+    bench = measure_losses(settings, ProgressRecorder())
+    compiled = [result for result in bench.results if result.mode == "compiled"]
+    assert {result.contender for result in compiled} >= {"focal", "bce", "bucketed", "exact-torch"}
+    for result in compiled:
+        eager = bench.find(result.contender, result.loss, 300, 5.0)
+        assert eager is not None
+        assert result.skipped == eager.skipped
+        assert (result.launches, result.extra_bytes) == (None, None)
+        torch.testing.assert_close(result.value, eager.value, rtol=1e-5, atol=0)
+
+
+def test_compiled_losses_do_not_share_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    monkeypatch.setattr(loss_contenders, "_compiled", {})
+    # More shapes than torch.compile takes of one function by default.
+    for size in range(20, 20 + torch._dynamo.config.recompile_limit + 2):
+        step = loss_contenders.loss_step("focal", None, draw_logits(size, 5.0, seed=0), mode="compiled")
+        assert math.isfinite(step())
+    assert len(loss_contenders._compiled) == torch._dynamo.config.recompile_limit + 2

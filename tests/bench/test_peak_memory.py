@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def job(name: str, loss: str | None = None, size: int = 1_000_000) -> MemoryJob:
-    return MemoryJob(name=name, loss=loss, size=size, percent=1.0, seed=0, device="cpu", threads=1)
+    return MemoryJob(name=name, loss=loss, size=size, percent=1.0, seed=0, device="cpu", threads=1, mode="eager")
 
 
 @pytest.mark.slow

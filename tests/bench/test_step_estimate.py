@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from bucketrank.bench.device_clock import WallClock
 from bucketrank.bench.losses import step_estimate
 from bucketrank.bench.losses.loss_contenders import DELTAS, count_operations
 from bucketrank.bench.losses.step_estimate import StepPart, estimate_step, extrapolate
@@ -33,9 +34,9 @@ class Machine:
         self.rate = rate
         self.seen: list[int] = []
         monkeypatch.setattr(step_estimate, "loss_step", self.step)
-        monkeypatch.setattr(step_estimate, "seconds_of", lambda call, synchronize: call())
+        monkeypatch.setattr(step_estimate, "seconds_of", lambda call, clock: call())
 
-    def step(self, name: str, loss: str | None, data: SyntheticLogits) -> Callable[[], float]:
+    def step(self, name: str, loss: str | None, data: SyntheticLogits, **_: object) -> Callable[[], float]:
         counts = data.counts(DELTAS[loss or "ap"])
         self.seen.append(counts.positives)
         return lambda: 0.01 + self.rate * count_operations(name, loss, counts)
@@ -48,7 +49,7 @@ def test_a_machine_that_follows_the_formula(monkeypatch: pytest.MonkeyPatch, los
     data = draw_logits(20_000, 20.0, seed=0)
     machine = Machine(monkeypatch, rate)
     expected = 0.01 + machine.rate * count_operations(name, loss, data.counts(DELTAS[loss]))
-    seconds, parts = estimate_step(name, loss, data, apart=0.05, synchronize=lambda: None)
+    seconds, parts = estimate_step(name, loss, data, apart=0.05, clock=WallClock())
     assert seconds == pytest.approx(expected)
     if expected > 1:
         assert max(machine.seen) < 4000, "only parts ran"
@@ -60,21 +61,21 @@ def test_a_machine_that_follows_the_formula(monkeypatch: pytest.MonkeyPatch, los
 def test_a_quick_step_runs_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     data = draw_logits(20_000, 5.0, seed=0)
     machine = Machine(monkeypatch, rate=1e-12)
-    estimate = estimate_step("pairwise", "ap", data, apart=0.05, synchronize=lambda: None)
+    estimate = estimate_step("pairwise", "ap", data, apart=0.05, clock=WallClock())
     assert estimate.seconds == pytest.approx(0.01, rel=0.1)
     assert estimate.parts == ()
     # One positive as warm-up, then all, because 8 x 1000 x 20,000 is less than 2e8 operations.
     assert machine.seen == [1, 1000]
     machine.seen.clear()
     # A quarter of 512, 512 (8 x 512 x 40,000 operations), and all, because these take too little time.
-    estimate_step("pairwise", "ap", draw_logits(40_000, 5.0, seed=0), apart=0.05, synchronize=lambda: None)
+    estimate_step("pairwise", "ap", draw_logits(40_000, 5.0, seed=0), apart=0.05, clock=WallClock())
     assert machine.seen == [1, 128, 512, 2000]
     machine.seen.clear()
-    estimate_step("exact-torch", "ap", data, apart=0.05, synchronize=lambda: None)
+    estimate_step("exact-torch", "ap", data, apart=0.05, clock=WallClock())
     assert machine.seen == [1000]
 
 
 def test_fewer_positives_than_the_smallest_part(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, rate=1.0)
-    estimate_step("pairwise", "rs", draw_logits(1000, 0.3, seed=0), apart=0.05, synchronize=lambda: None)
+    estimate_step("pairwise", "rs", draw_logits(1000, 0.3, seed=0), apart=0.05, clock=WallClock())
     assert machine.seen == [1, 3]

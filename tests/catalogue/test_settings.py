@@ -11,14 +11,14 @@ from typing import Annotated, ClassVar, Literal
 import pytest
 from PIL import Image
 
-from bucketrank.catalogue import Settings, describe, detectors, loss_settings, losses
+from bucketrank.catalogue import Settings, describe, detectors, libraries, loss_settings, losses
 from bucketrank.catalogue.fields import choices_of
 from bucketrank.catalogue.model_settings import MAX_PIXELS, InputSettings
 from bucketrank.recipes.recipe import SHARED_GROUPS, settings_by_key
 
 SOURCE = Path(__file__).parents[2] / "src/bucketrank"
 GROUPS: list[type[Settings]] = [*(spec.settings for spec in losses().values()), *SHARED_GROUPS]
-GROUPS += [spec.settings for spec in detectors().values()]
+GROUPS += {group: None for spec in (*detectors().values(), *libraries().values()) for group in spec.groups}
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.__name__)
@@ -83,7 +83,7 @@ LOSS_FILES = {"catalogue/loss_specs.py", "detectors/criterion/ranked.py", "detec
 
 def lookups(text: str) -> list[str]:
     """Return what the catalogue replaces: parsed source, evaluated texts, compared names of losses."""
-    names = {*losses(), *detectors()}
+    names = {*losses(), *detectors(), *libraries()}
     found = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("eval", "exec", "ast.parse", "inspect.getsource"):

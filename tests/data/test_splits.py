@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os.path
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -135,3 +136,22 @@ def test_shared_folders_are_found() -> None:
         assert train is not None
         assert val is not None
         assert val.images.name == "images"
+
+
+def test_a_holdout_divides_the_training_images_once_more(tmp_path: Path) -> None:
+    document = sound_document()
+    document["images"] = [{**document["images"][0], "id": number} for number in range(40)]
+    document["annotations"] = [{**document["annotations"][0], "id": n + 1, "image_id": n} for n in range(40)]
+    whole = write_split(tmp_path, document)
+    single_file = Splits(replace(whole, part="train"), replace(whole, part="val"))
+    kept_for_validation = {image["id"] for image in single_file.val.read()["images"]}  # type: ignore[union-attr]
+    divided = single_file.with_holdout(0.25)
+    parts = [split for split in divided if split is not None]
+    train, tuning = ({image["id"] for image in split.read()["images"]} for split in parts)
+    assert (len(train), len(tuning)) == (27, 9)
+    assert not train & tuning
+    assert not (train | tuning) & kept_for_validation
+    assert single_file.with_holdout(None) is single_file
+    for split in parts:
+        content = split.read()
+        assert {each["image_id"] for each in content["annotations"]} == {image["id"] for image in content["images"]}

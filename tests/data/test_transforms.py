@@ -12,6 +12,8 @@ from torch.testing import assert_close
 from torchvision import tv_tensors
 
 from bucketrank.data import CocoDataset, eval_transform, train_transform
+from bucketrank.data.transforms import AUGMENTATIONS
+from bucketrank.recipes.training_settings import AUGMENTATIONS as NAMES
 from tests.data.small_folders import sound_document, write_split
 
 
@@ -123,3 +125,30 @@ def test_the_crop_keeps_a_pixel_of_a_thin_image(size: tuple[int, int]) -> None:
         image, target = item(height, width, objects=0)
         cropped, _ = train_transform(crop=True)(image, target)
         assert min(cropped.shape[-2:]) >= 1
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+@pytest.mark.parametrize("objects", [0, 30])
+def test_augmentations_keep_objects_and_image_together(name: str, objects: int) -> None:
+    transform = train_transform(flip=0.0, augment=[name])
+    shapes, moved = set(), 0
+    for seed in range(12):
+        torch.manual_seed(seed)
+        image, target = transform(*item(height=140, width=180, objects=objects))
+        height, width = image.shape[-2:]
+        shapes.add((height, width))
+        count = len(target["boxes"])
+        assert len(target["labels"]) == len(target["masks"]) == len(target["area"]) == count
+        assert target["masks"].shape[-2:] == (height, width)
+        if count:
+            low, high = target["boxes"][:, :2], target["boxes"][:, 2:]
+            assert (low >= 0).all()
+            assert (high <= torch.tensor([width, height])).all()
+            assert (high - low >= 1).all()
+        moved += count != objects or not torch.equal(target["boxes"], item(140, 180, objects)[1]["boxes"].float())
+    if objects and name not in ("grayscale", "blur"):
+        assert moved, "some of twelve images were changed"
+
+
+def test_the_augmentations_of_recipes_are_those_of_the_data() -> None:
+    assert tuple(AUGMENTATIONS) == NAMES

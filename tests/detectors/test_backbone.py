@@ -93,6 +93,12 @@ def test_trained_batch_norm_learns_its_statistics():
     assert not torch.equal(before, backbone.get_buffer("body.bn1.running_mean"))
 
 
+def test_a_backbone_is_built_without_gradients_as_with_them():
+    with torch.no_grad():
+        backbone = build_backbone(BackboneSettings("resnet18", frozen_stages=1))
+    assert backbone.frozen == build_backbone(BackboneSettings("resnet18", frozen_stages=1)).frozen
+
+
 def test_maps_of_another_layout_are_refused():
     class ChannelsLast(nn.Module):
         def __init__(self) -> None:

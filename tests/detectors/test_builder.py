@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from bucketrank.catalogue import Settings, describe, detector_spec, detectors, loss_settings, losses
+from bucketrank.catalogue import Settings, describe, detector_spec, detectors, libraries, loss_settings, losses
 from bucketrank.detectors import BackboneSettings, InputSettings, build
 
 from .small_detectors import small_detector
@@ -39,9 +39,9 @@ def test_groups_of_settings_can_be_passed_as_objects():
 def test_no_two_groups_have_a_setting_of_the_same_name():
     """A keyword of build must have one meaning."""
     build_arguments = {"num_classes", "backbone", "loss", "inputs", "name"}
-    for detector in detectors().values():
+    for detector in (*detectors().values(), *libraries().values()):
         for loss in losses().values():
-            groups_of_settings = (detector.settings, loss.settings, BackboneSettings, InputSettings)
+            groups_of_settings = (*detector.groups, loss.settings)
             groups = [*(names_of(each) - {"name"} for each in groups_of_settings), build_arguments]
             assert sum(map(len, groups)) == len(set().union(*groups))
 

@@ -10,6 +10,7 @@ from torchvision.ops import generalized_box_iou_loss, sigmoid_focal_loss
 
 from bucketrank import alrp_loss, ap_loss, dr_loss, rank_sort_loss
 from bucketrank.catalogue import loss_settings
+from bucketrank.catalogue.loss_specs import BUILT_IN_LOSSES
 from bucketrank.detectors.criterion import Assigned, HeadRecipe, build_criterion
 from bucketrank.ops.assignment import IGNORED, NEGATIVE
 
@@ -147,6 +148,8 @@ def test_cross_entropy_of_the_rcnns_is_the_mean_over_the_sample_with_background_
 def test_smooth_l1():
     terms = criterion("focal", HeadRecipe(box_loss="smooth_l1"))(example())
     torch.testing.assert_close(terms["box"], torch.tensor((0.5 * 0.1**2 + 0.5 * 0.5**2 + 2.0 - 0.5) / 2))
+    terms = criterion("focal", HeadRecipe(box_loss="smooth_l1"), smooth_l1_beta=0.2)(example())
+    torch.testing.assert_close(terms["box"], torch.tensor((0.5 * 0.1**2 / 0.2 + 0.5 - 0.1 + 2.0 - 0.1) / 2))
 
 
 def test_settings_have_precedence_over_the_recipe():
@@ -156,7 +159,7 @@ def test_settings_have_precedence_over_the_recipe():
     assert [criterion(name).delta for name in ("rs", "ap", "alrp")] == [0.5, 1.0, 1.0]
 
 
-@pytest.mark.parametrize("name", ["rs", "ap", "alrp", "dr", "focal", "ce"])
+@pytest.mark.parametrize("name", [spec.name for spec in BUILT_IN_LOSSES])
 def test_without_positives_every_input_still_gets_a_gradient(name):
     empty = torch.zeros(0, 4)
     deltas = torch.zeros(4, 4, requires_grad=True)
@@ -216,7 +219,7 @@ def test_from_candidates_keeps_the_order_of_the_rows():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": "rss"}, "expected one of rs, ap, alrp, dr, focal, ce, got 'rss'; the nearest is \"rs\""),
+        ({"name": "rss"}, "expected one of rs, ap, alrp, .*, iabce, rsq, got 'rss'; the nearest is \"rs\""),
         ({"name": "rs", "delta": -1.0}, "delta"),
         ({"name": "rs", "delta": math.nan}, "delta"),
         ({"name": "rs", "method": "fast"}, "loss.method: expected one of exact, bucketed, pairwise, got 'fast'"),

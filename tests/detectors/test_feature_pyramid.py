@@ -58,6 +58,16 @@ def test_convolutions_equal_torchvision_except_for_the_relu_before_p7(extra, wid
     assert not torch.equal(actual[4], expected[4])
 
 
+def test_convolutions_with_relu_equal_torchvision():
+    neck = FeaturePyramid(CHANNELS, 12, first_level=3, extra="convs_on_output_relu")
+    torchvision_pyramid = FeaturePyramidNetwork(CHANNELS[1:], 12, extra_blocks=LastLevelP6P7(12, 12))
+    torchvision_pyramid.load_state_dict(neck.pyramid.state_dict())
+    features = maps_of(97, 131)
+    expected = torchvision_pyramid(dict(enumerate(features[1:]))).values()
+    for actual, other in zip(neck(features), expected, strict=True):
+        torch.testing.assert_close(actual, other, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("extra", EXTRAS)
 @pytest.mark.parametrize("first_level", [2, 3])
 def test_every_parameter_gets_a_gradient(first_level, extra):

@@ -20,8 +20,8 @@ BOUNDS = {
     ("mask_rcnn", "ce"): (530, 13, 1),
     ("cascade_rcnn", "rs"): (1270, 8, 1),
     ("cascade_rcnn", "ce"): (910, 30, 1),
-    ("co_detr", "rs"): (2940, 28, 30),
-    ("co_detr", "focal"): (2800, 36, 30),
+    ("co_detr", "rs"): (2800, 8, 8),
+    ("co_detr", "focal"): (2660, 26, 8),
 }
 
 

@@ -62,9 +62,10 @@ def test_random_masks(seed: int) -> None:
     boxes, masks = agree(evaluator, ground_truth, "boxes"), agree(evaluator, ground_truth, "masks")
     assert boxes != masks
     assert masks["AP50"] > 0.05
-    assert evaluator.metrics() == {f"boxes/{n}": v for n, v in boxes.items()} | {
-        f"masks/{n}": v for n, v in masks.items()
-    }
+    logged = {f"boxes/{n}": v for n, v in boxes.items()} | {f"masks/{n}": v for n, v in masks.items()}
+    for kind in ("boxes", "masks"):
+        logged |= {f"{kind}/{n}": v for n, v in evaluator.result(kind).lrp.metrics().items()}
+    assert evaluator.metrics() == logged
 
 
 def test_detections_on_crowds_do_not_count() -> None:

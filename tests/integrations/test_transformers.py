@@ -17,9 +17,9 @@ import transformers as hf
 from accelerate import Accelerator
 
 from bucketrank import rank_sort_loss
+from bucketrank.integrations.matched_queries import centre_size_iou
 from bucketrank.integrations.ranking_loss import LossName
 from bucketrank.integrations.transformers import undo, use_ranking_loss
-from bucketrank.integrations.transformers.criterion import centre_size_iou
 from tests.integrations.transformers_models import (
     CLASSES,
     MODELS,
@@ -38,12 +38,12 @@ each_layout = pytest.mark.parametrize("name", ["two_stage_deformable_detr", "d_f
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Record the calls of Rank & Sort loss: the shape of the logits and the number of positives."""
+    """Record the calls of Rank & Sort loss: the numbers of logits and of positives of each ranking."""
     recorded = []
 
-    def counted(logits, targets, **settings):
-        recorded.append((tuple(logits.shape), int((targets > 0).sum())))
-        return original(logits, targets, **settings)
+    def counted(logits, targets, *, sizes, **settings):
+        recorded.append([(len(part), int((part > 0).sum())) for part in targets.split(sizes)])
+        return original(logits, targets, sizes=sizes, **settings)
 
     original = rank_sort_loss
     monkeypatch.setattr("bucketrank.integrations.ranking_loss.rank_sort_loss", counted)
@@ -67,7 +67,7 @@ class TestEveryModel:
         own = step(model)
         assert calls == []
         ranked = step(use_ranking_loss(model))
-        assert len(calls) == MODELS[name][1]
+        assert [len(rankings) for rankings in calls] == [MODELS[name][1]]
         assert len(layers(ranked.loss_dict, "loss_rank")) == MODELS[name][1]
         assert not any(word in key for key in ranked.loss_dict for word in ("_ce", "_vfl", "_mal"))
         # All other terms keep their names, and the only new names are rank and sort.
@@ -161,7 +161,7 @@ class TestEveryModel:
             output = step(model)
         assert torch.isfinite(output.loss)
         assert output.loss_dict["loss_rank"] > 0
-        assert calls[0] == ((2, QUERIES, CLASSES), 3)  # no groups, no denoising queries; three objects
+        assert calls[0][0] == (2 * QUERIES * CLASSES, 3)  # no groups, no denoising queries; three objects
 
 
 class TestShortTraining:
@@ -308,14 +308,14 @@ class TestQueries:
 
     def test_denoising_queries_have_their_own_ranking(self, calls):
         step(use_ranking_loss(make("rt_detr").train()))
-        queries = ((2, QUERIES, CLASSES), 3)
+        queries = (2 * QUERIES * CLASSES, 3)
         # num_denoising is 8 and an image has at most 2 objects: 4 groups, each of 2 positives and 2 negatives.
-        denoised = ((2, 4 * (2 + 2), CLASSES), 4 * 3)
-        assert calls == [queries] * 3 + [denoised] * 2
+        denoised = (2 * 4 * (2 + 2) * CLASSES, 4 * 3)
+        assert calls == [[queries] * 3 + [denoised] * 2]
 
     def test_groups_are_ranked_together(self, calls):
         step(use_ranking_loss(make("lw_detr").train()))
-        assert calls == [((2, 3 * QUERIES, CLASSES), 3 * 3)] * 3
+        assert calls == [[(2 * 3 * QUERIES * CLASSES, 3 * 3)] * 3]
 
 
 class TestEncoder:
@@ -346,7 +346,7 @@ class TestCopies:
         model = use_ranking_loss(make("two_stage_deformable_detr").train())
         twin = copied(model)
         torch.testing.assert_close(step(twin).loss, step(model).loss)
-        assert len(calls) == 2 * MODELS["two_stage_deformable_detr"][1]
+        assert [len(rankings) for rankings in calls] == 2 * [MODELS["two_stage_deformable_detr"][1]]
         undo(twin)
         assert "loss_rank" not in step(twin).loss_dict
         assert "loss_rank_enc" in step(model).loss_dict
@@ -401,7 +401,7 @@ class TestTraining:
         before = [p.detach().clone() for p in model.parameters() if p.requires_grad]
         trainer = hf.Trainer(model, arguments, train_dataset=Squares(), data_collator=collate)
         assert trainer.train().training_loss > 0
-        assert len(calls) == 2 * MODELS[name][1]
+        assert [len(rankings) for rankings in calls] == 2 * [MODELS[name][1]]
         after = [p for p in model.parameters() if p.requires_grad]
         assert any(not torch.equal(a, b) for a, b in zip(after, before, strict=True))
 
@@ -417,7 +417,7 @@ class TestTraining:
             accelerator.backward(loss)
             optimiser.step()
             optimiser.zero_grad()
-        assert len(calls) == 2 * MODELS[name][1]
+        assert [len(rankings) for rankings in calls] == 2 * [MODELS[name][1]]
         assert torch.isfinite(loss)
 
     @pytest.mark.slow

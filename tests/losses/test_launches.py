@@ -85,4 +85,13 @@ def test_kernels_are_counted_too() -> None:
     with count_launches() as counted:
         record_kernel("fill")
         record_kernel("fill")
-    assert counted.operations == {"fill": 2}
+    assert counted.kernels == {"fill": 2}
+    assert (counted.launches, counted.waits) == (2, 0)
+
+
+def test_allocations_are_no_launches() -> None:
+    values = torch.ones(3)
+    with count_launches() as counted:
+        torch.empty(3), torch.empty_like(values), values.new_empty(2), torch.zeros(3)
+    assert counted.operations == {"zeros": 1}
+    assert counted.allocations == {"empty": 1, "empty_like": 1, "new_empty": 1}

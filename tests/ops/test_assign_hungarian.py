@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from scipy.optimize import linear_sum_assignment
 
-from bucketrank.ops.assignment import IGNORED, NEGATIVE, assign_hungarian
-from bucketrank.ops.assignment.assign_hungarian import CostWeights, matching_costs
+from bucketrank.launches import count_launches
+from bucketrank.ops.assignment import IGNORED, NEGATIVE, assign_hungarian, assign_hungarian_batch
+from bucketrank.ops.assignment.assign_hungarian import CostWeights, ImageQueries, matching_costs
 
 SIZE = (40, 80)  # height, width
 DEFAULTS = CostWeights(classification=2, l1=5, giou=2, alpha=0.25, gamma=2)
@@ -127,3 +129,44 @@ def test_an_infinite_logit_alone_has_a_finite_cost():
 def test_wrong_arguments_are_named(changes, message):
     with pytest.raises(ValueError, match=message):
         assign_hungarian(**(case(4, 2) | changes))
+
+
+class TestBatch:
+    """Several images and layers in one call."""
+
+    def batch(self):
+        cases = [case(*sizes, seed=seed) for seed, sizes in enumerate([(30, 4), (30, 0), (5, 9), (0, 2), (30, 7)])]
+        masks = [torch.rand(len(each["boxes"]), generator=torch.Generator().manual_seed(0)) < 0.6 for each in cases]
+        return [
+            ImageQueries(**each, valid=None if number % 2 else mask)
+            for number, (each, mask) in enumerate(zip(cases, masks, strict=True))
+        ]
+
+    def test_the_same_bits_as_image_by_image(self):
+        batch = self.batch()
+        for queries, assigned in zip(batch, assign_hungarian_batch(batch, DEFAULTS), strict=True):
+            # The rows that may be matched, their costs, and scipy's assignment of them, without a batch.
+            count = len(queries.boxes)
+            rows = torch.arange(count) if queries.valid is None else torch.where(queries.valid)[0]
+            fields = queries._asdict() | {"boxes": queries.boxes[rows], "logits": queries.logits[rows]}
+            del fields["valid"]
+            own, owners = linear_sum_assignment(matching_costs(**fields, weights=DEFAULTS).numpy())
+            expected = torch.full((count,), IGNORED)
+            expected[rows] = NEGATIVE
+            expected[rows[own]] = torch.as_tensor(owners)
+            assert torch.equal(assigned.assignment, expected)
+            assert torch.equal(assigned.queries, torch.where(expected >= 0)[0])
+            assert torch.equal(assign_hungarian(**queries._asdict()), expected)
+
+    @pytest.mark.parametrize("repeats", [1, 4])
+    def test_waits_do_not_depend_on_the_number_of_images(self, repeats):
+        batch = self.batch() * repeats
+        with count_launches() as counted:
+            assign_hungarian_batch(batch, DEFAULTS)
+        assert counted.waiting["cpu"] == 2  # the mask of valid queries, and the costs
+        with count_launches() as counted:
+            assign_hungarian_batch([queries._replace(valid=None) for queries in batch], DEFAULTS)
+        assert counted.waiting["cpu"] == 1
+
+    def test_an_empty_batch(self):
+        assert assign_hungarian_batch([], DEFAULTS) == []

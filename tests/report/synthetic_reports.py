@@ -101,6 +101,7 @@ def synthetic_run(folder: Path, name: str, flags: str = "", *, seed: int = 0, ma
         precision_recall={
             iou_type: {iou: evaluator.precision_recall(iou=iou) for iou in (0.5, 0.75)} for iou_type in results
         },
+        errors=evaluator.calibration_errors(),
         images=len(by_image),
         best=best,
         worst=worst,

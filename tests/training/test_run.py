@@ -259,6 +259,17 @@ def test_training_can_start_from_other_weights(run):
         load_matching_weights(other, str(run / "weights.safetensors"))
 
 
+def test_a_run_that_starts_from_weights_does_not_read_those_of_the_backbone(run, shapes, tmp_path, caplog):
+    init = f"--init {run / 'weights.safetensors'} --backbone.weights missing.safetensors --schedule.max_steps 1"
+    tiny.run(tmp_path / "run", shapes, init, name="faster-rcnn-laptop")
+    assert "init: 6 tensors keep their initial values: box_head.layers.fc6.weight, box_head" in caplog.text
+
+
+def test_torchvisions_weights_of_another_architecture_are_refused(shapes, tmp_path):
+    with pytest.raises(WeightsError, match=r"init: expected one of the detectors faster_rcnn, mask_rcnn, retinanet"):
+        tiny.run(tmp_path / "run", shapes, "--init torchvision:fasterrcnn_resnet50_fpn")
+
+
 def test_evaluation_every_other_epoch_and_at_the_end(shapes, tmp_path):
     tiny.run(tmp_path / "run", shapes, "--schedule.epochs 3 --trainer.validate_every 2 --schedule.max_steps 8")
     with (tmp_path / "run" / "validation.csv").open() as file:

@@ -1,4 +1,4 @@
-"""Parts of a benchmark's documents: Markdown tables, performance targets, notes and JSON."""
+"""Parts of a benchmark's documents: Markdown tables, times, performance targets, notes and JSON."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from bucketrank.bench.performance_target import PerformanceTarget
-from bucketrank.bench.units import significant
-from bucketrank.provenance.machine import Machine, busy
+from bucketrank.bench.timing import Spread
+from bucketrank.bench.units import seconds_in_words, significant
+from bucketrank.provenance.machine import Machine, busy, in_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,6 +32,31 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def spread_in_words(
+    seconds: Spread | None, estimate: float | None, *, spread: Literal["quartiles", "percent", "none"]
+) -> str:
+    """Return the median with its spread, or the estimate of a skipped contender.
+
+    >>> spread_in_words(Spread(0.2, 0.1, 0.4), None, spread="percent"), spread_in_words(None, 3.0, spread="none")
+    ('200 ms ±75 %', 'skipped, ≈ 3.00 s')
+    """
+    if seconds is None:
+        return "n/a" if estimate is None else f"skipped, ≈ {seconds_in_words(estimate)}"
+    if spread == "quartiles":
+        return seconds_in_words(seconds.median, seconds.low, seconds.high)
+    text = seconds_in_words(seconds.median)
+    return f"{text} ±{50 * (seconds.high - seconds.low) / seconds.median:.0f} %" if spread == "percent" else text
+
+
+def launches_in_words(launches: int | None, waits: int | None) -> str:
+    """Return launches and host waits, or nothing if they were not counted.
+
+    >>> launches_in_words(15, 1)
+    '15 / 1'
+    """
+    return "" if launches is None or waits is None else f"{launches:,} / {waits}"
+
+
 def target_row(target: PerformanceTarget) -> tuple[str, str, str, str, str]:
     """Return the cells of one target in the order of ``TARGET_COLUMNS``; the last is the verdict."""
     value, low, high = (significant(x) for x in (target.value, target.low, target.high))
@@ -41,17 +67,30 @@ def target_row(target: PerformanceTarget) -> tuple[str, str, str, str, str]:
     return target.what, target.where, measured, f"{'≤' if target.at_most else '≥'} {target.limit:g}", verdict
 
 
-def show_targets(targets: Sequence[PerformanceTarget], console: Console) -> None:
-    """Print the table of targets, if there are any."""
+def show_end(targets: Sequence[PerformanceTarget], notes: Sequence[str], machine: Machine, console: Console) -> None:
+    """Print what follows the tables of results: the table of targets, if there are any, the notes and the machine."""
     from rich.table import Table
 
-    if not targets:
-        return
-    table = Table(*TARGET_COLUMNS, title="Targets", title_justify="left", title_style="bold")
-    for target in targets:
-        *cells, verdict = target_row(target)
-        table.add_row(*cells, f"[{'green' if target.passed else 'red'}]{verdict}")
-    console.print(table)
+    if targets:
+        table = Table(*TARGET_COLUMNS, title="Targets", title_justify="left", title_style="bold")
+        for target in targets:
+            *cells, verdict = target_row(target)
+            table.add_row(*cells, f"[{'green' if target.passed else 'red'}]{verdict}")
+        console.print(table)
+    for line in notes:
+        console.print(f"· {line}", style="dim", highlight=False)
+    console.print(in_words(machine), style="dim", highlight=False)
+
+
+def markdown_targets(targets: Sequence[PerformanceTarget]) -> list[str]:
+    """Return the section of the targets, or nothing if there are none."""
+    return ["## Targets", markdown_table(TARGET_COLUMNS, list(map(target_row, targets)))] if targets else []
+
+
+def markdown_end(rules: Mapping[str, str], notes: Sequence[str]) -> list[str]:
+    """Return the last sections of a document: the rules of the measurement, and the notes."""
+    how = "\n".join(f"- {name}: {rule}." for name, rule in rules.items())
+    return ["## How it was measured", how, "## Notes", "\n".join(f"- {line}" for line in notes)]
 
 
 def busy_note(machine: Machine) -> list[str]:

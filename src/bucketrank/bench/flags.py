@@ -14,9 +14,22 @@ FEWEST_ROUNDS = 3
 def check_device(device: str) -> None:
     """Raise ValueError unless torch can use the device on this machine."""
     try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device: expected a device that torch can use here, got {device!r}") from error
+        torch.zeros(1, device=device).item()
+    except (AssertionError, ImportError, RuntimeError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].removesuffix(".")
+        raise ValueError(
+            f"--device: expected a device that torch can use here, got {device!r} ({reason}); "
+            "install its driver and a build of torch for it, or choose --device cpu"
+        ) from error
+
+
+def device_type(device: str) -> str:
+    """Return a device without its index.
+
+    >>> device_type("cuda:1")
+    'cuda'
+    """
+    return device.partition(":")[0]
 
 
 def command_line(

@@ -1,8 +1,7 @@
-"""Progress, errors and device synchronisation, shared by all measurements."""
+"""Progress and errors, shared by all measurements."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 
@@ -18,12 +17,3 @@ class Progress(Protocol):
 
 class MeasurementError(RuntimeError):
     """A contender failed; the message names the contender and the cell."""
-
-
-def synchronizer(device: str) -> Callable[[], None]:
-    """Return a function that waits until ``device`` has finished its work."""
-    import torch
-
-    if torch.device(device).type == "cuda":
-        return lambda: torch.cuda.synchronize(device)
-    return lambda: None

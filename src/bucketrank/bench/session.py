@@ -4,16 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from rich.console import Console
 
+from bucketrank.bench.flags import device_type
 from bucketrank.bench.measurement import Progress
 from bucketrank.bench.progress_bar import ProgressBar
 
-SettingsT = TypeVar("SettingsT")
+
+class BenchSettings(Protocol):
+    """Settings of a benchmark, as far as every benchmark has them."""
+
+    @property
+    def device(self) -> str: ...
+
+
+SettingsT = TypeVar("SettingsT", bound=BenchSettings)
 BenchT = TypeVar("BenchT")
 WIDTH = 160  # columns when the output is no terminal, enough for every table
+
+_SEND = (
+    "Results from GPUs are listed in docs/gpu.md: please open an issue and attach {path}. The file holds the results,"
+    " the machine, the versions and the commit."
+)
+
+
+def console_of_bench() -> Console:
+    """Return a console that is wide enough for every table, also if the output is no terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=WIDTH)
 
 
 def present(
@@ -24,12 +44,13 @@ def present(
     show: Callable[[BenchT, Console], None],
     write: Callable[[BenchT, Path], list[Path]],
 ) -> None:
-    """Measure, print the tables with ``show``, and ``write`` the files to the folder ``out``."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDTH)
+    """Measure, print the tables with ``show``, and ``write`` the files to the folder ``out``, the JSON first."""
+    console = console_of_bench()
     with ProgressBar(console) as progress:
         bench = measure(settings, progress)
     show(bench, console)
-    for path in write(bench, out):
+    paths = write(bench, out)
+    for path in paths:
         console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+    if device_type(settings.device) != "cpu":
+        console.print(_SEND.format(path=paths[0]), highlight=False, soft_wrap=True)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+from bucketrank.bench.device_clock import DeviceClock, WallClock, seconds_of
+
+WALL_CLOCK = WallClock()
 
 
 def _nothing(*_: object) -> None:
@@ -58,8 +61,7 @@ def interleave(
     *,
     rounds: int,
     rotate: bool = False,
-    clock: Callable[[], float] = time.perf_counter,
-    synchronize: Callable[[], None] = _nothing,
+    clock: DeviceClock = WALL_CLOCK,
     advance: Callable[[str, int], None] = _nothing,
 ) -> dict[str, Samples]:
     """Call the alternatives in turn, round after round, and return the seconds of each timed call.
@@ -72,7 +74,7 @@ def interleave(
         for _ in range(alternative.warmup):
             alternative.call()
             advance(name, 1)
-    synchronize()
+    clock.synchronize()
     samples: dict[str, Samples] = {name: {} for name in timed}
     collecting = gc.isenabled()
     gc.collect()
@@ -87,11 +89,7 @@ def interleave(
             for name in reversed(order) if turn % 2 else order:
                 for _ in range(timed[name].untimed):
                     timed[name].call()
-                synchronize()
-                start = clock()
-                timed[name].call()
-                synchronize()
-                samples[name][turn] = clock() - start
+                samples[name][turn] = seconds_of(timed[name].call, clock)
                 advance(name, timed[name].untimed + 1)
     finally:
         if collecting:
@@ -103,12 +101,3 @@ def ratio(numerator: Samples, denominator: Samples) -> Spread:
     """Return the spread of the ratios within a round, over the rounds in which both alternatives ran."""
     both = numerator.keys() & denominator.keys()
     return Spread.of([numerator[turn] / denominator[turn] for turn in sorted(both)])
-
-
-def seconds_of(call: Callable[[], object], synchronize: Callable[[], None] = _nothing) -> float:
-    """Return the seconds of a single call."""
-    synchronize()
-    start = time.perf_counter()
-    call()
-    synchronize()
-    return time.perf_counter() - start

@@ -7,12 +7,15 @@ group ``bucketrank.losses`` or ``bucketrank.detectors``.
 
 from bucketrank.catalogue.detector_specs import DetectorSettings, DetectorSpec
 from bucketrank.catalogue.fields import Setting, Settings, describe
+from bucketrank.catalogue.library_specs import LibraryInputSettings, LibrarySpec
 from bucketrank.catalogue.loss_specs import LossSettings, LossSpec, RankingSettings
 from bucketrank.catalogue.model_settings import BackboneSettings, InputSettings
 from bucketrank.catalogue.registry import (
     detector_settings,
     detector_spec,
     detectors,
+    libraries,
+    loss_names,
     loss_settings,
     loss_spec,
     losses,
@@ -25,6 +28,8 @@ __all__ = [
     "DetectorSettings",
     "DetectorSpec",
     "InputSettings",
+    "LibraryInputSettings",
+    "LibrarySpec",
     "LossSettings",
     "LossSpec",
     "RankingSettings",
@@ -34,6 +39,8 @@ __all__ = [
     "detector_settings",
     "detector_spec",
     "detectors",
+    "libraries",
+    "loss_names",
     "loss_settings",
     "loss_spec",
     "losses",

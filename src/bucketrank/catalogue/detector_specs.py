@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from bucketrank.catalogue.fields import Settings, describe
 from bucketrank.catalogue.importing import import_object
+from bucketrank.catalogue.model_settings import BackboneSettings, InputSettings
 
 MAX_COUNT = 1_000_000  # of anything a detector has a number of
+ExtraLevels = Literal["c5", "p5_relu"]
 
 
 @dataclass(frozen=True)
@@ -17,8 +19,10 @@ class DetectorSettings(Settings):
     """The name of a detector; each detector adds its own settings in a subclass."""
 
     group: ClassVar[str] = "detector"
+    # Settings that a run fills in when it starts, see Detector.complete_settings.
+    filled_by_run: ClassVar[tuple[str, ...]] = ()
 
-    name: Annotated[str, "the detector"] = ""
+    name: Annotated[str, "the detector, or LIBRARY/MODEL for one of torchvision or transformers"] = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -27,6 +31,10 @@ class DetectorSettings(Settings):
             if type(value) is int:  # the whole numbers of a detector all count something
                 expected = f"a number from 0 to {MAX_COUNT:,}"
                 self.require(setting.name, expected, holds=0 <= value <= MAX_COUNT)
+
+    def without_weights(self) -> DetectorSettings:
+        """Return the settings for a detector whose weights come from elsewhere: those named here are not read."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,9 @@ class RetinaNetSettings(DenseSettings):
     scales: Annotated[int | None, "anchor scales per octave (null: 2 with a ranking loss, 3 otherwise)"] = None
     positive_iou: Annotated[float, "IoU with an object from which an anchor is positive"] = 0.5
     negative_iou: Annotated[float, "IoU with every object below which an anchor is negative"] = 0.4
+    extra_levels: Annotated[
+        ExtraLevels, "P6 and P7 by convolutions on C5 (the recipes), or on P5 with a ReLU between (torchvision)"
+    ] = "c5"
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,9 @@ class ATSSSettings(DenseSettings):
 
     anchors: Annotated[int | None, "anchors per location (null: 3 with a ranking loss, 1 otherwise)"] = None
     topk: Annotated[int, "anchors per level that are candidates for an object"] = 9
+    quality_branch: Annotated[
+        bool | None, "multiply scores by a predicted quality (null: only with a loss that does not see the IoU)"
+    ] = None
     vote: Annotated[
         bool | None, "move each detection to the score-weighted mean of its overlapping boxes (null: as published)"
     ] = None
@@ -148,7 +162,9 @@ class DetectorSpec:
     """Everything the package has to know about a detector before it is imported.
 
     ``detector`` is the class (a subclass of ``bucketrank.detectors.Detector``) or its import path,
-    ``"package.module:Class"``. ``losses`` names the losses it can be trained with; None means all.
+    ``"package.module:Class"``. ``losses`` names the losses it can be trained with; None means all with a criterion.
+    ``backbone`` is False if the backbone is part of the model and takes no settings. ``inputs`` are the settings of its
+    images.
     """
 
     name: str
@@ -157,6 +173,13 @@ class DetectorSpec:
     title: str = ""
     reference: str = ""
     losses: tuple[str, ...] | None = None
+    backbone: bool = True
+    inputs: type[Settings] = InputSettings
+
+    @property
+    def groups(self) -> tuple[type[Settings], ...]:
+        """The groups of settings that the detector takes, besides its loss."""
+        return (self.settings, *((BackboneSettings,) if self.backbone else ()), self.inputs)
 
     @property
     def heading(self) -> str:
@@ -217,6 +240,6 @@ BUILT_IN_DETECTORS = (
         CoDETRSettings,
         title="Co-DETR",
         reference="Zong et al., DETRs with Collaborative Hybrid Assignments Training, ICCV 2023",
-        losses=("rs", "ap", "focal"),
+        losses=("rs", "ap", "focal", "qfl", "vfl", "bce", "mal", "iabce", "rsq"),
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from bucketrank.catalogue.fields import Settings
@@ -34,11 +34,18 @@ class LossSettings(Settings):
     name: Annotated[str, "the loss that trains the detector"] = "rs"
     ranking_scope: Annotated[RankingScope, "what one ranking covers: batch, image, or global (all processes)"] = "batch"
     box_loss: Annotated[BoxLoss | None, "loss of the boxes (null: as published for this loss and detector)"] = None
+    smooth_l1_beta: Annotated[float, "smooth L1 is quadratic where a box delta differs by less than this"] = 1.0
     box_weight: Annotated[float | None, "weight of the box loss where it is not balanced (null: as published)"] = None
+    box_balance: Annotated[
+        bool | None, "scale the box loss to the value of the classification loss (null: as published, rs alone does)"
+    ] = None
+    box_confidence: Annotated[
+        bool | None, "weight the box loss of each positive by its highest class score (null: as published)"
+    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require_finite("box_weight")
+        self.require_finite("box_weight", "smooth_l1_beta")
 
     def require_finite(self, *names: str) -> None:
         """Raise unless these settings are None or finite numbers of at least 0."""
@@ -102,6 +109,8 @@ class ALRPSettings(RankingSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("box_balance", "box_confidence"):
+            self.require(name, "null: aLRP loss balances and ranks its boxes itself", holds=getattr(self, name) is None)
         period = self.balance_period
         self.require("balance_period", "at least 1 or null", holds=period is None or period >= 1)
 
@@ -129,8 +138,8 @@ class FocalSettings(LossSettings):
         self.require_finite("focal_alpha", "focal_gamma")
 
     def sampled(self) -> LossSettings:
-        shared = {"ranking_scope": self.ranking_scope, "box_loss": self.box_loss, "box_weight": self.box_weight}
-        return CrossEntropySettings(**shared)  # type: ignore[arg-type]
+        shared = {field.name: getattr(self, field.name) for field in fields(LossSettings) if field.name != "name"}
+        return CrossEntropySettings(**shared)
 
 
 @dataclass(frozen=True)
@@ -141,15 +150,94 @@ class CrossEntropySettings(LossSettings):
 
 
 @dataclass(frozen=True)
+class OwnSettings(LossSettings):
+    """Settings of the loss that a model of another library brings along: it has none."""
+
+    name: Annotated[str, "the loss that trains the detector"] = "own"
+
+
+@dataclass(frozen=True)
+class QualityFocalSettings(LossSettings):
+    """Settings of Quality Focal Loss."""
+
+    name: Annotated[str, "the loss that trains the detector"] = "qfl"
+    quality_beta: Annotated[float, "qfl, rsq: exponent of the distance between score and IoU"] = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_finite("quality_beta")
+
+
+@dataclass(frozen=True)
+class VarifocalSettings(LossSettings):
+    """Settings of Varifocal Loss."""
+
+    name: Annotated[str, "the loss that trains the detector"] = "vfl"
+    varifocal_alpha: Annotated[float, "vfl: weight of the negatives"] = 0.75
+    varifocal_gamma: Annotated[float, "vfl: exponent of a negative's score in its weight"] = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_finite("varifocal_alpha", "varifocal_gamma")
+
+
+@dataclass(frozen=True)
+class SoftBCESettings(LossSettings):
+    """Settings of binary cross-entropy with IoU targets."""
+
+    name: Annotated[str, "the loss that trains the detector"] = "bce"
+
+
+@dataclass(frozen=True)
+class MALSettings(LossSettings):
+    """Settings of Matchability-Aware Loss."""
+
+    name: Annotated[str, "the loss that trains the detector"] = "mal"
+    mal_gamma: Annotated[float, "mal: exponent of a positive's IoU and of a negative's score"] = 1.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_finite("mal_gamma")
+
+
+@dataclass(frozen=True)
+class IoUAwareBCESettings(LossSettings):
+    """Settings of IoU-aware BCE."""
+
+    name: Annotated[str, "the loss that trains the detector"] = "iabce"
+    iabce_alpha: Annotated[
+        float, "iabce: exponent of the score in a positive's target, 1 - alpha is that of the IoU"
+    ] = 0.25
+    iabce_gamma: Annotated[float, "iabce: exponent of a negative's score in its weight"] = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_finite("iabce_alpha", "iabce_gamma")
+
+
+@dataclass(frozen=True)
+class RankSortQualitySettings(RankSortSettings):
+    """Settings of the sum of RS loss and Quality Focal Loss."""
+
+    name: Annotated[str, "the loss that trains the detector"] = "rsq"
+    quality_beta: Annotated[float, "qfl, rsq: exponent of the distance between score and IoU"] = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_finite("quality_beta")
+
+
+@dataclass(frozen=True)
 class LossSpec:
     """Everything the package has to know about a loss before it is imported.
 
     ``criterion`` is the class (a subclass of ``bucketrank.detectors.criterion.Criterion``) or its import path,
-    ``"package.module:Class"``. ``gradient_note`` tells readers of a report how to read the loss's gradients.
+    ``"package.module:Class"``; None if the loss is part of the model. ``gradient_note`` tells readers of a report
+    how to read the loss's gradients.
     """
 
     name: str
-    criterion: str | Callable[..., Any]
+    criterion: str | Callable[..., Any] | None
     settings: type[LossSettings] = LossSettings
     title: str = ""
     reference: str = ""
@@ -161,7 +249,9 @@ class LossSpec:
         return self.title or self.name
 
     def load(self) -> Any:
-        """Import the class that computes the loss."""
+        """Import the class that computes the loss; ValueError if the loss is part of the model."""
+        if self.criterion is None:
+            raise ValueError(f"loss.name: expected a loss with a criterion, got {self.name!r}, part of a model")
         return import_object(self.criterion)
 
 
@@ -220,4 +310,53 @@ BUILT_IN_LOSSES = (
         reference="Ren et al., Faster R-CNN, NeurIPS 2015",
         gradient_note=_SCORE_NOTE,
     ),
+    LossSpec(
+        "qfl",
+        "bucketrank.detectors.criterion.quality_scored:QualityFocal",
+        QualityFocalSettings,
+        title="Quality Focal Loss",
+        reference="Li et al., Generalized Focal Loss, NeurIPS 2020",
+        gradient_note=_SCORE_NOTE,
+    ),
+    LossSpec(
+        "vfl",
+        "bucketrank.detectors.criterion.quality_scored:Varifocal",
+        VarifocalSettings,
+        title="Varifocal Loss",
+        reference="Zhang et al., VarifocalNet, CVPR 2021",
+        gradient_note=_SCORE_NOTE,
+    ),
+    LossSpec(
+        "bce",
+        "bucketrank.detectors.criterion.quality_scored:SoftBCE",
+        SoftBCESettings,
+        title="binary cross-entropy with IoU targets",
+        reference="Feng et al., TOOD, ICCV 2021",
+        gradient_note=_SCORE_NOTE,
+    ),
+    LossSpec(
+        "mal",
+        "bucketrank.detectors.criterion.quality_scored:MAL",
+        MALSettings,
+        title="Matchability-Aware Loss",
+        reference="Huang et al., DEIM, CVPR 2025",
+        gradient_note=_SCORE_NOTE,
+    ),
+    LossSpec(
+        "iabce",
+        "bucketrank.detectors.criterion.quality_scored:IoUAwareBCE",
+        IoUAwareBCESettings,
+        title="IoU-aware BCE",
+        reference="Cai et al., Align-DETR, BMVC 2024",
+        gradient_note=_SCORE_NOTE,
+    ),
+    LossSpec(
+        "rsq",
+        "bucketrank.detectors.criterion.hybrid:RankSortQuality",
+        RankSortQualitySettings,
+        title="Rank & Sort loss plus Quality Focal Loss",
+        reference="the sum of rs and qfl",
+        gradient_note=f"{_RANKING_NOTE} Quality Focal Loss adds a pull of each score towards its IoU.",
+    ),
+    LossSpec("own", None, OwnSettings, title="own loss of the model"),
 )

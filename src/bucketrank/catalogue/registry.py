@@ -17,6 +17,7 @@ from typing import Generic, Protocol, TypeVar
 
 from bucketrank.catalogue.detector_specs import BUILT_IN_DETECTORS, DetectorSettings, DetectorSpec
 from bucketrank.catalogue.fields import Settings, describe
+from bucketrank.catalogue.library_specs import LIBRARIES, LibrarySpec
 from bucketrank.catalogue.loss_specs import BUILT_IN_LOSSES, LossSettings, LossSpec
 from bucketrank.suggestions import require_choice
 
@@ -138,14 +139,45 @@ def detectors() -> Mapping[str, DetectorSpec]:
     return DETECTORS.all()
 
 
+def libraries() -> Mapping[str, LibrarySpec]:
+    """Return the libraries whose models are detectors, too, by name.
+
+    >>> list(libraries())
+    ['torchvision', 'transformers']
+    """
+    return MappingProxyType(LIBRARIES)
+
+
 def loss_spec(name: str) -> LossSpec:
     """Return the specification of a loss; ValueError names the nearest one."""
     return LOSSES.get(name, setting="loss.name")
 
 
 def detector_spec(name: str) -> DetectorSpec:
-    """Return the specification of a detector; ValueError names the nearest one."""
-    return DETECTORS.get(name, setting="detector.name")
+    """Return the specification of a detector, or of its library; ValueError names the nearest one.
+
+    >>> detector_spec("torchvision/fcos_resnet50_fpn").name
+    'torchvision'
+    """
+    library, slash, _ = name.partition("/")
+    if slash:
+        require_choice("detector.name before the slash", library, LIBRARIES)
+    elif library not in LIBRARIES:
+        return DETECTORS.get(name, setting="detector.name")
+    spec = LIBRARIES[library]
+    if not slash:
+        raise ValueError(f"detector.name: expected {library}/MODEL, like {library}/{spec.example}, got {name!r}")
+    return spec
+
+
+def loss_names(detector: str) -> tuple[str, ...]:
+    """Return the names of the losses that a detector can be trained with.
+
+    >>> loss_names("torchvision/fcos_resnet50_fpn")
+    ('own', 'rs', 'ap')
+    """
+    spec = detector_spec(detector)
+    return spec.losses or tuple(name for name, loss in losses().items() if loss.criterion is not None)
 
 
 def loss_settings(name: str = "rs", **settings: object) -> LossSettings:

@@ -12,14 +12,17 @@ from bucketrank.data.problems import DataError
 
 
 def study(
-    name: Annotated[str, "detectors, segmentation, budget, detr, baselines or synthetic"],
+    name: Annotated[str, "losses, detectors, segmentation, budget, detr, baselines or synthetic"],
     *,
-    data: Annotated[Path | None, "folder of the data set (synthetic needs none)"] = None,
+    data: Annotated[str | None, "folder of the data set; losses takes several, separated by commas"] = None,
     out: Annotated[Path | None, "folder for the runs, tables and figures (default: runs/study-NAME)"] = None,
     seeds: Annotated[int, "runs per row, with seeds 0, 1, ..."] = 3,
     budget: Annotated[str, "small (laptop recipes) or paper (the paper's recipes, for its hardware)"] = "small",
     only: Annotated[str | None, "rows to train, separated by commas, like atss-rs-*,atss-focal (default: all)"] = None,
-    rates: Annotated[str | None, "learning rates to try, as factors of the recipe's (1,2,4; paper: 1)"] = None,
+    rates: Annotated[
+        str | None, "learning rates to try, as factors of the recipe's (1,2,4; losses: 0.5,1,2,4,8; paper: 1)"
+    ] = None,
+    steps: Annotated[int, "losses: steps of a run; its trials have a quarter of them"] = 1000,
     rounds: Annotated[int, "timed steps, in which the losses of a detector take turns"] = 12,
     dry_run: Annotated[bool, "print the commands of the runs instead of running them"] = False,
     settings: Annotated[SettingFlags, "settings of every run"],
@@ -27,14 +30,15 @@ def study(
     """Reproduce a table of the paper, with our numbers next to the paper's. Finished runs are skipped."""
     require("rich", "PIL", "faster_coco_eval", "yaml", "lightning", "timm", "matplotlib", extra="detect")
     from bucketrank.recipes import RecipeError
-    from bucketrank.study.grid import STUDIES, SYNTHETIC
+    from bucketrank.study.grid import LOSSES, STUDIES, SYNTHETIC
     from bucketrank.suggestions import require_choice
 
     out = out or Path("runs") / f"study-{name}"
     try:
-        require_choice("study", name, (*STUDIES, SYNTHETIC))
+        require_choice("study", name, (LOSSES, *STUDIES, SYNTHETIC))
         require_choice("--budget", budget, ("small", "paper"))
-        factors = listed("--rates", rates or ("1" if budget == "paper" else "1,2,4"), float)
+        usual = "0.5,1,2,4,8" if name == LOSSES else "1" if budget == "paper" else "1,2,4"
+        factors = listed("--rates", rates or usual, float)
     except ValueError as error:
         raise UsageError(str(error)) from error
     if seeds < 1 or rounds < 2 or min(factors) <= 0:
@@ -44,7 +48,7 @@ def study(
         from bucketrank.study.synthetic_study import run_synthetic_study
 
         given = {"data": data, "seeds": seeds, "budget": budget, "only": only, "rates": rates, "rounds": rounds}
-        given |= {"dry_run": dry_run}
+        given |= {"dry_run": dry_run, "steps": steps}
         known = inspect.signature(study).parameters
         unused = ["--" + flag.replace("_", "-") for flag in given if given[flag] != known[flag].default]
         if unused := unused + ["settings"] * bool(list(settings)):
@@ -53,6 +57,8 @@ def study(
         return 0
     if data is None:
         raise UsageError("study: expected --data, the folder of the data set")
+    if name == LOSSES:
+        return _compare_losses(data.split(","), out, only, seeds, steps, factors, tuple(settings), dry_run=dry_run)
     from bucketrank.study.study_command import plan_study, run_study, training_commands
     from bucketrank.study.study_run import StudyError
 
@@ -64,7 +70,7 @@ def study(
         "flags": tuple(settings),
     }
     try:
-        plan = plan_study(name, data=data, out=out, **chosen)
+        plan = plan_study(name, data=Path(data), out=out, **chosen)
     except (RecipeError, StudyError) as error:
         raise UsageError(f"study: {error}") from error
     if dry_run:
@@ -73,6 +79,51 @@ def study(
     try:
         return run_study(plan, rounds=rounds)
     except RecipeError as error:
+        raise UsageError(f"study: {error}") from error
+    except StudyError as error:
+        raise DataError(f"study: {error}") from error
+
+
+def _compare_losses(
+    data: list[str],
+    out: Path,
+    only: str | None,
+    seeds: int,
+    steps: int,
+    factors: tuple[float, ...],
+    flags: tuple[str, ...],
+    *,
+    dry_run: bool,
+) -> int:
+    """Run the study ``losses``, or print the commands of its trials."""
+    from bucketrank.recipes import RecipeError
+    from bucketrank.study.loss_comparison import TITLES, LossComparison
+    from bucketrank.study.study_command import run_loss_comparison
+    from bucketrank.study.study_run import StudyError
+    from bucketrank.suggestions import require_choice
+
+    if steps < 4:
+        raise UsageError(f"study: --steps: expected at least 4, got {steps}")
+    losses = tuple(TITLES) if only is None else tuple(only.split(","))
+    try:
+        for loss in losses:
+            require_choice("--only", loss, tuple(TITLES))
+        plan = LossComparison(
+            data=tuple(map(Path, data)),
+            out=out,
+            losses=losses,
+            seeds=seeds,
+            steps=steps,
+            trial_steps=steps // 4,
+            factors=factors,
+            flags=flags,
+        )
+        if dry_run:
+            trials = [trial for each in plan.data for loss in losses for trial in plan.trials(each, loss)]
+            sys.stdout.write("".join(f"{trial.command}\n" for trial in trials))
+            return 0
+        return run_loss_comparison(plan)
+    except (RecipeError, ValueError) as error:
         raise UsageError(f"study: {error}") from error
     except StudyError as error:
         raise DataError(f"study: {error}") from error

@@ -17,6 +17,7 @@ Document = dict[str, Any]
 
 LONGEST_PATH, LONGEST_PART = 1000, 255  # bytes of a path below the folder of images, and of each name in it
 LARGEST_ID = 2**63 - 1  # of torch's int64
+Part = Literal["all", "train", "val"]
 HELD_OUT = 0.1  # share of the images kept for validation if a folder has a single annotation file
 
 
@@ -26,13 +27,16 @@ class Split:
 
     ``part`` selects the training or validation images of a single file. The images are sorted by the SHA-1 of
     ``"{seed} {id}"``; the first tenth (rounded, at least one, never all) is "val" and the rest "train". The division
-    depends on the ids and the seed alone.
+    depends on the ids and the seed alone. ``tuning`` divides these images once more, by ``share``, for trials that must
+    not see the validation images.
     """
 
     annotations: Path
     images: Path
-    part: Literal["all", "train", "val"] = "all"
+    part: Part = "all"
     seed: int = 0
+    tuning: Part = "all"
+    share: float = HELD_OUT
 
     def read(self) -> Document:
         """Return the file's content with the images and annotations of this part only."""
@@ -46,23 +50,29 @@ class Split:
 
     def select(self, document: Document) -> Document:
         """Return the images and annotations of this part from the content of the whole file."""
-        if self.part == "all":
-            return document
-        ids = [image["id"] for image in document["images"]]
-        selected = held_out(ids, seed=self.seed)
-        if self.part == "train":
-            selected = set(ids) - selected
-        return document | {
-            "images": [image for image in document["images"] if image["id"] in selected],
-            "annotations": [each for each in document["annotations"] if each["image_id"] in selected],
-        }
+        document = _part_of(document, self.part, seed=self.seed, share=HELD_OUT)
+        # Another seed, so that the second division does not follow the order of the first.
+        return _part_of(document, self.tuning, seed=self.seed + 1, share=self.share)
 
     def image_path(self, image: Mapping[str, Any]) -> Path:
         """Return the path of the file of an ``images`` entry; raise DataError if its name leaves the folder."""
         return self.images / path_inside(file_name(image))
 
 
-def held_out(ids: list[int], *, seed: int) -> set[int]:
+def _part_of(document: Document, part: Part, *, seed: int, share: float) -> Document:
+    if part == "all":
+        return document
+    ids = [image["id"] for image in document["images"]]
+    selected = held_out(ids, seed=seed, share=share)
+    if part == "train":
+        selected = set(ids) - selected
+    return document | {
+        "images": [image for image in document["images"] if image["id"] in selected],
+        "annotations": [each for each in document["annotations"] if each["image_id"] in selected],
+    }
+
+
+def held_out(ids: list[int], *, seed: int, share: float = HELD_OUT) -> set[int]:
     """Return the ids that are kept for validation.
 
     >>> sorted(held_out(list(range(30)), seed=0))
@@ -71,7 +81,7 @@ def held_out(ids: list[int], *, seed: int) -> set[int]:
     if len(ids) < 2:
         return set()
     order = sorted(ids, key=lambda each: hashlib.sha1(f"{seed} {each}".encode(), usedforsecurity=False).digest())
-    return set(order[: max(1, round(HELD_OUT * len(ids)))])
+    return set(order[: min(len(ids) - 1, max(1, round(share * len(ids))))])
 
 
 def read_json(path: Path) -> Document:

@@ -16,6 +16,12 @@ class Splits(NamedTuple):
     train: Split | None
     val: Split | None
 
+    def with_holdout(self, share: float | None) -> Splits:
+        """Return splits whose validation images are ``share`` of the training images; None changes nothing."""
+        if share is None or self.train is None:
+            return self
+        return Splits(replace(self.train, tuning="train", share=share), replace(self.train, tuning="val", share=share))
+
 
 class Layout(NamedTuple):
     """Annotation file and folder of images, relative to the data set's folder, for training and for validation."""

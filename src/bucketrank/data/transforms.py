@@ -6,7 +6,7 @@ generator, which a DataLoader seeds for each worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,17 +19,35 @@ DETR_CROP = (384, 600)
 Transform = Callable[..., Any]
 
 
-def train_transform(*, flip: float = 0.5, jitter: bool = False, crop: bool = False) -> Transform:
-    """Return the augmentation for training: horizontal flips with probability ``flip``, and two optional steps.
+# The transforms of torchvision that also move boxes and masks, with settings for detection. Each applies to a part of
+# the images, so that the detector also sees images as they are.
+AUGMENTATIONS: dict[str, Callable[[], Any]] = {
+    # Objects from half to twice their size, on a canvas that stays the same.
+    "scale_jitter": lambda: v2.RandomApply([v2.RandomAffine(0, translate=(0.2, 0.2), scale=(0.5, 2.0))], p=0.5),
+    "zoom_out": lambda: v2.RandomZoomOut(side_range=(1.0, 3.0)),
+    "iou_crop": lambda: v2.RandomIoUCrop(),
+    "rotation": lambda: v2.RandomApply([v2.RandomRotation(10)], p=0.5),
+    "vertical_flip": lambda: v2.RandomVerticalFlip(),
+    "grayscale": lambda: v2.RandomGrayscale(),
+    "blur": lambda: v2.RandomApply([v2.GaussianBlur(5, sigma=(0.1, 2.0))], p=0.2),
+}
 
-    ``jitter`` changes the colours. ``crop`` applies DETR's policy: half of the images are scaled to a short side of
-    400, 500 or 600 pixels and cropped to a random window with sides of 384 to 600 pixels. Objects outside the window,
-    or with a side below one pixel, are removed with their labels and masks; ``area`` stays that of the annotation.
+
+def train_transform(
+    *, flip: float = 0.5, jitter: bool = False, crop: bool = False, augment: Sequence[str] = ()
+) -> Transform:
+    """Return the augmentation for training: horizontal flips with probability ``flip``, and optional steps.
+
+    ``jitter`` changes the colours. ``augment`` names further steps of AUGMENTATIONS, in this order. ``crop`` applies
+    DETR's policy: half of the images are scaled to a short side of 400, 500 or 600 pixels and cropped to a random
+    window with sides of 384 to 600 pixels. Objects outside the image, or with a side below one pixel, are removed with
+    their labels and masks; ``area`` stays that of the annotation.
     Pixels are returned as float32 in [0, 1].
     """
     steps: list[Any] = [v2.RandomHorizontalFlip(flip)]
     if jitter:
         steps.append(v2.RandomPhotometricDistort())
+    steps += [AUGMENTATIONS[name]() for name in augment]
     if crop:
         cut = v2.Compose([RandomShortSide(list(DETR_SHORT_SIDES), DETR_LONG_SIDE), RandomWindow(*DETR_CROP)])
         steps.append(v2.RandomApply([cut], p=0.5))

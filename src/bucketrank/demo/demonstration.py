@@ -39,6 +39,9 @@ def run_demo(settings: DemoSettings, out: Path, console: Console | None = None) 
                 run.train(min(settings.steps_per_turn, settings.steps - first), partial(progress.step_done, run))
                 progress.evaluation_done(run)
 
+    with console.status("calibrating the scores"):
+        for run in runs:
+            run.calibrate()
     images = compare_images(runs, data, IMAGES_SHOWN)
     console.print(summary_table(runs))
     console.print(detection_table(images, runs))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bucketrank.calibration import Calibration, CannotCalibrateError, calibrate
 from bucketrank.data import CocoDataset, DataError, Split, find_splits, write_shapes
 from bucketrank.data.transforms import eval_transform
 from bucketrank.evaluation import Evaluator
@@ -24,6 +25,8 @@ from bucketrank.training.schedule import Schedule, build_optimiser, set_rate
 from bucketrank.training.train_step import sum_terms, train_step
 
 Sample = tuple[Tensor, dict[str, Tensor]]  # an image and its target
+
+CALIBRATION_IMAGES = 200  # training images that the scores are calibrated on
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,7 @@ class DemoRun:
     curve: list[CurvePoint] = field(default_factory=list)
     durations: list[float] = field(default_factory=list)  # seconds per step
     threshold: float = 0.0  # the score of the best F1 in the last evaluation
+    calibration: Calibration | None = None  # after the last step
 
     def __post_init__(self) -> None:
         torch.manual_seed(self.settings.seed)
@@ -198,6 +202,14 @@ class DemoRun:
         threshold = evaluator.best_threshold()
         self.threshold = 0.0 if math.isnan(threshold) else threshold  # NaN: no detection is correct
 
+    def calibrate(self) -> None:
+        """Make the scores probabilities, fitted on training images; leave them as they are if that is not possible."""
+        try:
+            self.calibration = calibrate(self.model, self.data.train, most=CALIBRATION_IMAGES)
+        except CannotCalibrateError:  # after a few steps hardly a detection is right
+            return
+        self.threshold = self.calibration.threshold(self.threshold)
+
     @torch.inference_mode()
     def detect(self, images: list[Tensor]) -> list[dict[str, Tensor]]:
         """Return the detections of the current weights, with any score."""
@@ -214,6 +226,7 @@ class DemoRun:
             recipe=self.recipe.to_dict(),
             metrics={f"boxes/{name}": value for name, value in self.curve[-1].metrics.items()},
             versions={name: version(name) for name in ("bucketrank", "torch", "torchvision", "timm")},
+            calibration=self.calibration,
         )
         save_weights(path, self.model, meta)
 
@@ -223,6 +236,7 @@ class DemoRun:
             "loss": self.loss.label,
             "seconds_per_step": self.seconds_per_step,
             "threshold": self.threshold,
+            "calibration": None if self.calibration is None else self.calibration.to_dict(),
             "curve": [asdict(point) for point in self.curve],
             "recipe": self.recipe.to_dict(),
         }

@@ -1,10 +1,11 @@
-"""A trained detector in use: predictions, evaluation, and export to ONNX."""
+"""A trained detector in use: predictions, evaluation, calibration, and export to ONNX."""
 
 from typing import TYPE_CHECKING
 
 from bucketrank.lazy import import_on_use
 
 if TYPE_CHECKING:
+    from bucketrank.deploy.calibrated_weights import calibrate_weights as calibrate_weights
     from bucketrank.deploy.evaluate import Evaluation as Evaluation
     from bucketrank.deploy.evaluate import evaluate as evaluate
     from bucketrank.deploy.onnx import Agreement as Agreement
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __all__, __getattr__ = import_on_use(
     __name__,
     {
+        "bucketrank.deploy.calibrated_weights": ("calibrate_weights",),
         "bucketrank.deploy.evaluate": ("Evaluation", "evaluate"),
         "bucketrank.deploy.onnx": ("Agreement", "ExportError", "export_onnx"),
         "bucketrank.deploy.prediction": ("predict",),

@@ -1,4 +1,4 @@
-"""Evaluate a weights file on a data set: average precision and the best score threshold."""
+"""Evaluate a weights file on a data set: average precision, calibration errors and the best score threshold."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from rich.table import Table
 from torch.utils.data import DataLoader
 
 from bucketrank.data import CocoDataset, DataError, Split, collate, eval_transform, find_splits, require_sound
+from bucketrank.deploy.scores_in_words import scores_in_words
 from bucketrank.detectors import Detector
 from bucketrank.devices import resolve_device
-from bucketrank.evaluation import EvaluationResult, Evaluator
+from bucketrank.evaluation import CalibrationErrors, EvaluationResult, Evaluator
 from bucketrank.model_files.atomic import write_text
 from bucketrank.model_files.loading import load_model
 from bucketrank.model_files.weights import Meta
@@ -40,6 +41,7 @@ class Evaluation:
 
     boxes: EvaluationResult
     masks: EvaluationResult | None
+    errors: CalibrationErrors  # of the boxes
     threshold: float
     images: int
     meta: Meta
@@ -78,6 +80,7 @@ def evaluate(
     return Evaluation(
         boxes=evaluator.result("boxes", seen_only=seen_only),
         masks=evaluator.result("masks", seen_only=seen_only) if setup.model.masks else None,
+        errors=evaluator.calibration_errors(seen_only=seen_only),
         threshold=0.0 if math.isnan(threshold) else threshold,
         images=len(indices),
         meta=setup.meta,
@@ -113,18 +116,25 @@ def _find_split(data: Path | str, split: str, layout: str | None) -> Split:
 
 
 def print_evaluation(console: Console, evaluation: Evaluation) -> None:
-    """Print COCO's metrics and the AP of each class."""
+    """Print COCO's metrics, the AP of each class, the calibration errors and the threshold."""
     masks = evaluation.masks
     table = Table("", "boxes", *(["masks"] if masks else []), box=None, padding=(0, 2, 0, 0))
     for column in table.columns[1:]:
         column.justify = "right"
-    for key, value in evaluation.boxes.metrics.items():
-        table.add_row(key, _percent(value), *([_percent(masks.metrics[key])] if masks else []))
+    for key, value in evaluation.boxes.columns.items():
+        table.add_row(key, _percent(value), *([_percent(masks.columns[key])] if masks else []))
     console.print(table)
     classes = Table("class", "AP", *(["mask AP"] if masks else []), box=None, padding=(0, 2, 0, 0))
     for name, value in evaluation.boxes.per_class.items():
         classes.add_row(escape(name), _percent(value), *([_percent(masks.per_class[name])] if masks else []))
     console.print(classes)
+    errors = evaluation.errors
+    console.print(
+        f"calibration error of boxes: D-ECE {errors.d_ece:.4f}, LaECE {errors.la_ece:.4f}. "
+        f"{scores_in_words(evaluation.meta)}",
+        highlight=False,
+        soft_wrap=True,
+    )
     console.print(
         f"{evaluation.images:,} images; the threshold with the best F1 is {evaluation.threshold:.4g} "
         f"(stored with the weights: {evaluation.meta.threshold:.4g})",

@@ -24,6 +24,7 @@ from bucketrank.deploy.prediction_folder import (
     require_replaceable,
     save_drawing,
 )
+from bucketrank.deploy.scores_in_words import scores_in_words
 from bucketrank.detectors import Detector
 from bucketrank.devices import resolve_device
 from bucketrank.drawing import draw
@@ -114,6 +115,7 @@ def predict_files(
         highlight=False,
         soft_wrap=True,
     )
+    console.print(scores_in_words(meta), highlight=False, soft_wrap=True)
     for path in (out / IMAGE_FOLDER, out / JSON_NAME):
         console.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
     if skipped:

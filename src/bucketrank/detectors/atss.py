@@ -43,6 +43,12 @@ class ATSS(DenseDetector):
         self.topk = settings.topk
         criterion = self.criterion
         self.neck = FeaturePyramid(self.backbone.channels, settings.channels, first_level=3, extra="convs_on_output")
+        quality_branch = criterion.quality_branch if settings.quality_branch is None else settings.quality_branch
+        if quality_branch and not criterion.quality_branch:
+            raise ValueError(
+                "detector.quality_branch: expected null or false with a loss that does not train such a branch, "
+                f"{shared['loss'].name}, got true; leave it out"
+            )
         count = (3 if criterion.ranking else 1) if settings.anchors is None else settings.anchors
         scales = (8.0,) if count == 1 else octave(4, count)
         self.anchors = Anchors(self.neck.strides, scales=scales, ratios=(1.0,), size_divisor=self.size_divisor)
@@ -53,7 +59,7 @@ class ATSS(DenseDetector):
             anchors=count,
             levels=len(self.neck.strides),
             convs=settings.convs,
-            quality=not criterion.ranking,
+            quality=quality_branch,
             prior=criterion.initial_score,
         )
 

@@ -87,6 +87,7 @@ class Backbone(nn.Module):
         return [name for name, use, frozen in zip(names, used, in_frozen_stage, strict=True) if frozen or not use]
 
 
+@torch.enable_grad()
 def _has_influence(parameters: Iterable[Tensor], maps: list[Tensor]) -> list[bool]:
     """For each parameter, return whether one of the maps depends on it."""
     parameters = list(parameters)

@@ -9,11 +9,13 @@ from bucketrank.catalogue import (
     BackboneSettings,
     DetectorSettings,
     InputSettings,
+    LibraryInputSettings,
     LossSettings,
     Settings,
     describe,
     detector_settings,
     detector_spec,
+    loss_names,
     loss_settings,
 )
 from bucketrank.detectors.detector import Detector
@@ -24,15 +26,17 @@ def build(
     name: str | DetectorSettings,
     *,
     num_classes: int,
-    backbone: str | BackboneSettings = "resnet50",
+    backbone: str | BackboneSettings | None = None,
     loss: str | LossSettings = "rs",
-    inputs: InputSettings | None = None,
+    inputs: InputSettings | LibraryInputSettings | None = None,
     **settings: Any,
 ) -> Detector:
     """Build a detector for ``num_classes`` classes of objects, to be trained with ``loss``.
 
-    ``name`` and ``loss`` are names in the catalogue, or settings. Further keywords are settings of the detector, the
-    loss, the backbone or the inputs; no two of these groups have a setting of the same name.
+    ``name`` and ``loss`` are names in the catalogue, or settings. ``name`` may also be a model of another library, like
+    ``"torchvision/retinanet_resnet50_fpn_v2"``, which brings its own backbone; for the others, the default ``backbone``
+    is resnet50. Further keywords are settings of the detector, the loss, the backbone or the inputs; no two groups that
+    a detector takes have a setting of the same name.
 
     >>> model = build("atss", num_classes=3, backbone="resnet18", loss="rs", delta=0.25, min_size=320, max_size=512)
     >>> model.criterion.delta
@@ -40,12 +44,16 @@ def build(
     """
     detector = detector_settings(name) if isinstance(name, str) else name
     loss = loss_settings(loss) if isinstance(loss, str) else loss
-    groups: dict[str, Settings] = {
-        "settings": detector,
-        "backbone": BackboneSettings(name=backbone) if isinstance(backbone, str) else backbone,
-        "loss": loss,
-        "inputs": inputs or InputSettings(),
-    }
+    spec = detector_spec(detector.name)
+    groups: dict[str, Settings] = {"settings": detector, "loss": loss, "inputs": inputs or spec.inputs()}
+    if not isinstance(groups["inputs"], spec.inputs):
+        expected = f"{spec.inputs.__name__} for {detector.name}"
+        raise TypeError(f"build: expected inputs as {expected}, got {type(inputs).__name__}")
+    if spec.backbone:
+        named = BackboneSettings(name=backbone) if isinstance(backbone, str) else backbone
+        groups["backbone"] = named or BackboneSettings()
+    elif backbone is not None:
+        raise TypeError(f"build: {detector.name} brings its own backbone, got backbone {backbone!r}; leave it out")
     known = {group: {each.name for each in describe(type(value))} - {"name"} for group, value in groups.items()}
     for keyword in settings:
         if not any(keyword in names for names in known.values()):
@@ -54,8 +62,6 @@ def build(
     for group, value in groups.items():
         changes = {keyword: settings[keyword] for keyword in settings if keyword in known[group]}
         groups[group] = replace(value, **changes)
-    spec = detector_spec(detector.name)
-    if spec.losses is not None:
-        require_choice(f"loss.name for {detector.name}", loss.name, spec.losses)
+    require_choice(f"loss.name for {detector.name}", loss.name, loss_names(detector.name))
     model: Detector = spec.load()(num_classes, **groups)
     return model

@@ -45,6 +45,9 @@ class CascadeRCNN(RCNN):
             for stage, iou in enumerate(settings.stage_ious)
         )
 
+    def scoring_heads(self) -> Sequence[BoxHead]:
+        return self.stages
+
     def losses(self, images: ImageList, features: list[Tensor], ground_truths: list[Target]) -> dict[str, Tensor]:
         proposals, terms = self.rpn(images, features, ground_truths)
         losses = named("rpn", terms)

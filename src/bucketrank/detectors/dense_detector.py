@@ -8,6 +8,7 @@ from torchvision.models.detection._utils import BoxCoder
 from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import clip_boxes_to_image
 
+from bucketrank.calibration.score_head import ScoreHead
 from bucketrank.catalogue import BackboneSettings, InputSettings, LossSettings
 from bucketrank.catalogue.detector_specs import DenseSettings
 from bucketrank.detectors.criterion import Assigned, HeadRecipe, build_criterion
@@ -76,6 +77,20 @@ class DenseDetector(Detector):
     def scores(self, output: DenseOutput) -> Tensor:
         """Return the scores (B, A, C) that rank detections."""
         return self.criterion.scores(output.logits)
+
+    def score_head(self) -> ScoreHead:
+        if self.head.quality is not None:
+            return ScoreHead(
+                "other",
+                reason="its score is a class score times a predicted quality, so that a map of the class score would "
+                "change the order of detections",
+            )
+        return ScoreHead(
+            "sigmoid",
+            layers=(self.head.classes,),
+            columns=self.num_classes,
+            thresholds=((self, "score_threshold"),),
+        )
 
     def losses(self, images: ImageList, features: list[Tensor], ground_truths: list[Target]) -> dict[str, Tensor]:
         output = self.head(features)

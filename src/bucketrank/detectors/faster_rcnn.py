@@ -30,6 +30,9 @@ class FasterRCNN(RCNN):
             low_quality=self.low_quality,
         )
 
+    def scoring_heads(self) -> list[BoxHead]:
+        return [self.box_head]
+
     def losses(self, images: ImageList, features: list[Tensor], ground_truths: list[Target]) -> dict[str, Tensor]:
         proposals, terms = self.rpn(images, features, ground_truths)
         step = self.box_head.train_on(features, proposals, ground_truths, images.image_sizes)

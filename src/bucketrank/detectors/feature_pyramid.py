@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import ExtraFPNBlock
 
-EXTRAS = ("pool", "convs_on_output", "convs_on_input")
+EXTRAS = ("pool", "convs_on_output", "convs_on_output_relu", "convs_on_input")
 
 
 class FeaturePyramid(nn.Module):
@@ -19,10 +19,11 @@ class FeaturePyramid(nn.Module):
 
     - ``"pool"``: every second cell of the level below, as in torchvision's ``LastLevelMaxPool`` (a maximum over 1x1);
     - ``"convs_on_output"``: a 3x3 convolution of stride 2 on P5, and another on P6 (the ATSS and PAA of the recipes);
-    - ``"convs_on_input"``: the same, but the first on C5 (the original RetinaNet).
+    - ``"convs_on_output_relu"``: the same, with a ReLU between P6 and P7 (torchvision's RetinaNet);
+    - ``"convs_on_input"``: as ``"convs_on_output"``, but the first on C5 (the RetinaNet of the recipes).
 
-    There is no ReLU between P6 and P7, as in the recipes. torchvision's ``LastLevelP6P7`` has one, and selects P5 or C5
-    by their channels. The parameters have the same names there, so its weights load here.
+    The parameters have the same names as in torchvision's ``LastLevelP6P7``, which always has the ReLU, and selects P5
+    or C5 by their channels.
 
     >>> import torch
     >>> neck = FeaturePyramid([64, 128, 256, 512], 32, first_level=3, extra="convs_on_output")
@@ -49,7 +50,8 @@ class FeaturePyramid(nn.Module):
             top = Subsampled(count)
         else:
             on_input = extra == "convs_on_input"
-            top = Strided(used[-1] if on_input else out_channels, out_channels, count=count, on_input=on_input)
+            width = used[-1] if on_input else out_channels
+            top = Strided(width, out_channels, count=count, on_input=on_input, relu=extra == "convs_on_output_relu")
         self.pyramid = FeaturePyramidNetwork(used, out_channels, extra_blocks=top)
 
     def forward(self, maps: list[Tensor]) -> list[Tensor]:
@@ -74,11 +76,11 @@ class Subsampled(ExtraFPNBlock):
 
 
 class Strided(ExtraFPNBlock):
-    """Add ``count`` levels by 3x3 convolutions of stride 2: ``p6`` on P5 or C5, ``p7`` on P6."""
+    """Add ``count`` levels by 3x3 convolutions of stride 2: ``p6`` on P5 or C5, ``p7`` on P6, maybe after a ReLU."""
 
-    def __init__(self, in_channels: int, out_channels: int, *, count: int, on_input: bool) -> None:
+    def __init__(self, in_channels: int, out_channels: int, *, count: int, on_input: bool, relu: bool = False) -> None:
         super().__init__()
-        self.on_input = on_input
+        self.on_input, self.relu = on_input, relu
         for level in range(6, 6 + count):
             convolution = nn.Conv2d(in_channels if level == 6 else out_channels, out_channels, 3, stride=2, padding=1)
             nn.init.kaiming_uniform_(convolution.weight, a=1)  # as in torchvision's pyramid
@@ -88,7 +90,7 @@ class Strided(ExtraFPNBlock):
     def forward(self, results: list[Tensor], x: list[Tensor], names: list[str]) -> tuple[list[Tensor], list[str]]:
         below = x[-1] if self.on_input else results[-1]
         for name, convolution in self.named_children():
-            below = convolution(below)
+            below = convolution(below.relu() if self.relu and name != "p6" else below)
             results.append(below)
             names.append(name)
         return results, names

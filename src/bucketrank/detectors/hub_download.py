@@ -15,23 +15,36 @@ CONNECT_SECONDS = 5
 
 @contextmanager
 def downloading(name: str) -> Iterator[None]:
-    """Run a download of the weights of ``name``; a failure becomes a ConnectionError that says what to do.
+    """Run a download of the weights of ``name``; a failure becomes a ConnectionError that says what to do."""
+    remedy = "pass a file with --backbone.weights FILE.safetensors, or start from random weights with "
+    with hub_access(f"backbone.weights: the pretrained weights of {name}", remedy + "--backbone.weights null"):
+        yield
+
+
+@contextmanager
+def hub_access(content: str, remedy: str) -> Iterator[None]:
+    """Let ``content`` be downloaded; a failure becomes a ConnectionError with the reason and the ``remedy``.
 
     If the hub is unreachable only the cache is read, because the hub's library would retry for a minute.
     """
-    offline = constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = offline or not is_reachable(constants.ENDPOINT)
+    with hub_offline(offline=not is_reachable(constants.ENDPOINT)):
+        try:
+            yield
+        except OSError as error:
+            host = urlsplit(constants.ENDPOINT).hostname
+            reason = f"no connection to {host}" if constants.HF_HUB_OFFLINE else f"{error}".partition("\n")[0]
+            raise ConnectionError(f"{content} cannot be downloaded ({reason:.200}); {remedy}") from error
+
+
+@contextmanager
+def hub_offline(*, offline: bool = True) -> Iterator[None]:
+    """Let the hub's library read only its cache; with ``offline`` False, leave its setting as it is."""
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = before or offline
     try:
         yield
-    except OSError as error:
-        host = urlsplit(constants.ENDPOINT).hostname
-        reason = f"no connection to {host}" if constants.HF_HUB_OFFLINE else f"{error}".partition("\n")[0]
-        raise ConnectionError(
-            f"backbone.weights: the pretrained weights of {name} cannot be downloaded ({reason:.200}); pass a file "
-            "with --backbone.weights FILE.safetensors, or start from random weights with --backbone.weights null"
-        ) from error
     finally:
-        constants.HF_HUB_OFFLINE = offline
+        constants.HF_HUB_OFFLINE = before
 
 
 def is_reachable(address: str) -> bool:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torchvision.models.detection._utils import BoxCoder
 from torchvision.ops import clip_boxes_to_image
 
+from bucketrank.calibration.score_head import ScoreHead
 from bucketrank.catalogue import BackboneSettings, InputSettings, LossSettings
 from bucketrank.catalogue.detector_specs import RCNNSettings
+from bucketrank.detectors.box_head import BoxHead
 from bucketrank.detectors.detector import Detector
 from bucketrank.detectors.feature_pyramid import FeaturePyramid
 from bucketrank.detectors.postprocess import best_entries, without_duplicates
@@ -43,6 +47,18 @@ class RCNN(Detector):
         )
         self.candidates, self.score_threshold = settings.candidates, settings.score_threshold
         self.nms, self.detections = settings.nms, settings.detections
+
+    def scoring_heads(self) -> Sequence[BoxHead]:
+        """Return the box heads whose mean logits become the scores of detections."""
+        raise NotImplementedError
+
+    def score_head(self) -> ScoreHead:
+        heads = self.scoring_heads()
+        layers = tuple(head.classes for head in heads)
+        if heads[-1].criterion.softmax:
+            return ScoreHead("softmax", layers=layers, columns=self.num_classes + 1, background=self.num_classes)
+        thresholds = ((self, "score_threshold"),)
+        return ScoreHead("sigmoid", layers=layers, columns=self.num_classes, thresholds=thresholds)
 
     def detections_of(
         self,

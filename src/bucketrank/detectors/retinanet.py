@@ -16,6 +16,8 @@ from bucketrank.ops.anchors import Anchors, octave
 from bucketrank.ops.assignment import assign_max_iou
 from bucketrank.ops.box_coder import BoxCoder
 
+EXTRA_LEVELS = {"c5": "convs_on_input", "p5_relu": "convs_on_output_relu"}
+
 
 class RetinaNet(DenseDetector):
     """RetinaNet. Ranking losses: 2 anchor scales per octave and GIoU; score-based losses: 3 scales and L1 on deltas."""
@@ -26,7 +28,8 @@ class RetinaNet(DenseDetector):
         super().__init__(num_classes, settings=settings, vote=settings.vote, **shared)
         self.positive_iou, self.negative_iou = settings.positive_iou, settings.negative_iou
         criterion = self.criterion
-        self.neck = FeaturePyramid(self.backbone.channels, settings.channels, first_level=3, extra="convs_on_input")
+        extra = EXTRA_LEVELS[settings.extra_levels]
+        self.neck = FeaturePyramid(self.backbone.channels, settings.channels, first_level=3, extra=extra)
         steps = (2 if criterion.ranking else 3) if settings.scales is None else settings.scales
         ratios = (0.5, 1.0, 2.0)
         self.anchors = Anchors(

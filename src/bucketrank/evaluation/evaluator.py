@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,7 +15,10 @@ from faster_coco_eval.core.faster_eval_api import COCOeval_faster
 from torch import Tensor
 
 from bucketrank.data.annotations import Document, Split, category_ids, usable_polygons
+from bucketrank.evaluation.calibration_error import OVERLAP, CalibrationErrors
 from bucketrank.evaluation.coco_records import Record, coco_records, highest_scoring
+from bucketrank.evaluation.matched_detections import MatchedDetections
+from bucketrank.evaluation.optimal_lrp import OptimalLRP
 from bucketrank.evaluation.threshold import Curve, best_threshold
 
 Kind = Literal["boxes", "masks"]
@@ -49,6 +52,12 @@ class EvaluationResult:
 
     metrics: dict[str, float]
     per_class: dict[str, float]
+    lrp: OptimalLRP
+
+    @property
+    def columns(self) -> dict[str, float]:
+        """The metrics, and optimal LRP with its parts: oLRP, oLRP_loc, oLRP_fp, oLRP_fn."""
+        return self.metrics | self.lrp.metrics()
 
 
 class Evaluator:
@@ -98,6 +107,13 @@ class Evaluator:
                 records = highest_scoring(records, LVIS_DETECTIONS)
             self._records[image_id] = records
 
+    def add_records(self, records: Iterable[Record]) -> None:
+        """Add detections in COCO's result format, as :attr:`detections` returns them."""
+        for record in records:
+            if record["image_id"] not in self._image_ids:
+                raise ValueError(f"Evaluator: expected ids of images in the annotations, got {record['image_id']}")
+            self._records.setdefault(record["image_id"], []).append(record)
+
     def merge(self, other: Evaluator) -> None:
         """Add the detections of another process; images that both have count once."""
         self._records |= other._records
@@ -113,6 +129,17 @@ class Evaluator:
     def reset(self) -> None:
         """Remove all detections."""
         self._records = {}
+
+    @property
+    def image_ids(self) -> set[int]:
+        """The ids of all images of the split."""
+        return set(self._image_ids)
+
+    def objects(self) -> list[tuple[int, int]]:
+        """Return the image id and the label, from 1, of every object that is no crowd."""
+        label_of = {category_id: label for label, category_id in enumerate(self.categories, start=1)}
+        entries = self._document["annotations"]
+        return [(entry["image_id"], label_of[entry["category_id"]]) for entry in entries if not entry.get("iscrowd")]
 
     @property
     def detections(self) -> list[Record]:
@@ -137,16 +164,21 @@ class Evaluator:
         for position, category_id in enumerate(self.categories):
             values = precision[:, :, position]
             per_class[names[category_id]] = float(values[values > -1].mean()) if (values > -1).any() else math.nan
-        return EvaluationResult(metrics, per_class)
+        return EvaluationResult(metrics, per_class, OptimalLRP.of(self.matched(kind, seen_only=seen_only)))
 
     def metrics(self, *, seen_only: bool = False) -> dict[str, float]:
         """Return all metrics in one dict for logging: ``boxes/AP``, ... and, with masks, ``masks/AP``, ..."""
         kinds: tuple[Kind, ...] = ("boxes", "masks") if self.masks else ("boxes",)
         results = {kind: self.result(kind, seen_only=seen_only) for kind in kinds}
-        return {f"{kind}/{name}": value for kind, each in results.items() for name, value in each.metrics.items()}
+        return {f"{kind}/{name}": value for kind, each in results.items() for name, value in each.columns.items()}
 
     def precision_recall(self, kind: Kind = "boxes", *, iou: float = 0.5, seen_only: bool = False) -> Curve:
         """Return precision and recall by score, over all classes together, with detections matched at ``iou``."""
+        matched = self.matched(kind, iou=iou, seen_only=seen_only)
+        return Curve.of(scores=matched.scores, right=matched.right, objects=int(matched.objects.sum()))
+
+    def matched(self, kind: Kind = "boxes", *, iou: float = 0.5, seen_only: bool = False) -> MatchedDetections:
+        """Return which detections match an object of their class with at least ``iou``, by COCO's rule."""
         evaluation = self._evaluation(kind, seen_only=seen_only)
         evaluation.params.iouThrs = np.asarray([iou])
         evaluation.params.areaRng = evaluation.params.areaRng[:1]
@@ -155,16 +187,30 @@ class Evaluator:
         evaluation.evaluate()
         evaluation.accumulate()
         annotations, detections = evaluation.cocoGt.anns, evaluation.cocoDt.anns  # by id
-        matched = {}  # detection id: whether it matches an object rather than a crowd
-        for pair in evaluation.eval["matched"]:
+        ious: dict[int, float] = {}  # with the matched object, by detection id
+        on_crowds = set()
+        for pair, overlap in evaluation.eval["matched"].items():
             detection_id, annotation_id = map(int, pair.split("_"))
-            matched[detection_id] = not annotations[annotation_id]["iscrowd"]
-        counted = [detection_id for detection_id in detections if matched.get(detection_id, True)]
-        return Curve.of(
-            scores=np.asarray([detections[detection_id]["score"] for detection_id in counted], dtype=np.float64),
-            right=np.asarray([detection_id in matched for detection_id in counted], dtype=bool),
-            objects=sum(not entry["iscrowd"] for entry in annotations.values()),
+            if annotations[annotation_id]["iscrowd"]:
+                on_crowds.add(detection_id)
+            else:
+                ious[detection_id] = float(overlap)
+        counted = [detection_id for detection_id in detections if detection_id not in on_crowds]
+        label_of = {category_id: label for label, category_id in enumerate(self.categories, start=1)}
+        objects = [label_of[entry["category_id"]] for entry in annotations.values() if not entry["iscrowd"]]
+        return MatchedDetections(
+            scores=np.asarray([detections[each]["score"] for each in counted], dtype=np.float64),
+            labels=np.asarray([label_of[detections[each]["category_id"]] for each in counted], dtype=np.int64),
+            ious=np.asarray([ious.get(each, 0.0) for each in counted], dtype=np.float64),
+            right=np.asarray([each in ious for each in counted], dtype=bool),
+            numbers=np.asarray([detections[each]["number"] for each in counted], dtype=np.int64),
+            objects=np.bincount(np.asarray(objects, dtype=np.int64) - 1, minlength=len(self.categories)),
         )
+
+    def calibration_errors(self, *, seen_only: bool = False) -> CalibrationErrors:
+        """Return the calibration errors of the boxes: D-ECE at an IoU of 0.5, and LaECE_0."""
+        matched, overlapping = (self.matched(iou=iou, seen_only=seen_only) for iou in (0.5, OVERLAP))
+        return CalibrationErrors.of(matched, overlapping)
 
     def best_threshold(self, kind: Kind = "boxes", *, iou: float = 0.5, seen_only: bool = False) -> float:
         """Return the minimum score to report, chosen for the best F1 (see threshold.best_threshold)."""
@@ -175,7 +221,9 @@ class Evaluator:
             raise ValueError("Evaluator: expected masks=True for kind='masks', got masks=False")
         image_ids = set(self._records) if seen_only else self._image_ids
         document = ground_truth_document(self._document, image_ids=image_ids, masks=kind == "masks")
-        records = counted_by_lvis(document, self.detections, kind) if self.style == "lvis" else self.detections
+        records = [{**record, "number": number} for number, record in enumerate(self.detections)]
+        if self.style == "lvis":
+            records = counted_by_lvis(document, records, kind)
         left_out = "segmentation" if kind == "boxes" else "bbox"  # with a bbox, loadRes would take the area from it
         records = [{name: each for name, each in record.items() if name != left_out} for record in records]
         ground_truth = COCO(document)

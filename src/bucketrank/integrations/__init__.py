@@ -1,1 +1,1 @@
-"""Ranking losses for the detectors of other libraries: one package per library."""
+"""Ranking losses for the detectors of other libraries: one package per library, one module for DETR-like criteria."""

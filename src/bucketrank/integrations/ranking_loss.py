@@ -1,11 +1,11 @@
-"""The ranking loss that both adapters put into a model: its settings, its terms and the labels of its positives."""
+"""The ranking loss that the adapters put into a model: its settings, its terms and the labels of its positives."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -49,11 +49,16 @@ class RankingLoss:
         """The ``delta`` that the loss is called with: half the width of the ramp of the smoothed step."""
         return DEFAULT_DELTAS[self.loss] if self.delta is None else self.delta
 
-    def terms(self, logits: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Return the terms under the names they are logged by: ``rank``, and for Rank & Sort also ``sort``."""
+    def terms(self, logits: Tensor, targets: Tensor, *, sizes: Sequence[int] | None = None) -> dict[str, Tensor]:
+        """Return the terms under the names they are logged by: ``rank``, and for Rank & Sort also ``sort``.
+
+        ``sizes`` are the lengths of consecutive rankings. With them each term has one value per ranking.
+        """
+        settings: dict[str, Any] = {"delta": self.effective_delta, "method": self.method}
+        settings |= {} if sizes is None else {"sizes": sizes, "reduction": "none"}
         if self.loss == "ap":
-            return {"rank": ap_loss(logits, targets, delta=self.effective_delta, method=self.method)}
-        ranking, sorting = rank_sort_loss(logits, targets, delta=self.effective_delta, method=self.method)
+            return {"rank": ap_loss(logits, targets, **settings)}
+        ranking, sorting = rank_sort_loss(logits, targets, **settings)
         return {"rank": ranking, "sort": sorting}
 
     def labels(self, ious: Tensor) -> Tensor:

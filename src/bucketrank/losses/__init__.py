@@ -12,7 +12,8 @@ From ``ap_loss`` to its gradient:
 5. ``terms.py``: ``average_precision`` turns these sums into errors and gradients. The mean of the errors is the loss.
 6. The backward pass in ``rankings.py`` scales the gradients, and ``Comparison.spread`` writes them to all logits.
 
-DR loss (``dr.py``) and ``self_balance`` (``balance.py``) are ordinary autograd.
+DR loss (``dr.py``), ``self_balance`` (``balance.py``) and the score-based rivals (``quality.py``,
+``quality_modules.py``) are ordinary autograd.
 """
 
 from bucketrank.losses.backend import use_backend as use_backend
@@ -27,3 +28,13 @@ from bucketrank.losses.modules import ALRPLoss as ALRPLoss
 from bucketrank.losses.modules import APLoss as APLoss
 from bucketrank.losses.modules import DRLoss as DRLoss
 from bucketrank.losses.modules import RankSortLoss as RankSortLoss
+from bucketrank.losses.quality import iou_aware_bce_loss as iou_aware_bce_loss
+from bucketrank.losses.quality import mal_loss as mal_loss
+from bucketrank.losses.quality import quality_focal_loss as quality_focal_loss
+from bucketrank.losses.quality import soft_bce_loss as soft_bce_loss
+from bucketrank.losses.quality import varifocal_loss as varifocal_loss
+from bucketrank.losses.quality_modules import IoUAwareBCELoss as IoUAwareBCELoss
+from bucketrank.losses.quality_modules import MALLoss as MALLoss
+from bucketrank.losses.quality_modules import QualityFocalLoss as QualityFocalLoss
+from bucketrank.losses.quality_modules import SoftBCELoss as SoftBCELoss
+from bucketrank.losses.quality_modules import VarifocalLoss as VarifocalLoss

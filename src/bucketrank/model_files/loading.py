@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from bucketrank.catalogue import detector_spec
 from bucketrank.detectors import Detector, build
 from bucketrank.model_files.weights import Meta, WeightsError, read_weights
 from bucketrank.recipes import Recipe, RecipeError, from_dict
@@ -78,15 +79,14 @@ def _first_line(error: Exception) -> str:
 
 def build_detector(recipe: Recipe, *, num_classes: int) -> Detector:
     """Build the detector of a recipe."""
-    return build(
-        recipe.detector, num_classes=num_classes, backbone=recipe.backbone, loss=recipe.loss, inputs=recipe.inputs
-    )
+    backbone = recipe.backbone if detector_spec(recipe.detector.name).backbone else None
+    return build(recipe.detector, num_classes=num_classes, backbone=backbone, loss=recipe.loss, inputs=recipe.inputs)
 
 
 def without_weights(recipe: Recipe) -> Recipe:
-    """Return the recipe for a detector whose weights come from elsewhere: those of the backbone are not read.
+    """Return the recipe for a detector whose weights come from elsewhere: those that it names are not read.
 
-    What is frozen depends on whether the backbone has weights, so that is written down explicitly.
+    What is frozen depends on whether there are weights, so that is written down explicitly.
     """
     backbone = recipe.backbone
     if backbone.weights is not None:
@@ -96,7 +96,7 @@ def without_weights(recipe: Recipe) -> Recipe:
             frozen_stages=1 if backbone.frozen_stages is None else backbone.frozen_stages,
             batch_norm="frozen" if backbone.batch_norm == "auto" else backbone.batch_norm,
         )
-    return replace(recipe, backbone=backbone)
+    return replace(recipe, backbone=backbone, detector=recipe.detector.without_weights())
 
 
 def load_matching_weights(model: Detector, path: str) -> list[str]:
@@ -105,7 +105,7 @@ def load_matching_weights(model: Detector, path: str) -> list[str]:
     own = model.state_dict()
     _require_same_dtypes(path, state, own)
     matching = {name: tensor for name, tensor in state.items() if name in own and own[name].shape == tensor.shape}
-    missing = [name for name in own if name.startswith("backbone.") and name not in matching]
+    missing = [name for name in own if name.startswith(model.backbone_prefix) and name not in matching]
     if missing:
         raise WeightsError(
             f"{path}: {len(missing)} tensors of the backbone are missing or have another shape, like {missing[0]}; "

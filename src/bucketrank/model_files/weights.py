@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from bucketrank.calibration.calibration_result import Calibration
 from bucketrank.data.annotations import is_text, usable_id
 from bucketrank.data.problems import DataError
 from bucketrank.model_files.atomic import write_tensors
@@ -28,7 +29,8 @@ class Meta:
     """The description inside a weights file.
 
     ``threshold`` is the minimum score to report: the one with the best F1 on the validation set, or 0 if none could be
-    chosen. Scores of a ranking loss are ranks, not probabilities, so a threshold of 0.5 would mean nothing.
+    chosen. ``calibration`` is the map from the trained logits to probabilities, which the tensors already hold. None
+    means that the scores are those of the loss. Those of a ranking loss are ranks, so that 0.5 means nothing.
     """
 
     classes: list[str]  # names of label 1, 2, ...
@@ -37,6 +39,21 @@ class Meta:
     recipe: dict[str, Any]
     metrics: dict[str, float] = field(default_factory=dict)  # on the validation set
     versions: dict[str, str] = field(default_factory=dict)
+    calibration: Calibration | None = None
+
+    def calibrated(self, calibration: Calibration) -> Meta:
+        """Return the description after a calibration: threshold, minimum score of the recipe and errors are its own."""
+        detector = dict(self.recipe.get("detector", {}))
+        if detector.get("score_threshold") and calibration.method == "platt":
+            detector["score_threshold"] = calibration.score_map.threshold(float(detector["score_threshold"]))
+        errors = {"calibration/D-ECE before": calibration.d_ece[0], "calibration/D-ECE after": calibration.d_ece[1]}
+        return replace(
+            self,
+            threshold=calibration.threshold(self.threshold),
+            recipe={**self.recipe, "detector": detector},
+            metrics=self.metrics | errors,
+            calibration=calibration.after(self.calibration),
+        )
 
 
 def save_weights(path: Path | str, model: torch.nn.Module | Mapping[str, Tensor], meta: Meta) -> None:
@@ -51,6 +68,8 @@ def save_weights(path: Path | str, model: torch.nn.Module | Mapping[str, Tensor]
         "metrics": json.dumps({name: repr(value) for name, value in meta.metrics.items()}),
         "versions": json.dumps(meta.versions),
     }
+    if meta.calibration is not None:
+        metadata["calibration"] = json.dumps(meta.calibration.to_dict())
     write_tensors(Path(path), dict(state), metadata)
 
 
@@ -90,6 +109,7 @@ def _described(metadata: Mapping[str, str]) -> Meta:
     threshold = float(metadata["threshold"])
     if not 0 <= threshold <= 1:  # NaN, too, under which nothing would be reported
         raise ValueError(f"expected threshold to be a score from 0 to 1, got {threshold}")
+    calibration = json.loads(metadata["calibration"]) if "calibration" in metadata else None
     return Meta(
         classes=classes,
         category_ids=numbers,
@@ -97,4 +117,5 @@ def _described(metadata: Mapping[str, str]) -> Meta:
         recipe=recipe,
         metrics={name: float(value) for name, value in metrics.items()},
         versions=versions,
+        calibration=None if calibration is None else Calibration.from_dict(calibration),
     )

@@ -10,13 +10,21 @@ from importlib import metadata
 from pathlib import Path
 from typing import TypedDict
 
+from bucketrank.provenance.gpu_description import (
+    PACKAGES_OF_TRITON,
+    GpuDescription,
+    describe_gpu,
+    gpu_in_words,
+)
+
 PACKAGES = ("bucketrank", "torch", "numba", "numpy")
 
 
 class Machine(TypedDict):
     """Description of a machine, as written to JSON; None for what the system does not tell.
 
-    ``load`` is the mean load of the last minute, ``modified`` whether the source tree has uncommitted changes.
+    ``gpu`` is the name of the GPU that was used, if one was. ``load`` is the mean load of the last minute, ``modified``
+    whether the source tree has uncommitted changes.
     """
 
     processor: str
@@ -24,6 +32,7 @@ class Machine(TypedDict):
     load: float | None
     memory_gb: float | None
     gpu: str | None
+    gpu_details: GpuDescription | None
     system: str
     torch_threads: int
     versions: dict[str, str | None]
@@ -37,15 +46,20 @@ def describe(device: str = "cpu", packages: tuple[str, ...] = PACKAGES) -> Machi
     import torch
 
     commit, modified = _commit(Path(__file__).resolve().parents[3])
+    gpu = describe_gpu(device)
+    versions = {"python": platform.python_version(), **{name: _version(name) for name in packages}}
+    if gpu is not None:
+        versions["triton"] = next((version for name in PACKAGES_OF_TRITON if (version := _version(name))), None)
     return Machine(
         processor=_processor(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         memory_gb=_memory_gb(),
-        gpu=torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else None,
+        gpu=None if gpu is None else gpu["name"],
+        gpu_details=gpu,
         system=f"{platform.system()} {platform.machine()}",
         torch_threads=torch.get_num_threads(),
-        versions={"python": platform.python_version(), **{name: _version(name) for name in packages}},
+        versions=versions,
         commit=commit,
         modified=modified,
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -55,7 +69,8 @@ def describe(device: str = "cpu", packages: tuple[str, ...] = PACKAGES) -> Machi
 def in_words(machine: Machine) -> str:
     """Return one line for the foot of a table or figure."""
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
-    gpu = f"{machine['gpu']}, " if machine["gpu"] else ""
+    details = machine.get("gpu_details")  # not in older files
+    gpu = f"{gpu_in_words(details)}, " if details else f"{machine['gpu']}, " if machine["gpu"] else ""
     commit = "no commit" if machine["commit"] is None else machine["commit"][:12]
     changed = " with local changes" if machine["modified"] else ""
     cores, threads = machine["cores"], machine["torch_threads"]

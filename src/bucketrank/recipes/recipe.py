@@ -11,12 +11,14 @@ from bucketrank.catalogue import (
     BackboneSettings,
     DetectorSettings,
     InputSettings,
+    LibraryInputSettings,
     LossSettings,
     Setting,
     Settings,
     describe,
     detector_spec,
     detectors,
+    libraries,
     loss_spec,
     losses,
 )
@@ -25,18 +27,22 @@ from bucketrank.recipes.training_settings import DataSettings, ScheduleSettings,
 from bucketrank.suggestions import nearest
 
 INIT = Setting(
-    "init", str | None, None, "weights file of an earlier run to start from; tensors that do not fit are skipped"
+    "init",
+    str | None,
+    None,
+    "weights to start from: a file of an earlier run, or torchvision:MODEL; tensors that do not fit are skipped",
 )
 # The groups whose settings are the same for every detector and every loss.
-SHARED_GROUPS: tuple[type[Settings], ...] = (
-    BackboneSettings,
-    InputSettings,
-    DataSettings,
-    ScheduleSettings,
-    TrainerSettings,
-)
+SHARED_GROUPS: tuple[type[Settings], ...] = (DataSettings, ScheduleSettings, TrainerSettings)
 GROUPS = ("detector", "backbone", "loss", "inputs", "data", "schedule", "trainer")
-MAY_CHANGE = ("trainer.", "data.workers", "data.val_batch_size", "init", "backbone.weights")  # in a resumed run
+MAY_CHANGE = (  # in a resumed run
+    "trainer.",
+    "data.workers",
+    "data.val_batch_size",
+    "init",
+    "backbone.weights",
+    "detector.weights",
+)
 
 
 class RecipeError(ValueError):
@@ -45,20 +51,26 @@ class RecipeError(ValueError):
 
 @dataclass(frozen=True)
 class Recipe:
-    """All settings of a run."""
+    """All settings of a run. A detector whose backbone is part of the model does not use those of ``backbone``."""
 
     detector: DetectorSettings
     backbone: BackboneSettings = field(default_factory=BackboneSettings)
     loss: LossSettings = field(default_factory=lambda: loss_spec("rs").settings())
-    inputs: InputSettings = field(default_factory=InputSettings)
+    inputs: InputSettings | LibraryInputSettings = field(default_factory=InputSettings)
     data: DataSettings = field(default_factory=DataSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
     init: str | None = None
 
+    @property
+    def backbone_name(self) -> str | None:
+        """The name of the backbone; None if it is part of the model."""
+        return self.backbone.name if detector_spec(self.detector.name).backbone else None
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for YAML and JSON."""
-        groups = {name: dataclasses.asdict(getattr(self, name)) for name in GROUPS}
+        used = [name for name in GROUPS if name != "backbone" or self.backbone_name is not None]
+        groups = {name: dataclasses.asdict(getattr(self, name)) for name in used}
         plain: dict[str, Any] = _plain({**groups, "init": self.init})
         return plain
 
@@ -78,20 +90,28 @@ def from_dict(content: Mapping[str, Any], *, source: str = "recipe") -> Recipe:
     Traceback (most recent call last):
     bucketrank.recipes.recipe.RecipeError: recipe: there is no setting "loss.dleta"; the nearest is "loss.delta"
     """
-    given = flatten(content)
+    given = _without_retired(flatten(content))
     try:
-        detector = detector_spec(given.get("detector.name", ""))
+        detector = detector_spec(str(given.get("detector.name", "")))
         loss = loss_spec(given.get("loss.name", LossSettings.name))
-        known = settings_by_key(detector.name, loss.name)
+        known = settings_by_key(str(given["detector.name"]), loss.name)
         _require_known(given, known)
         values = {key: convert(value, known[key].type, name=key) for key, value in given.items()}
         groups: dict[str, Any] = {
             group.group: group(**_values_of(group, values))
-            for group in (detector.settings, loss.settings, *SHARED_GROUPS)
+            for group in (*detector.groups, loss.settings, *SHARED_GROUPS)
         }
     except (ValueError, TypeError) as error:
         raise RecipeError(f"{source}: {error}") from error
     return Recipe(**groups, init=values.get("init"))
+
+
+def _without_retired(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values with settings of earlier versions in their present form, so that old runs still load."""
+    current = dict(values)
+    if current.pop("trainer.tensorboard", False):
+        current.setdefault("trainer.loggers", ["tensorboard"])
+    return current
 
 
 def _require_known(keys: Iterable[str], known: Mapping[str, Setting]) -> None:
@@ -114,9 +134,10 @@ def settings_by_key(detector: str | None = None, loss: str | None = None) -> dic
     takes what any of them takes.
     """
     own = [] if loss is None else [loss_spec(loss).settings]
-    of_detectors = list(detectors().values()) if detector is None else [detector_spec(detector)]
+    every_detector = (*detectors().values(), *libraries().values())
+    of_detectors = every_detector if detector is None else (detector_spec(detector),)
     known: dict[str, Setting] = {}
-    groups: list[type[Settings]] = [*own, *(spec.settings for spec in of_detectors)]
+    groups: list[type[Settings]] = [*own, *(group for spec in of_detectors for group in spec.groups)]
     groups += [*(spec.settings for spec in losses().values()), *SHARED_GROUPS]
     for group in groups:
         for setting in describe(group):
@@ -138,7 +159,7 @@ def differences(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
 
 def fixed_differences(before: Recipe, now: Recipe) -> dict[str, tuple[Any, Any]]:
     """Return the settings that differ although a resumed run must not change them."""
-    filled = {f"loss.{name}" for name in before.loss.filled_by_run}
+    filled = {f"{each.group}.{name}" for each in (before.loss, before.detector) for name in each.filled_by_run}
     return {
         key: (old, new)
         for key, (old, new) in differences(before, now).items()

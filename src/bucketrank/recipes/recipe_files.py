@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from bucketrank.catalogue import detectors
+from bucketrank.catalogue import detectors, libraries
 from bucketrank.recipes.recipe import GROUPS, Recipe, RecipeError, flatten, from_dict
 from bucketrank.suggestions import nearest
 
@@ -92,7 +92,8 @@ def _read(recipe: str | Path, *, seen: tuple[Path, ...] = ()) -> tuple[dict[str,
         inherited, _ = _read(base, seen=(*seen, path))
         content = _merged(inherited, flatten(content))
     if "detector" not in content or "name" not in content["detector"]:
-        raise RecipeError(f"{path}: expected detector.name, one of {', '.join(detectors())}")
+        names = [*detectors(), *(f"{library}/MODEL" for library in libraries())]
+        raise RecipeError(f"{path}: expected detector.name, one of {', '.join(names)}")
     return content, source
 
 

@@ -6,12 +6,15 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 from bucketrank.catalogue import Settings
+from bucketrank.suggestions import require_choice
 
 Layout = Literal["auto", "own", "coco", "lvis", "roboflow"]
 Style = Literal["auto", "coco", "lvis"]
 Optimiser = Literal["sgd", "adamw"]
 Scaling = Literal["linear", "sqrt", "none"]
 Policy = Literal["steps", "one_cycle"]
+LOGGERS = ("tensorboard", "wandb", "mlflow", "csv")
+AUGMENTATIONS = ("scale_jitter", "zoom_out", "iou_crop", "rotation", "vertical_flip", "grayscale", "blur")
 
 
 @dataclass(frozen=True)
@@ -27,18 +30,29 @@ class DataSettings(Settings):
     flip: Annotated[float, "probability of a horizontal flip"] = 0.5
     jitter: Annotated[bool, "augment the colours"] = False
     crop: Annotated[bool, "use DETR's random crops"] = False
+    augment: Annotated[
+        tuple[str, ...],
+        "further random changes: any of scale_jitter, zoom_out, iou_crop, rotation, vertical_flip, grayscale, blur",
+    ] = ()
     keep_empty: Annotated[bool, "train on images without objects, too"] = False
     repeat: Annotated[int, "times that every image is used per epoch"] = 1
     repeat_threshold: Annotated[
         float | None, "repeat images of classes that are in a smaller share of images than this (LVIS)"
     ] = None
     val_batch_size: Annotated[int, "images evaluated at once, per device"] = 1
+    holdout: Annotated[
+        float | None, "share of the training images to hold out and evaluate on instead of the validation images"
+    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, least in {"batch_size": 1, "workers": 0, "repeat": 1, "val_batch_size": 1}.items():
             self.require(name, f"at least {least}", holds=getattr(self, name) >= least)
+        for name in self.augment:
+            require_choice("data.augment", name, AUGMENTATIONS)
         self.require("flip", "a probability from 0 to 1", holds=0 <= self.flip <= 1)
+        share = self.holdout
+        self.require("holdout", "a share above 0 and below 1, or null", holds=share is None or 0 < share < 1)
         if self.repeat_threshold is not None:
             self.require("repeat_threshold", "a share above 0 and up to 1", holds=0 < self.repeat_threshold <= 1)
             expected = "1 with data.repeat_threshold, which sets the repeats per image"
@@ -73,6 +87,10 @@ class ScheduleSettings(Settings):
     milestones: Annotated[tuple[int, ...], "epochs after which the rate is multiplied by gamma"] = (8, 11)
     gamma: Annotated[float, "factor on the learning rate at a milestone"] = 0.1
     clip: Annotated[float | None, "upper limit of the gradient norm (null: no clipping)"] = None
+    ema: Annotated[
+        float | None, "decay of the moving average of the weights, which is evaluated and saved (null: no average)"
+    ] = None
+    early_stop: Annotated[int | None, "end after this many evaluations without a higher AP (null: never)"] = None
     accumulate: Annotated[int, "parts a device's share of a batch is split into; each part is ranked alone"] = 1
 
     def __post_init__(self) -> None:
@@ -85,6 +103,9 @@ class ScheduleSettings(Settings):
         for name in ("momentum", "weight_decay", "backbone_factor"):
             self.require(name, "a number of at least 0", holds=0 <= getattr(self, name) < float("inf"))
         self.require("clip", "a number above 0, or null for none", holds=self.clip is None or self.clip > 0)
+        self.require("ema", "a number above 0 and below 1, or null", holds=self.ema is None or 0 < self.ema < 1)
+        patience = self.early_stop
+        self.require("early_stop", "at least 1, or null", holds=patience is None or patience >= 1)
         milestones = list(self.milestones)
         rising = milestones == sorted(set(milestones)) and all(epoch >= 1 for epoch in milestones)
         self.require("milestones", "rising epochs from 1", holds=rising)
@@ -107,13 +128,19 @@ class TrainerSettings(Settings):
     checkpoint_minutes: Annotated[float, "minutes between two checkpoints within an epoch"] = 10.0
     checkpoint_steps: Annotated[int | None, "steps between two checkpoints within an epoch, instead of minutes"] = None
     validate_every: Annotated[int, "epochs between two evaluations"] = 1
+    calibrate: Annotated[bool, "make the scores of the final weights probabilities, fitted on training images"] = True
+    calibration_images: Annotated[int, "maximum number of training images that calibrate"] = 500
     pictures: Annotated[int, "validation images drawn at the end"] = 8
-    tensorboard: Annotated[bool, "log to TensorBoard, too"] = False
+    keep_detections: Annotated[bool, "write the detections of each evaluation to detections/STEP.json"] = False
+    loggers: Annotated[tuple[str, ...], "further logs, any of tensorboard, wandb, mlflow and csv"] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in {"nodes": 1, "log_every": 1, "validate_every": 1, "pictures": 0, "seed": 0}.items():
+        positive = dict.fromkeys(("nodes", "log_every", "validate_every", "calibration_images"), 1)
+        for name, least in {**positive, "pictures": 0, "seed": 0}.items():
             self.require(name, f"at least {least}", holds=getattr(self, name) >= least)
+        for name in self.loggers:
+            require_choice("trainer.loggers", name, LOGGERS)
         steps = self.checkpoint_steps
         self.require("checkpoint_steps", "at least 1", holds=steps is None or steps >= 1)
         self.require("checkpoint_minutes", "at least 0", holds=self.checkpoint_minutes >= 0)

@@ -32,12 +32,13 @@ class TrainingCandidates:
 def candidates(model: Detector, image: Tensor, target: dict[str, Any]) -> TrainingCandidates | None:
     """Return the candidates of the head whose scores become the detections, with ``image`` as a batch of one.
 
-    Returns None for a head with a softmax over the classes, which has no ranked list of logits. The model is left in
-    evaluation mode.
+    Returns None for a head with a softmax over the classes, which has no ranked list of logits, and for a model of
+    another library, whose loss shows no candidates. The model is left in evaluation mode.
     """
-    criterion, call = model.detecting_criterion()
-    if criterion.softmax:
+    detecting = model.detecting_criterion()
+    if detecting is None or detecting[0].softmax:
         return None
+    criterion, call = detecting
     calls: list[Assigned] = []
 
     def record_call(module: nn.Module, inputs: tuple[Assigned | list[Assigned]]) -> None:  # noqa: ARG001 (torch's)

@@ -9,7 +9,7 @@ import torch
 
 from bucketrank.catalogue import LossSettings, RankingSettings, loss_spec
 from bucketrank.detectors.criterion import HeadRecipe, build_criterion
-from bucketrank.detectors.criterion.ranked import SMALLEST_LABEL
+from bucketrank.detectors.criterion.assigned import SMALLEST_LABEL
 from bucketrank.report.matching import MIN_IOU, Detection
 
 EPSILON = 1e-7  # scores of exactly 0 or 1 have infinite log-odds
@@ -24,14 +24,17 @@ class Gradients:
     loss: float
 
 
-def gradients(detections: Sequence[Detection], settings: LossSettings) -> Gradients:
+def gradients(
+    detections: Sequence[Detection], settings: LossSettings, *, scores: Sequence[float] | None = None
+) -> Gradients:
     """Compute the classification part of the loss as if the detections were the only candidates of the image.
 
     The target of a correct detection is its IoU, that of a wrong one is 0; ignored detections do not count. Ranking
-    losses define their gradients by the identity update; for the other losses autograd derives them.
+    losses define their gradients by the identity update; for the other losses autograd derives them. ``scores`` are
+    those of the detections before calibration, which training ranked; by default their own.
     """
-    scores = torch.tensor([each.score for each in detections], dtype=torch.float64).clamp(EPSILON, 1 - EPSILON)
-    logits = scores.logit().requires_grad_()
+    ranked = [each.score for each in detections] if scores is None else list(scores)
+    logits = torch.tensor(ranked, dtype=torch.float64).clamp(EPSILON, 1 - EPSILON).logit().requires_grad_()
     targets = torch.tensor([_target(each) for each in detections], dtype=torch.float64)
     if not detections:
         return Gradients([], [], 0.0)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bucketrank.evaluation.optimal_lrp import ERRORS
 from bucketrank.recipes.recipe import differences
 from bucketrank.report.markup import Html, tag
 from bucketrank.report.run_folder import RunFolder
@@ -36,9 +37,9 @@ def settings_table(runs: Sequence[RunFolder]) -> Html:
 
 
 def metrics_table(names: Sequence[str], metrics: Sequence[Mapping[str, float]], *, compare: bool, caption: str) -> Html:
-    """Return COCO's or LVIS's metrics with a row per run; ``compare`` puts the best of each column in bold."""
+    """Return AP, AR and oLRP with a row per run; ``compare`` puts the best of each column in bold."""
     columns = list(dict.fromkeys(key for each in metrics for key in each))
-    best = {key: _best([each.get(key, math.nan) for each in metrics]) for key in columns}
+    best = {key: _best([each.get(key, math.nan) for each in metrics], lowest=key in ERRORS) for key in columns}
     rows = []
     for name, each in zip(names, metrics, strict=True):
         cells = [_percent(each.get(key, math.nan), best=best[key] if compare else None) for key in columns]
@@ -56,9 +57,9 @@ def class_table(names: Sequence[str], per_class: Sequence[Mapping[str, float]], 
     return table(["class", *names], rows, caption=caption, tall=True)
 
 
-def _best(values: Sequence[float]) -> float | None:
+def _best(values: Sequence[float], *, lowest: bool = False) -> float | None:
     finite = [value for value in values if math.isfinite(value)]
-    return max(finite) if len(finite) > 1 else None
+    return (min if lowest else max)(finite) if len(finite) > 1 else None
 
 
 def _percent(value: float, *, best: float | None) -> Html:

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bucketrank.calibration import fold
 from bucketrank.data import CocoDataset, DataError, Split, eval_transform
 from bucketrank.deploy.evaluate import EvaluationSetup, prepare_evaluation
 from bucketrank.detectors import Detector
 from bucketrank.devices import resolve_device
-from bucketrank.evaluation import EvaluationResult
+from bucketrank.evaluation import CalibrationErrors, EvaluationResult
 from bucketrank.evaluation.threshold import Curve
 from bucketrank.model_files.weights import Meta
 from bucketrank.report.candidates import TrainingCandidates, candidates
@@ -36,6 +37,7 @@ class Measurement:
     total: int  # number of images in the split
     results: dict[str, EvaluationResult]  # by "boxes" and "masks"
     precision_recall: dict[str, dict[float, Curve]]  # by "boxes" and "masks", then by IoU
+    errors: CalibrationErrors  # of the boxes
     images: int  # number of images measured
     best: list[MatchedImage]
     worst: list[MatchedImage]
@@ -94,6 +96,7 @@ def measure_run(
             iou_type: {iou: evaluator.precision_recall(iou_type, iou=iou, seen_only=seen_only) for iou in IOUS}
             for iou_type in iou_types
         },
+        errors=evaluator.calibration_errors(seen_only=seen_only),
         images=count,
         best=best,
         worst=worst,
@@ -113,6 +116,9 @@ def images_with_lists(best: Sequence[MatchedImage], worst: Sequence[MatchedImage
 
 
 def _candidates(prepared: EvaluationSetup, image_ids: Sequence[int]) -> dict[int, TrainingCandidates]:
+    calibration = prepared.meta.calibration
+    if calibration is not None and calibration.method == "platt":
+        fold(prepared.model.score_head(), calibration.score_map.inverse)  # the logits that training ranked
     dataset = CocoDataset(prepared.images.split, masks=prepared.model.masks, transform=eval_transform())
     by_image = {}
     for image_id in image_ids:

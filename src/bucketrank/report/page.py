@@ -13,15 +13,17 @@ from string import Template
 from typing import Any
 
 from bucketrank import __version__
+from bucketrank.catalogue import LossSettings, loss_spec
 from bucketrank.report.chart import COLOURS
 from bucketrank.report.curves import curves
 from bucketrank.report.gradients import describe_loss
-from bucketrank.report.html_tables import class_table, metrics_table, settings_table
+from bucketrank.report.html_tables import class_table, metrics_table, settings_table, table
 from bucketrank.report.image_panels import StoredImages, image_figure
 from bucketrank.report.markup import Html, join, tag
 from bucketrank.report.measurements import Measurement
 from bucketrank.report.precision import precision_recall
 from bucketrank.report.ranked_lists import legend, ranked_lists
+from bucketrank.report.reliability import COLUMNS, calibration_row, reliability
 from bucketrank.report.run_folder import RunFolder
 
 GENERATOR = "bucketrank report"
@@ -85,7 +87,7 @@ def _card(number: int, run: ReportedRun) -> Html:
     commit = environment.get("commit")
     changed = " with local changes" if environment.get("modified") else ""
     facts = {
-        "detector": f"{recipe.detector.name} on {recipe.backbone.name}",
+        "detector": recipe.detector.name + (f" on {recipe.backbone_name}" if recipe.backbone_name else ""),
         "loss": describe_loss(recipe.loss),
         "data": str(measurement.data if measurement else run.folder.data or "unknown"),
         "weights": measurement.weights.name if measurement else "not measured",
@@ -127,24 +129,28 @@ def _average_precision(runs: Sequence[ReportedRun]) -> Html:
     for iou_type in IOU_TYPES:
         metrics = [(run.folder.name, row) for run in runs if (row := _metrics(run, iou_type))]
         if metrics:
-            table = metrics_table(
+            metrics_rows = metrics_table(
                 [name for name, _ in metrics],
                 [row for _, row in metrics],
                 compare=_comparable(runs),
                 caption=f"AP and AR of {iou_type} in per cent. {_source(runs)}",
             )
-            parts += [tag("h3", iou_type.capitalize()), table]
+            parts += [tag("h3", iou_type.capitalize()), metrics_rows]
     measured = [(run.folder.name, run.measurement) for run in runs if run.measurement is not None]
     for iou_type in IOU_TYPES:
         per_class = [(name, each.results[iou_type].per_class) for name, each in measured if iou_type in each.results]
         if per_class:
-            table = class_table(
+            class_rows = class_table(
                 [name for name, _ in per_class],
                 [each for _, each in per_class],
                 compare=_comparable(runs),
                 caption=f"AP of {iou_type} per class in per cent; - if the images have no object of the class.",
             )
-            parts += [tag("h3", f"{iou_type.capitalize()} per class"), table]
+            parts += [tag("h3", f"{iou_type.capitalize()} per class"), class_rows]
+    if measured:
+        rows = [[name, *calibration_row(each)] for name, each in measured]
+        caption = "Calibration errors of the boxes, from 0 to 1: 0 if detections are right as often as scores say."
+        parts += [tag("h3", "Calibration"), table(["run", *COLUMNS], rows, caption=caption)]
     return join(*parts) if parts else tag("p", "No numbers yet: these runs have not been evaluated.")
 
 
@@ -152,7 +158,7 @@ def _metrics(run: ReportedRun, iou_type: str) -> dict[str, float]:
     """Return the metrics of the measurement or, without one, of the last row of validation.csv."""
     if run.measurement is not None:
         result = run.measurement.results.get(iou_type)
-        return {} if result is None else result.metrics
+        return {} if result is None else result.columns
     prefix = f"{iou_type}/"
     row = run.folder.validation.last()
     metrics = {key.removeprefix(prefix): value for key, value in row.items() if key.startswith(prefix)}
@@ -251,11 +257,20 @@ def _measurement(measurement: Measurement, folder: RunFolder, stored: StoredImag
     return join(
         tag("h4", "Precision and recall"),
         precision_recall(measurement, colour=colour),
+        tag("h4", "Reliability of the scores"),
+        reliability(measurement, colour=colour),
         tag("h4", "Best and worst images"),
         tag("p", about),
         tag("p", *keys, class_="keys"),
         gallery if groups else tag("p", "No image has objects or detections."),
         tag("h4", "Ranked lists and gradients"),
-        legend(folder.recipe.loss, candidates=bool(measurement.candidates)),
-        ranked_lists(measurement, folder.recipe.loss),
+        *_ranked_lists(measurement, folder.recipe.loss),
     )
+
+
+def _ranked_lists(measurement: Measurement, loss: LossSettings) -> list[Html]:
+    if loss_spec(loss.name).criterion is None:
+        return [tag("p", "No ranked lists: the loss is part of the model, which does not show its gradients.")]
+    calibrated = measurement.meta.calibration is not None
+    explained = legend(loss, candidates=bool(measurement.candidates), calibrated=calibrated)
+    return [explained, ranked_lists(measurement, loss)]

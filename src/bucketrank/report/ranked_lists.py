@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from bucketrank.catalogue import LossSettings, loss_spec
+from bucketrank.model_files.weights import Meta
 from bucketrank.report.candidates import TrainingCandidates
 from bucketrank.report.chart import tick_label, ticks
 from bucketrank.report.gradients import delta_of, describe_loss, gradients
@@ -50,7 +53,8 @@ def ranked_lists(measurement: Measurement, settings: LossSettings) -> Html:
     sources |= {"detections": "detections"}
     figures = []
     for number, image in enumerate(images):
-        lists = {"detections": rank_detections(image, measurement.class_names, settings)}
+        scores = trained_scores(image, measurement.meta)
+        lists = {"detections": rank_detections(image, measurement.class_names, settings, scores=scores)}
         candidates = measurement.candidates.get(image.image["id"])
         if candidates is not None:
             lists["candidates"] = rank_candidates(candidates, list(measurement.class_names.values()))
@@ -68,9 +72,28 @@ def ranked_lists(measurement: Measurement, settings: LossSettings) -> Html:
     return tag("div", tag("div", *controls, class_="controls scripted"), *figures, class_="ranking")
 
 
-def rank_detections(image: MatchedImage, class_names: Mapping[int, str], settings: LossSettings) -> RankedList:
-    """Return a list with an entry per detection; the correct ones are positive."""
-    computed = gradients(image.detections, settings)
+def trained_scores(image: MatchedImage, meta: Meta) -> list[float]:
+    """Return the scores of the detections as the loss trained them, before calibration."""
+    scores = [each.score for each in image.detections]
+    if meta.calibration is None or meta.calibration.method != "platt" or not scores:
+        return scores
+    columns = np.array([meta.category_ids.index(each.category) for each in image.detections])
+    before: list[float] = meta.calibration.score_map.inverse(np.array(scores), columns).tolist()
+    return before
+
+
+def rank_detections(
+    image: MatchedImage,
+    class_names: Mapping[int, str],
+    settings: LossSettings,
+    *,
+    scores: Sequence[float] | None = None,
+) -> RankedList:
+    """Return a list with an entry per detection; the correct ones are positive.
+
+    ``scores`` are those before calibration, which the loss is computed from; by default those of the detections.
+    """
+    computed = gradients(image.detections, settings, scores=scores)
     entries = []
     columns = zip(image.detections, computed.logits, computed.gradients, strict=True)
     for rank, (detection, logit, gradient) in enumerate(columns, start=1):
@@ -125,7 +148,7 @@ def rank_candidates(candidates: TrainingCandidates, class_names: Sequence[str]) 
     return _shortened(entries, about)
 
 
-def legend(settings: LossSettings, *, candidates: bool) -> Html:
+def legend(settings: LossSettings, *, candidates: bool, calibrated: bool = False) -> Html:
     """Explain how to read the lists; ``candidates`` includes those of training candidates."""
     texts = {"positive": "positive", "negative": "negative or bucket of negatives", "ignored": "ignored (crowd)"}
     keys = [tag("span", tag("span", class_=f"key {name}"), text, class_="entry") for name, text in texts.items()]
@@ -142,7 +165,13 @@ def legend(settings: LossSettings, *, candidates: bool) -> Html:
         "to them. The negatives between two positives, a bucket in the paper, are drawn as one bar: the mean of their "
         "log-odds above, the sum of their gradients below."
     )
-    return join(tag("p", about), tag("p", about_candidates) if candidates else "", tag("p", *keys, class_="keys"))
+    about_calibration = "The log-odds are those before calibration, which the loss ranked in training."
+    return join(
+        tag("p", about),
+        tag("p", about_candidates) if candidates else "",
+        tag("p", about_calibration) if calibrated else "",
+        tag("p", *keys, class_="keys"),
+    )
 
 
 def _shortened(entries: list[RankedEntry], about: str) -> RankedList:

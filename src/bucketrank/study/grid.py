@@ -207,4 +207,5 @@ BASELINES = Study(
     counted=True,
 )
 STUDIES = {study.name: study for study in (DETECTORS, SEGMENTATION, BUDGET, DETR, BASELINES)}
+LOSSES = "losses"  # a study of its own, see loss_comparison
 SYNTHETIC = "synthetic"  # a study that times the losses and trains nothing

@@ -16,6 +16,9 @@ from bucketrank.data.convert.cityscapes import CATEGORIES as CITYSCAPES
 from bucketrank.model_files.atomic import write_text
 from bucketrank.study.claims import claims
 from bucketrank.study.grid import STUDIES, Study
+from bucketrank.study.loss_comparison import LossComparison
+from bucketrank.study.loss_document import write_losses
+from bucketrank.study.loss_outcome import collect_losses
 from bucketrank.study.run_queue import RESUME, RunQueue, StoppedError
 from bucketrank.study.step_measurements import StepMeasurements, load_measurements, measure_steps
 from bucketrank.study.study_figures import draw_study
@@ -60,6 +63,30 @@ def run_study(plan: StudyPlan, *, rounds: int, console: Console | None = None) -
     outcome = collect(plan, measurements or load_measurements(plan), queue.failed)
     write_study(outcome)
     show_study(outcome, console)
+    if stopped:
+        sys.stderr.write(f"bucketrank: study: {stopped}\n")
+        return 130
+    return 1 if queue.failed else 0
+
+
+def run_loss_comparison(plan: LossComparison, console: Console | None = None) -> int:
+    """Run the study ``losses`` and return the exit status: 1 if a run failed, 130 if the study was stopped."""
+    console = console or Console()
+    say = _printer(console)
+    names = ", ".join(data.name for data in plan.data)
+    say(f"Losses compared in one head, on {names}: {plan.total} runs; all files go to {plan.out}")
+    queue = RunQueue(console, plan.total)
+    stopped = ""
+    try:
+        for data in plan.data:
+            for loss in plan.losses:
+                queue.train(plan.trials(data, loss))
+        for seed in range(plan.seeds):
+            queue.train([run for data in plan.data for loss in plan.losses for run in plan.runs(data, loss)[seed:][:1]])
+    except (StoppedError, KeyboardInterrupt) as error:
+        stopped = str(error) or f"stopped; {RESUME}"
+    write_losses(plan, collect_losses(plan))
+    say(f"Written: {plan.out / 'losses.md'}, losses.json and figures")
     if stopped:
         sys.stderr.write(f"bucketrank: study: {stopped}\n")
         return 130

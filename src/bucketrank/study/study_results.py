@@ -32,7 +32,8 @@ class SeedMean:
         >>> SeedMean.of([40.0, 42.0])
         SeedMean(mean=41.0, deviation=1.414..., values=(40.0, 42.0))
         """
-        deviation = statistics.stdev(values) if len(values) > 1 else math.nan
+        known = len(values) > 1 and not any(map(math.isnan, values))
+        deviation = statistics.stdev(values) if known else math.nan
         return cls(statistics.fmean(values), deviation, tuple(values))
 
 

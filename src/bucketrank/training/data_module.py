@@ -148,7 +148,9 @@ class DataModule(pl.LightningDataModule):
         settings = recipe.data
         self.settings, self.recipe = settings, recipe
         self.position = Position()
-        transform = train_transform(flip=settings.flip, jitter=settings.jitter, crop=settings.crop)
+        transform = train_transform(
+            flip=settings.flip, jitter=settings.jitter, crop=settings.crop, augment=settings.augment
+        )
         self.train = CocoDataset(splits.train, masks=masks, keep_empty=settings.keep_empty, transform=transform)
         self.val = CocoDataset(splits.val, transform=eval_transform())
         self.val_split: Split = splits.val

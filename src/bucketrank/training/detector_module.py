@@ -12,9 +12,11 @@ from torch import Tensor
 
 from bucketrank.detectors import Detector
 from bucketrank.evaluation import Evaluator
+from bucketrank.evaluation.coco_records import Record
 from bucketrank.training.data_module import Position, seed_of
 from bucketrank.training.schedule import Schedule, build_optimiser, set_rate
 from bucketrank.training.train_step import Batch, sum_terms
+from bucketrank.training.weight_average import WeightAverage
 
 
 class NonFiniteLossError(RuntimeError):
@@ -23,6 +25,8 @@ class NonFiniteLossError(RuntimeError):
 
 class DetectorModule(pl.LightningModule):
     """A detector with its schedule; ``metrics`` and ``threshold`` are those of the last evaluation.
+
+    ``average`` is the moving average of its weights, if the schedule asks for one.
 
     The random numbers of a step depend on seed, epoch, batch and process, not on earlier draws: a resumed run draws the
     same ones.
@@ -40,6 +44,15 @@ class DetectorModule(pl.LightningModule):
         self.terms: dict[str, Tensor] = {}  # loss terms of the last step
         self.metrics: dict[str, float] = {}  # set on the first process only
         self.threshold = 0.0
+        self.detections: list[Record] = []  # of the last evaluation, in COCO's result format; first process only
+        decay = schedule.settings.ema
+        # No submodule: the average is neither trained nor wrapped for several devices.
+        self.average = None if decay is None else WeightAverage(detector, decay)
+
+    @property
+    def evaluated(self) -> Detector:
+        """The detector that is evaluated and saved: the average of the weights, or the trained detector."""
+        return self.detector if self.average is None else self.average.detector
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return build_optimiser(self.detector, self.schedule.settings)
@@ -66,12 +79,13 @@ class DetectorModule(pl.LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         images, targets = batch
-        self.evaluator.add([int(target["image_id"]) for target in targets], self.detector(images))
+        self.evaluator.add([int(target["image_id"]) for target in targets], self.evaluated(images))
 
     def on_validation_epoch_end(self) -> None:
         self.evaluator.gather()
         if self.trainer.is_global_zero:
             self.metrics = self.evaluator.metrics()
+            self.detections = self.evaluator.detections
             threshold = self.evaluator.best_threshold()
             self.threshold = 0.0 if math.isnan(threshold) else threshold  # NaN: there was no detection
         self.evaluator.reset()

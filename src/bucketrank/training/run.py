@@ -9,7 +9,6 @@ import sys
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,18 @@ from bucketrank.catalogue import RankingSettings, detector_spec
 from bucketrank.data import find_splits
 from bucketrank.evaluation import Evaluator
 from bucketrank.model_files.atomic import write_text
-from bucketrank.model_files.loading import build_detector, load_matching_weights, without_weights
-from bucketrank.model_files.weights import Meta, save_weights
+from bucketrank.model_files.initial_weights import load_initial_weights
+from bucketrank.model_files.loading import build_detector, without_weights
+from bucketrank.model_files.weights import Meta
 from bucketrank.provenance.machine import describe
 from bucketrank.recipes import Recipe, RecipeError, load_recipe, recipe_to_yaml
 from bucketrank.recipes.recipe import MAY_CHANGE, fixed_differences
 from bucketrank.training.data_fingerprint import Fingerprint, fingerprint_of, read_fingerprint, require_same_data
 from bucketrank.training.data_module import DataModule, Position, seed_of
 from bucketrank.training.detector_module import DetectorModule
+from bucketrank.training.final_weights import write_final_weights
 from bucketrank.training.launch import end_with_parent, is_first_process, parent_of_others
+from bucketrank.training.loggers import build_loggers, require_loggers
 from bucketrank.training.process_state import deterministic_restored, quiet
 from bucketrank.training.progress_display import ProgressDisplay
 from bucketrank.training.run_keeper import RunKeeper
@@ -39,12 +41,13 @@ from bucketrank.training.stop_signals import Interrupted, StopSignals, stop_sign
 from bucketrank.training.training_curves import draw_curves
 from bucketrank.training.validation_images import draw_validation_images
 
+VERSIONED = ("bucketrank", "torch", "torchvision", "timm", "transformers")  # in weights files
 PACKAGES = ("bucketrank", "torch", "torchvision", "lightning", "timm", "transformers", "numba", "numpy", "safetensors")
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """The folder of a finished run, the metrics of its last evaluation, and its final weights."""
+    """The folder of a finished run, the metrics of its last evaluation and calibration, and its final weights."""
 
     folder: Path
     metrics: dict[str, float]
@@ -95,12 +98,13 @@ def _train(
 ) -> RunResult:
     recipe, data = _recipe_and_data(recipe, data, folder, resume=resume)
     splits = find_splits(data, layout=None if recipe.data.layout == "auto" else recipe.data.layout)
+    splits = splits.with_holdout(recipe.data.holdout)
     with quiet(), deterministic_restored():
         trainer = _trainer(recipe, folder)
         first_process = trainer.is_global_zero
         if not first_process:
             end_with_parent()
-        masks = detector_spec(recipe.detector.name).load().masks
+        masks = _predicts_masks(recipe)
         data_module = DataModule(splits, recipe, masks=masks, check=first_process)
         batches = len(data_module.batches(world_size=trainer.world_size))
         schedule = Schedule(
@@ -114,7 +118,7 @@ def _train(
             fingerprint = fingerprint_of(data_module.train.split, data_module.val_split, masks=masks)
             if resume:
                 _require_same_data(folder, fingerprint, allow_changes=allow_changed_data)
-        keeper, module = _prepare(
+        recipe, keeper, module = _prepare(
             recipe,
             data_module,
             folder,
@@ -137,27 +141,34 @@ def _train(
                     # The epoch was trained, but not yet evaluated.
                     trainer.validate(module, datamodule=data_module, verbose=False)
                     keeper.close_epoch(trainer, module, evaluated=True)
-                if position.step < schedule.total_steps:
+                if not keeper.ended(module):
                     progress: Any = trainer.fit_loop.epoch_progress.current
                     progress.processed = progress.completed = position.epoch
                     trainer.fit(module, datamodule=data_module)
         finally:
             stop.deliver()
-        if position.step < schedule.total_steps:
+        if not keeper.ended(module):
             raise Interrupted
     weights = folder / "weights.safetensors"
+    metrics = module.metrics
     if first_process:
-        save_weights(weights, module.detector, keeper.meta(module))
+        if position.step < schedule.total_steps:
+            text = f"Stopped early at step {position.step:,}: no higher AP in {keeper.stale} evaluations."
+            console.print(text, highlight=False, markup=False, soft_wrap=True)
+        meta = write_final_weights(
+            module.evaluated, keeper.meta(module), data_module, folder, settings=recipe.trainer, console=console
+        )
+        metrics = meta.metrics
         draw_curves(keeper.train, keeper.validation, folder / "curves.png")
         draw_validation_images(
-            module.detector,
+            module.evaluated,
             data_module,
             folder / "pictures",
-            threshold=module.threshold,
+            threshold=meta.threshold,
             count=recipe.trainer.pictures,
         )
         console.print(f"Done: {weights}", highlight=False, markup=False, soft_wrap=True)
-    return RunResult(folder, module.metrics, weights, position.step)
+    return RunResult(folder, metrics, weights, position.step)
 
 
 def _recipe_and_data(
@@ -190,8 +201,7 @@ def _recipe_and_data(
         raise RecipeError(
             f"trainer.strategy: expected auto or one of Lightning's ddp strategies, got {recipe.trainer.strategy!r}"
         )
-    if recipe.trainer.tensorboard and find_spec("tensorboard") is None:
-        raise RecipeError("trainer.tensorboard needs tensorboard; install with: pip install tensorboard")
+    require_loggers(recipe.trainer.loggers)
     return recipe, data
 
 
@@ -216,11 +226,6 @@ def _require_same_data(folder: Path, now: Fingerprint, *, allow_changes: bool) -
 
 def _trainer(recipe: Recipe, folder: Path) -> pl.Trainer:
     settings = recipe.trainer
-    logger: Any = False
-    if settings.tensorboard:
-        from lightning.pytorch.loggers import TensorBoardLogger
-
-        logger = TensorBoardLogger(folder, name=None, version="tensorboard")
     trainer = pl.Trainer(
         accelerator=settings.accelerator,
         devices=settings.devices if settings.devices == "auto" else int(settings.devices),
@@ -232,7 +237,8 @@ def _trainer(recipe: Recipe, folder: Path) -> pl.Trainer:
         accumulate_grad_batches=recipe.schedule.accumulate,
         gradient_clip_val=recipe.schedule.clip,
         default_root_dir=folder,
-        logger=logger,
+        logger=build_loggers(settings.loggers, folder),
+        log_every_n_steps=1,  # the run keeper decides what is logged
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -255,17 +261,17 @@ def _prepare(
     resume: bool,
     changed_data: bool,
     stop: StopSignals,
-) -> tuple[RunKeeper, DetectorModule]:
-    """Return the module as it starts or resumes, and the keeper of its files."""
+) -> tuple[Recipe, RunKeeper, DetectorModule]:
+    """Return the complete recipe, the keeper of the run's files, and the module as it starts or resumes."""
 
     def meta(module: DetectorModule) -> Meta:
         return Meta(
             classes=data_module.classes,
             category_ids=data_module.train.category_ids,
             threshold=module.threshold,
-            recipe=without_weights(recipe).to_dict(),
+            recipe=without_weights(complete).to_dict(),
             metrics=module.metrics,
-            versions={name: version(name) for name in ("bucketrank", "torch", "torchvision", "timm")},
+            versions={name: version(name) for name in VERSIONED},
         )
 
     keeper = RunKeeper(
@@ -278,13 +284,18 @@ def _prepare(
     )
     checkpoint = keeper.checkpoints.load() if resume else None
     torch.manual_seed(seed_of(recipe.trainer.seed))
-    buildable = recipe if checkpoint is None else without_weights(recipe)
+    new = checkpoint is None and recipe.init is None
+    buildable = recipe if new else without_weights(recipe)
     try:
         model = build_detector(buildable, num_classes=len(data_module.classes))
     except ValueError as error:
         raise RecipeError(str(error)) from error
+    complete = replace(recipe, detector=model.complete_settings(recipe.detector))
     if checkpoint is None and recipe.init is not None:
-        load_matching_weights(model, recipe.init)
+        skipped = load_initial_weights(model, recipe.init, classes=data_module.classes)
+        if skipped and is_first_process():
+            listed = ", ".join(skipped[:8]) + (", ..." if len(skipped) > 8 else "")
+            logging.getLogger(__name__).warning("init: %d tensors keep their initial values: %s", len(skipped), listed)
     module = DetectorModule(
         model,
         schedule=schedule,
@@ -300,7 +311,16 @@ def _prepare(
     elif resume and is_first_process():
         keeper.train.cut(-1)
         keeper.validation.cut(-1)
-    return keeper, module
+    return complete, keeper, module
+
+
+def _predicts_masks(recipe: Recipe) -> bool:
+    """Return whether the detector of a recipe has masks; RecipeError if its library cannot be imported."""
+    try:
+        detector = detector_spec(recipe.detector.name).load()
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
+    return bool(detector.predicts_masks(recipe.detector))
 
 
 def _describe(folder: Path, recipe: Recipe, data: Path | str, fingerprint: Fingerprint) -> None:
@@ -331,9 +351,9 @@ def _announce(
     if schedule.scaled != settings.lr:
         rate += f" ({settings.scaling}: {settings.lr:g} for {settings.base_batch} images, {schedule.batch_size} here)"
     method = f" ({recipe.loss.method})" if isinstance(recipe.loss, RankingSettings) else ""
-    classes = data_module.classes
+    classes, backbone = data_module.classes, recipe.backbone_name
     lines = [
-        f"{recipe.detector.name} with {recipe.backbone.name}, loss {recipe.loss.name}{method}",
+        f"{recipe.detector.name}{f' with {backbone}' if backbone else ''}, loss {recipe.loss.name}{method}",
         f"{len(data_module.train):,} training images, {len(data_module.val):,} validation images, "
         f"{len(classes)} classes: " + ", ".join(classes[:8]) + (", ..." if len(classes) > 8 else ""),
         f"{schedule.total_steps:,} steps of {schedule.batch_size} images on {trainer.world_size} "

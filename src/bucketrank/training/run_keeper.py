@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
+from bucketrank.model_files.atomic import write_text
 from bucketrank.model_files.weights import Meta, save_weights
 from bucketrank.recipes.training_settings import TrainerSettings
 from bucketrank.training.checkpoints import Checkpoints
@@ -48,6 +50,7 @@ class RunKeeper(pl.Callback):
         self.train, self.validation = CsvTable(folder / "train.csv"), CsvTable(folder / "validation.csv")
         self.checkpoints = Checkpoints(folder / "checkpoints")
         self.best = -math.inf
+        self.stale = 0  # evaluations since the best one
         self._restored: dict[str, Any] | None = None
         self._saved = self._began = self._drawn = time.monotonic()
         self._steps_since_row = 0
@@ -64,7 +67,9 @@ class RunKeeper(pl.Callback):
         if changed_data and state.get("batches", self.batches) != self.batches:
             position.batch, position.step = 0, position.epoch * module.schedule.steps_per_epoch
         module.metrics, module.threshold = state["metrics"], state["threshold"]
-        self.best = state["best"]
+        self.best, self.stale = state["best"], state.get("stale", 0)
+        if module.average is not None:
+            module.average.restore(state["average"])
         self._restored = state
         if not is_first_process():
             return
@@ -90,6 +95,8 @@ class RunKeeper(pl.Callback):
                 "metrics": module.metrics,
                 "threshold": module.threshold,
                 "best": self.best,
+                "stale": self.stale,
+                "average": None if module.average is None else module.average.state(),
             }
         )
         self._saved = time.monotonic()
@@ -103,6 +110,7 @@ class RunKeeper(pl.Callback):
             trainer.optimizers[0].load_state_dict(self._restored["optimiser"])
             trainer.precision_plugin.load_state_dict(self._restored["precision"])
             self._restored = None
+        _share_device(_module(pl_module))
         self._saved = self._began = time.monotonic()
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -124,6 +132,8 @@ class RunKeeper(pl.Callback):
         if position.batch % self.accumulate and position.batch < self.batches:
             return
         position.step += 1
+        if module.average is not None:
+            module.average.update(module.detector)
         self._steps_since_row += 1
         done = position.step >= module.schedule.total_steps
         if position.step == 1 or position.step % self.settings.log_every == 0 or done:
@@ -138,6 +148,7 @@ class RunKeeper(pl.Callback):
                 self.save(trainer, module)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        _share_device(_module(pl_module))
         _share_buffers(trainer, _module(pl_module))
         if trainer.state.fn == "fit":
             self.save(trainer, _module(pl_module))
@@ -159,9 +170,19 @@ class RunKeeper(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         module = _module(pl_module)
         self.close_epoch(trainer, module, evaluated=trainer.check_val_every_n_epoch == 1 or self._at_interval(trainer))
+        trainer.should_stop = self.ended(module)
         # After the last step only the final files are missing: they are written in any case.
-        if module.position.step < module.schedule.total_steps and self._asked_to_stop(trainer):
+        if not trainer.should_stop and self._asked_to_stop(trainer):
             raise Interrupted
+
+    def stopped_early(self, module: DetectorModule) -> bool:
+        """Return whether the last evaluations brought no higher AP, as many as the schedule allows."""
+        patience = module.schedule.settings.early_stop
+        return patience is not None and self.stale >= patience
+
+    def ended(self, module: DetectorModule) -> bool:
+        """Return whether no step follows."""
+        return module.position.step >= module.schedule.total_steps or self.stopped_early(module)
 
     def close_epoch(self, trainer: pl.Trainer, module: DetectorModule, *, evaluated: bool) -> None:
         """Write the metrics, the best weights, and a checkpoint at the start of the next epoch."""
@@ -170,12 +191,17 @@ class RunKeeper(pl.Callback):
         if evaluated and trainer.is_global_zero:
             row = {"step": position.step, "epoch": position.epoch + 1, **module.metrics, "threshold": module.threshold}
             self.validation.add(row)
-            if trainer.logger is not None:
-                trainer.logger.log_metrics({k: v for k, v in module.metrics.items() if v == v}, step=position.step)
+            if self.settings.keep_detections:
+                write_text(self.folder / "detections" / f"{position.step}.json", json.dumps(module.detections))
+            for logger in trainer.loggers:
+                logger.log_metrics({k: v for k, v in module.metrics.items() if v == v}, step=position.step)
             score = module.metrics[main_metric(module.metrics)]
+            self.stale += 1
             if score > self.best:
-                self.best = score
-                save_weights(self.folder / "best.safetensors", module.detector, self.meta(module))
+                self.best, self.stale = score, 0
+                save_weights(self.folder / "best.safetensors", module.evaluated, self.meta(module))
+        if module.schedule.settings.early_stop is not None:
+            self.stale = trainer.strategy.broadcast(self.stale)  # only the first process has the metrics
         position.epoch, position.batch = position.epoch + 1, 0
         self.save(trainer, module)
         if trainer.is_global_zero and time.monotonic() - self._drawn > DRAW_SECONDS:
@@ -203,8 +229,8 @@ class RunKeeper(pl.Callback):
             row: dict[str, float] = {"loss": sum(terms.values()), **terms}
             row |= {"lr": module.schedule.rate(module.position.step - 1), "seconds": seconds}
             self.train.add({"step": module.position.step, "epoch": module.position.epoch + 1, **row})
-            if trainer.logger is not None:
-                trainer.logger.log_metrics(row, step=module.position.step)
+            for logger in trainer.loggers:
+                logger.log_metrics(row, step=module.position.step)
 
 
 def main_metric(metrics: dict[str, float]) -> str:
@@ -218,6 +244,12 @@ def _module(module: pl.LightningModule) -> DetectorModule:
     return module
 
 
+def _share_device(module: DetectorModule) -> None:
+    """Move the average of the weights to the device of the trained ones, to which Lightning has moved them."""
+    if module.average is not None:
+        module.average.detector.to(module.device)
+
+
 def _share_buffers(trainer: pl.Trainer, module: DetectorModule) -> None:
     """Give all processes the buffers of the first, which are the saved ones.
 
@@ -227,6 +259,8 @@ def _share_buffers(trainer: pl.Trainer, module: DetectorModule) -> None:
     if trainer.world_size > 1:
         for buffer in module.detector.buffers():
             torch.distributed.broadcast(buffer, src=0)
+        if module.average is not None:
+            module.average.copy_buffers(module.detector)
 
 
 def _require_equal(trainer: pl.Trainer, module: DetectorModule) -> None:

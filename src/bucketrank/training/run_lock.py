@@ -27,7 +27,7 @@ RUN_FILES = (
     "best.safetensors",
     "weights.safetensors",
 )
-RUN_FOLDERS = ("checkpoints", "pictures", "tensorboard")
+RUN_FOLDERS = ("checkpoints", "pictures", "detections", "tensorboard", "wandb", "mlruns", "csv")
 CHECKPOINTS = ("last.safetensors", "previous.safetensors")
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 

@@ -66,9 +66,10 @@ class Schedule:
 def build_optimiser(model: nn.Module, settings: ScheduleSettings) -> torch.optim.Optimizer:
     """Build the optimiser of all trained parameters, in groups by their factor on the rate (``group["factor"]``)."""
     groups: dict[float, list[nn.Parameter]] = {}
+    backbone = getattr(model, "backbone_prefix", "backbone.")
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            groups.setdefault(_factor(name, settings), []).append(parameter)
+            groups.setdefault(_factor(name, settings, backbone=backbone), []).append(parameter)
     parameters = [{"params": group, "factor": factor} for factor, group in groups.items()]
     if settings.optimiser == "adamw":
         return torch.optim.AdamW(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
@@ -81,11 +82,11 @@ def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate * group["factor"]
 
 
-def _factor(name: str, settings: ScheduleSettings) -> float:
+def _factor(name: str, settings: ScheduleSettings, *, backbone: str) -> float:
     for part, factor in settings.factors.items():
         if part in name:
             return factor
-    return settings.backbone_factor if name.startswith("backbone.") else 1.0
+    return settings.backbone_factor if name.startswith(backbone) else 1.0
 
 
 def _cosine(start: float, end: float, progress: float) -> float:

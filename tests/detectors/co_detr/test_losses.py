@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from torchvision.ops import generalized_box_iou_loss, sigmoid_focal_loss
 
 from bucketrank import rank_sort_loss
-from bucketrank.detectors.co_detr import co_detr
+from bucketrank.detectors.co_detr import query_matching
 from bucketrank.detectors.co_detr.decoder import Decoded
 from bucketrank.detectors.co_detr.proposals import initial_boxes
+from bucketrank.detectors.co_detr.query_matching import QueryLayer
 from bucketrank.detectors.criterion import Criterion, ranked
-from bucketrank.ops.assignment import IGNORED, NEGATIVE, assign_hungarian
+from bucketrank.ops.assignment import IGNORED, NEGATIVE, assign_hungarian_batch
 from bucketrank.ops.boxes import paired_iou
 
 from ..small_detectors import CLASSES, scene, small_detector
@@ -169,9 +170,7 @@ def test_a_matched_query_whose_box_misses_stays_a_positive():
     logits = torch.zeros(1, 2, CLASSES, requires_grad=True)
     boxes = torch.tensor([[[0.1, 0.1, 0.1, 0.1], [0.15, 0.1, 0.1, 0.1]]])
     ground_truths = [{"boxes": torch.tensor([[80.0, 80, 99, 99]]), "labels": torch.tensor([1])}]
-    images = type("Images", (), {"image_sizes": [(100, 100)]})
-    match = model.matching(ground_truths, [(100, 100)])
-    (assigned,) = model.assign_layers([Decoded(logits, boxes)], match, ground_truths, images)
+    (assigned,) = model.matching.assign([QueryLayer(Decoded(logits, boxes), ground_truths)], [(100, 100)])
     terms = model.criterion(assigned)
     (terms["rank"] + terms["sort"]).backward()
     matched = 1  # the nearer query
@@ -181,19 +180,18 @@ def test_a_matched_query_whose_box_misses_stays_a_positive():
 
 
 def test_the_class_cost_of_matching_is_4_for_ranking_losses_and_2_otherwise(monkeypatch):
-    costs = []
+    calls = []
 
-    def recording(*arguments, class_cost, **settings):
-        costs.append(class_cost)
-        return assign_hungarian(*arguments, class_cost=class_cost, **settings)
+    def recording(batch, weights):
+        calls.append((len(batch), weights.classification))
+        return assign_hungarian_batch(batch, weights)
 
-    monkeypatch.setattr(co_detr, "assign_hungarian", recording)
+    monkeypatch.setattr(query_matching, "assign_hungarian_batch", recording)
     for loss, cost in (("rs", 4.0), ("ap", 4.0), ("focal", 2.0)):
         small_detector("co_detr", loss=loss)(*scene())
-        assert set(costs) == {cost}
-        assert len(costs) == 2 * (1 + 2)  # images, and the encoder and two layers
-        costs.clear()
-    assert small_detector("co_detr", class_cost=3.0).class_cost == 3.0
+        assert calls == [(2 * (1 + 2), cost)]  # images, and the encoder and two layers
+        calls.clear()
+    assert small_detector("co_detr", class_cost=3.0).matching.class_cost == 3.0
 
 
 def test_focal_loss_has_the_weights_of_co_detr():

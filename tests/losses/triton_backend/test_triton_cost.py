@@ -14,45 +14,29 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import interpreter_builder
 
+from bucketrank import ap_loss, rank_sort_loss, use_backend
+from bucketrank.launches import Launches, count_launches
 from bucketrank.losses.triton_backend import rank_with_triton
-from bucketrank.losses.triton_backend.launching import count_launches
 
 from ..cases import RANKING, localisation_errors, synthetic
 from .harness import NAMES
 
-# Operations that only allocate memory, and those for which the host waits until the device is idle.
-ALLOCATIONS = ("empty", "new_empty", "empty_like", "empty_strided")
+# Operations for which the host waits until the device is idle, also those that wait only for some inputs.
 WAITS = ("nonzero", "_local_scalar_dense", "item", "bincount", "index", "masked_select", "unique", "is_nonzero")
 # The limits of launches, forward and backward.
 MOST_LAUNCHES = {"ap": 20, "interpolated_ap": 20, "rank_sort": 25, "alrp": 25}
 
 
-class _Operations(TorchDispatchMode):
-    """Counts the operations of torch, except views."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not func.is_view:
-            self.names[func.overloadpacket.__name__] += 1
-        return func(*args, **(kwargs or {}))
-
-
-def _count(
-    name: str, logits: Tensor, targets: Tensor, sizes: tuple[int, ...], max_positives: int | None
-) -> tuple[Counter[str], Counter[str]]:
-    """Return the operations of torch and the kernels of one call, forward and backward."""
+def _count(name: str, logits: Tensor, targets: Tensor, sizes: tuple[int, ...], max_positives: int | None) -> Launches:
+    """Return what one call launches, forward and backward."""
     errors = localisation_errors(targets) if name == "alrp" else None
-    operations = _Operations()
     # The interpreter copies tensors through torch; none of that happens on a device.
-    with count_launches() as kernels, mock.patch("triton.runtime.interpreter.InterpretedFunction.run"), operations:
+    with mock.patch("triton.runtime.interpreter.InterpretedFunction.run"), count_launches() as counted:
         first, second, ranking = rank_with_triton(
             logits, targets, errors, loss=NAMES[name], delta=0.5, sizes=sizes, max_positives=max_positives
         )
         ranking.backward(first, second)
-    return operations.names, kernels
+    return counted
 
 
 @pytest.mark.parametrize("name", RANKING)
@@ -61,12 +45,29 @@ def _count(
 def test_launches_and_waits(max_positives: int | None, rankings: int, name: str) -> None:
     logits, targets = synthetic(100_000, 1_000)
     sizes = (100_000 // rankings,) * rankings
-    operations, kernels = _count(name, logits, targets, sizes, max_positives)
-    launches = sum(kernels.values()) + sum(count for name, count in operations.items() if name not in ALLOCATIONS)
-    assert launches <= MOST_LAUNCHES[name], (operations, kernels)
-    assert operations.total() + kernels.total() <= MOST_LAUNCHES[name], "allocations included"
-    assert sum(operations[wait] for wait in WAITS) == (1 if max_positives is None else 0), operations
-    assert launches == {"ap": 14, "interpolated_ap": 14, "rank_sort": 15, "alrp": 14}[name] + (rankings > 1)
+    counted = _count(name, logits, targets, sizes, max_positives)
+    assert counted.launches <= MOST_LAUNCHES[name], vars(counted)
+    assert counted.launches + counted.allocations.total() <= MOST_LAUNCHES[name], "allocations included"
+    assert counted.kernels.total() >= 10, "the kernels are counted"
+    assert counted.waits == (1 if max_positives is None else 0), counted.waiting
+    assert sum(counted.operations[wait] for wait in WAITS) == counted.waits, counted.operations
+    assert counted.launches == {"ap": 14, "interpolated_ap": 14, "rank_sort": 15, "alrp": 14}[name] + (rankings > 1)
+
+
+@pytest.mark.parametrize("loss", [ap_loss, rank_sort_loss])
+@pytest.mark.parametrize("max_positives", [None, 1500])
+def test_the_function_adds_no_wait(max_positives: int | None, loss: Any) -> None:
+    logits, targets = synthetic(100_000, 1_000)
+    logits.requires_grad_()
+    with (
+        use_backend("triton"),
+        mock.patch("triton.runtime.interpreter.InterpretedFunction.run"),
+        count_launches() as counted,
+    ):
+        terms = loss(logits, targets, max_positives=max_positives)
+        (terms if isinstance(terms, Tensor) else terms.ranking + terms.sorting).backward()
+    assert counted.waits == (1 if max_positives is None else 0), counted.waiting
+    assert counted.launches <= 20, vars(counted)
 
 
 @contextmanager

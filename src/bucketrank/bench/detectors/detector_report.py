@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from bucketrank.bench.bench_documents import (
-    TARGET_COLUMNS,
-    TIMES,
-    busy_note,
-    json_document,
-    markdown_table,
-    show_targets,
-    target_row,
-    write_documents,
-)
+from bucketrank.bench import bench_documents as documents
+from bucketrank.bench.bench_documents import TIMES, launches_in_words, markdown_table, spread_in_words
 from bucketrank.bench.detectors.detector_contenders import (
     BUCKETED,
     EXACT,
@@ -34,9 +26,11 @@ from bucketrank.bench.detectors.detector_results import (
 )
 from bucketrank.bench.detectors.detector_timing import loss_rounds
 from bucketrank.bench.detectors.loss_share import SHARE_RULE
+from bucketrank.bench.detectors.step_costs import COST_RULES
+from bucketrank.bench.flags import device_type
 from bucketrank.bench.performance_target import PerformanceTarget, performance_target
 from bucketrank.bench.timing import Spread
-from bucketrank.bench.units import seconds_in_words, significant
+from bucketrank.bench.units import bytes_in_words, seconds_in_words, significant
 from bucketrank.paper.paper_rows import SCORE_BASED, PaperRow, paper_rows
 from bucketrank.provenance.machine import busy, in_words
 
@@ -49,7 +43,8 @@ RULES = {
     "step": "forward, backward and optimiser (SGD with momentum and weight decay, at a learning rate of 0: the"
     " arithmetic is that of training, the weights and hence the proposals stay the same), float32, random weights",
     "time": "the contenders of a detector take turns in one run, in changing order; median, first and third quartile;"
-    " a ratio is the median of the ratios of steps in the same round",
+    " a ratio is the median of the ratios of steps in the same round. The CPU is timed by the wall clock, CUDA, ROCm"
+    " and XPU by events, from an idle device to the end of the step",
     "loss": SHARE_RULE,
     "by the loss": "1 + (the loss's time - focal loss's time) / the step with focal loss: the ratio if the steps"
     " differed in the loss alone, without the noise of the rest of the step",
@@ -59,6 +54,7 @@ RULES = {
     " for the R-CNNs, otherwise focal loss with the detector's own anchors",
     "estimate": "the time of the step with the exact method, plus the time of the loss alone on its logits, timed with"
     " a part of the positives and extrapolated by the formula for the operations",
+    **COST_RULES,
 }
 LEGEND = {
     EXACT: "rs/exact",
@@ -78,7 +74,7 @@ def detector_targets(bench: DetectorBench) -> list[PerformanceTarget]:
 
 def to_json(bench: DetectorBench) -> str:
     """Return all results as JSON, down to the seconds of each step."""
-    return json_document("detectors", bench.settings.command(), RULES, bench, detector_targets(bench))
+    return documents.json_document("detectors", bench.settings.command(), RULES, bench, detector_targets(bench))
 
 
 def size_of(settings: DetectorBenchSettings) -> str:
@@ -91,14 +87,9 @@ def size_of(settings: DetectorBenchSettings) -> str:
     )
 
 
-def time_cell(result: DetectorResult, *, quartiles: bool) -> str:
+def time_cell(result: DetectorResult, *, spread: Literal["quartiles", "percent"]) -> str:
     """Return the median with its spread, or the estimate of a skipped contender."""
-    if result.seconds is None:
-        return "n/a" if result.estimated_seconds is None else f"skipped, ≈ {seconds_in_words(result.estimated_seconds)}"
-    median, low, high = result.seconds.median, result.seconds.low, result.seconds.high
-    if quartiles:
-        return seconds_in_words(median, low, high)
-    return f"{seconds_in_words(median)} ±{50 * (high - low) / median:.0f} %"
+    return spread_in_words(result.seconds, result.estimated_seconds, spread=spread)
 
 
 def times_cell(ratio: Spread | None, *, quartiles: bool = False) -> str:
@@ -117,6 +108,24 @@ def loss_cells(result: DetectorResult) -> tuple[str, str, str]:
     return seconds_in_words(result.loss_seconds.median), share, times_cell(result.loss_to_focal)
 
 
+def cost_cells(result: DetectorResult) -> tuple[str, str, str]:
+    """Return launches and waits of a step and of its losses, and the peak memory, in the order of ``COSTS``."""
+    costs = result.costs
+    if costs is None:
+        return "", "", ""
+    memory = "" if costs.extra_bytes is None else bytes_in_words(costs.extra_bytes)
+    whole, losses = (costs.launches, costs.waits), (costs.loss_launches, costs.loss_waits)
+    return launches_in_words(*whole), launches_in_words(*losses), memory
+
+
+def _cost_rows(bench: DetectorBench) -> list[tuple[str, ...]]:
+    return [
+        (TITLES[detector], result.title, *cost_cells(result))
+        for detector in bench.settings.detectors
+        for result in (bench.find(detector, name) for name in NAMES)
+    ]
+
+
 def head_cells(result: DetectorResult) -> tuple[str, str]:
     """Return the logits that enter the loss of each head, and the positives among the candidates."""
     logits = [f"{head.candidates:,}" + (f"{TIMES}{head.classes}" if head.classes > 1 else "") for head in result.heads]
@@ -131,7 +140,7 @@ def _sum(cells: list[str]) -> str:
 
 def notes(bench: DetectorBench) -> list[str]:
     """Return what a reader must know about the numbers, including the contenders that were skipped."""
-    lines = [*busy_note(bench.machine), f"Measured with {size_of(bench.settings)}."]
+    lines = [*documents.busy_note(bench.machine), f"Measured with {size_of(bench.settings)}."]
     rounds, more = bench.settings.rounds, loss_rounds(bench.settings)
     lines.append(f"{rounds} rounds for T_iter, {more} more for the loss's part of it.")
     skipped = [r for r in bench.results if r.skipped]
@@ -147,7 +156,7 @@ def to_markdown(bench: DetectorBench, figure: str) -> str:
         for name in NAMES:
             result = bench.find(detector, name)
             ratios = times_cell(result.to_focal, quartiles=True), times_cell(result.to_usual, quartiles=True)
-            times = time_cell(result, quartiles=True)
+            times = time_cell(result, spread="quartiles")
             details.append((TITLES[detector], result.title, times, *ratios, *loss_cells(result), *head_cells(result)))
     usual = "; ".join(f"{TITLES[name]}: {SCORED_TITLES[name][1]}" for name in detectors)
     parts = [
@@ -159,8 +168,7 @@ def to_markdown(bench: DetectorBench, figure: str) -> str:
         "Median · ratio to focal loss on the same candidates · the loss's share of the step.",
         markdown_table(("detector", *LEGEND.values()), grid),
         f"Usual baselines: {usual}.",
-        "## Targets",
-        markdown_table(TARGET_COLUMNS, [target_row(target) for target in detector_targets(bench)]),
+        *documents.markdown_targets(detector_targets(bench)),
         "## Beside the paper",
         f"The paper's T_iter in seconds (ResNet-50, 800x1333, {_hardware(paper_rows()[0])}), and ours."
         " Ratios carry over to other machines better than seconds do.",
@@ -183,20 +191,21 @@ def to_markdown(bench: DetectorBench, figure: str) -> str:
         "## Details",
         "Median [quartiles]; candidates times classes that enter the loss of each head, and positives.",
         markdown_table(("detector", "loss", "T_iter", "/ focal", "/ usual", *DETAILS), details),
-        "## How it was measured",
-        "\n".join(f"- {name}: {rule}." for name, rule in RULES.items()),
-        "## Notes",
-        "\n".join(f"- {line}" for line in notes(bench)),
+        "## Launches / host waits, and memory",
+        "Of a whole step, and of the forward and backward pass of its losses; peak extra memory of a step.",
+        markdown_table(("detector", "loss", *COSTS), [row for row in _cost_rows(bench) if any(row[2:])]),
+        *documents.markdown_end(RULES, notes(bench)),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 DETAILS = ("loss's time", "share", "/ focal by the loss", "candidates", "positives")
+COSTS = ("step", "losses", "memory")
 
 
 def _grid_cell(result: DetectorResult) -> str:
     if result.seconds is None:
-        return time_cell(result, quartiles=False)
+        return time_cell(result, spread="percent")
     return f"{seconds_in_words(result.seconds.median)} · {times_cell(result.to_focal)} · {loss_cells(result)[1]}"
 
 
@@ -241,7 +250,7 @@ def show_detector_bench(bench: DetectorBench, console: Console) -> None:
     for detector in bench.settings.detectors:
         for name in NAMES:
             result = bench.find(detector, name)
-            cells = [time_cell(result, quartiles=False), times_cell(result.to_focal), times_cell(result.to_usual)]
+            cells = [time_cell(result, spread="percent"), times_cell(result.to_focal), times_cell(result.to_usual)]
             cells += [*loss_cells(result), *head_cells(result)] if wide else loss_cells(result)[:2]
             # Only the first row of a section names its detector.
             label = TITLES[detector] if name == NAMES[0] else ""
@@ -249,15 +258,18 @@ def show_detector_bench(bench: DetectorBench, console: Console) -> None:
             table.add_row(label, result.title, *cells, style=style)
         table.add_section()
     console.print(table)
-    show_targets(detector_targets(bench), console)
-    for line in notes(bench):
-        console.print(f"· {line}", style="dim", highlight=False)
-    console.print(in_words(bench.machine), style="dim", highlight=False)
+    if device_type(bench.settings.device) != "cpu":
+        title = "Launches / host waits of a step and of its losses, and peak extra memory"
+        table = Table("", "loss", *COSTS, title=title, title_justify="left", title_style="bold")
+        for row in _cost_rows(bench):
+            table.add_row(*row)
+        console.print(table)
+    documents.show_end(detector_targets(bench), notes(bench), bench.machine, console)
 
 
 def write_detector_bench(bench: DetectorBench, out: Path) -> list[Path]:
     """Write JSON, Markdown, PNG and SVG to the folder ``out`` and return their paths."""
     from bucketrank.bench.detectors.detector_figure import draw_detector_bench
 
-    documents = {"detectors.json": to_json(bench), "detectors.md": to_markdown(bench, "detectors.svg")}
-    return [*write_documents(out, documents), *draw_detector_bench(bench, out)]
+    texts = {"detectors.json": to_json(bench), "detectors.md": to_markdown(bench, "detectors.svg")}
+    return [*documents.write_documents(out, texts), *draw_detector_bench(bench, out)]

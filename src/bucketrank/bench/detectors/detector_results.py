@@ -115,6 +115,17 @@ class Head:
 
 
 @dataclass(frozen=True)
+class StepCosts:
+    """Launches and waits of one step and of the losses in it, and its peak memory if the device tells."""
+
+    launches: int
+    waits: int
+    loss_launches: int
+    loss_waits: int
+    extra_bytes: int | None = None
+
+
+@dataclass(frozen=True)
 class DetectorResult:
     """The result of one contender on one detector.
 
@@ -140,6 +151,7 @@ class DetectorResult:
     samples: Samples = field(default_factory=dict)
     loss_samples: Samples = field(default_factory=dict)
     split_samples: Samples = field(default_factory=dict)
+    costs: StepCosts | None = None
 
 
 @dataclass(frozen=True)

@@ -27,13 +27,15 @@ from bucketrank.bench.detectors.detector_results import (
     DetectorResult,
     with_ratios,
 )
-from bucketrank.bench.detectors.loss_share import Stopwatch, head_of, record_inputs, time_losses
+from bucketrank.bench.detectors.loss_share import Stopwatch, head_of, record_inputs, split_losses
 from bucketrank.bench.detectors.scene import Scene, draw_scene
+from bucketrank.bench.detectors.step_costs import cost_steps, step_costs
+from bucketrank.bench.device_clock import DeviceClock, current_device, device_clock, seconds_of
 from bucketrank.bench.flags import FEWEST_ROUNDS
 from bucketrank.bench.losses.step_estimate import estimate_step
 from bucketrank.bench.losses.synthetic_logits import SyntheticLogits
-from bucketrank.bench.measurement import MeasurementError, Progress, synchronizer
-from bucketrank.bench.timing import TimedCall, interleave, seconds_of
+from bucketrank.bench.measurement import MeasurementError, Progress
+from bucketrank.bench.timing import TimedCall, interleave
 from bucketrank.catalogue import detector_spec
 from bucketrank.detectors import build
 from bucketrank.detectors.criterion import Assigned
@@ -108,7 +110,7 @@ class PlannedDetector:
 
 def measure_detectors(settings: DetectorBenchSettings, progress: Progress) -> DetectorBench:
     """Run the whole benchmark, one detector after another."""
-    with _threads(settings.threads):
+    with _threads(settings.threads), current_device(settings.device):
         # Described first, before the benchmark itself puts load on the machine.
         machine = describe(settings.device, (*PACKAGES, "torchvision", "timm"))
         results: list[DetectorResult] = []
@@ -139,25 +141,23 @@ def measure_detector(
     detector: str, settings: DetectorBenchSettings, progress: Progress, stage: str
 ) -> list[DetectorResult]:
     """Measure all contenders of one detector."""
-    synchronize = synchronizer(settings.device)
+    clock = device_clock(settings.device)
     planned = plan_detector(detector, settings, progress, stage)
     seconds = {each.result.contender: each.seconds for each in planned if each.detector is not None}
     detectors = {each.result.contender: each.detector for each in planned if each.detector is not None}
-    calls_of_each = settings.rounds + loss_rounds(settings)
+    calls_of_each = settings.rounds + loss_rounds(settings) + cost_steps(settings.device)
     progress.begin(f"{stage}: measuring", calls_of_each * sum(seconds.values()))
 
     def advance(name: str, calls: int) -> None:
         progress.advance(str(detectors[name].contender), calls * seconds[name])
 
     steps = {name: TimedCall(each.step, warmup=0) for name, each in detectors.items()}
-    samples = interleave(steps, rounds=settings.rounds, rotate=True, synchronize=synchronize, advance=advance)
+    samples = interleave(steps, rounds=settings.rounds, rotate=True, clock=clock, advance=advance)
     losses: dict[str, list[float]] = {name: [] for name in detectors}
     split_steps = {
-        name: TimedCall(_split_step(each, losses[name], synchronize), warmup=0) for name, each in detectors.items()
+        name: TimedCall(_split_step(each, losses[name], clock), warmup=0) for name, each in detectors.items()
     }
-    split_samples = interleave(
-        split_steps, rounds=loss_rounds(settings), rotate=True, synchronize=synchronize, advance=advance
-    )
+    split_samples = interleave(split_steps, rounds=loss_rounds(settings), rotate=True, clock=clock, advance=advance)
     results = []
     for each in planned:
         name = each.result.contender
@@ -165,17 +165,17 @@ def measure_detector(
             results.append(each.result)
             continue
         result = replace(each.result, value=each.detector.finite_value(), samples=samples[name])
+        costs = step_costs(each.detector.model, each.detector.step, each.detector.optimizer.zero_grad, settings.device)
+        advance(name, cost_steps(settings.device))
         loss_samples = dict(enumerate(losses[name]))
-        results.append(replace(result, loss_samples=loss_samples, split_samples=split_samples[name]))
+        results.append(replace(result, loss_samples=loss_samples, split_samples=split_samples[name], costs=costs))
     return with_ratios(results)
 
 
-def _split_step(
-    detector: BenchDetector, loss_seconds: list[float], synchronize: Callable[[], None]
-) -> Callable[[], None]:
+def _split_step(detector: BenchDetector, loss_seconds: list[float], clock: DeviceClock) -> Callable[[], None]:
     def step() -> None:
-        watch = Stopwatch(synchronize)
-        with time_losses(detector.model, watch):
+        watch = Stopwatch(clock)
+        with split_losses(detector.model, watch):
             detector.step()
         loss_seconds.append(watch.seconds)
 
@@ -195,7 +195,7 @@ def plan_detector(name: str, settings: DetectorBenchSettings, progress: Progress
         seed=settings.seed,
         device=settings.device,
     )
-    synchronize = synchronizer(settings.device)
+    clock = device_clock(settings.device)
     planned: list[PlannedDetector] = []
     # The first contender, its plan, and the inputs of its criteria; the others are compared with it.
     first: tuple[BenchDetector, PlannedDetector, list[tuple[str, Assigned]]] | None = None
@@ -204,7 +204,7 @@ def plan_detector(name: str, settings: DetectorBenchSettings, progress: Progress
         expected = None
         if first is not None and contender.name in QUADRATIC:
             # The rest of the step takes as long as with the exact method.
-            expected = first[1].seconds + quadratic_loss_seconds(contender, first[2], synchronize)
+            expected = first[1].seconds + quadratic_loss_seconds(contender, first[2], clock)
             if expected > settings.max_seconds_per_step:
                 result = DetectorResult(
                     name,
@@ -223,7 +223,7 @@ def plan_detector(name: str, settings: DetectorBenchSettings, progress: Progress
             # The first step may compile or load something.
             detector.step()
         with record_inputs(detector.model) as inputs:
-            seconds = seconds_of(detector.step, synchronize)
+            seconds = seconds_of(detector.step, clock)
         heads = [head_of(head, assigned) for head, assigned in inputs]
         result = DetectorResult(name, contender.name, contender.title, heads, estimated_seconds=expected)
         planned.append(PlannedDetector(result, seconds, detector))
@@ -238,7 +238,7 @@ def _detached(assigned: Assigned) -> Assigned:
 
 
 def quadratic_loss_seconds(
-    contender: DetectorContender, inputs: list[tuple[str, Assigned]], synchronize: Callable[[], None]
+    contender: DetectorContender, inputs: list[tuple[str, Assigned]], clock: DeviceClock
 ) -> float:
     """Estimate the seconds of the loss by a quadratic method, on the inputs of the exact method's criteria."""
     seconds = 0.0
@@ -248,5 +248,5 @@ def quadratic_loss_seconds(
         labels = paired_iou(assigned.boxes, assigned.objects).clamp(min=1e-6)
         data = SyntheticLogits(assigned.logits.flatten(), assigned.targets(labels).flatten())
         method = contender.build["method"]
-        seconds += estimate_step(method, "rs", data, apart=LEAST_APART, synchronize=synchronize).seconds
+        seconds += estimate_step(method, "rs", data, apart=LEAST_APART, clock=clock).seconds
     return seconds

@@ -1,17 +1,17 @@
-"""The share of the loss in the time of a step: its forward and backward pass, timed inside the step."""
+"""The share of the loss in a step: its forward and backward pass, measured inside the step."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from bucketrank.bench.detectors.detector_results import Head
+from bucketrank.bench.device_clock import DeviceClock
 from bucketrank.detectors.criterion import Assigned, Criterion, LossTerms
 from bucketrank.ops.assignment import IGNORED
 
@@ -30,29 +30,34 @@ def criteria(model: nn.Module) -> Iterator[tuple[str, Criterion]]:
             yield name.removesuffix("criterion").strip(".") or "head", module
 
 
-class Stopwatch:
-    """A clock that adds up the seconds spent in :meth:`running`."""
+class Meter(Protocol):
+    """A measurement of the losses inside a step: a :class:`Stopwatch`, or a counter of launches."""
 
-    def __init__(self, synchronize: Callable[[], None]) -> None:
+    def running(self) -> AbstractContextManager[None]:
+        """Return a context whose cost is added to the meter."""
+
+
+class Stopwatch:
+    """A meter that adds up the seconds spent in :meth:`running`."""
+
+    def __init__(self, clock: DeviceClock) -> None:
         self.seconds = 0.0
-        self._synchronize = synchronize
+        self._clock = clock
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        self._synchronize()
-        start = time.perf_counter()
+        stop = self._clock.start()
         yield
-        self._synchronize()
-        self.seconds += time.perf_counter() - start
+        self.seconds += stop()
 
 
 @contextmanager
-def time_losses(model: nn.Module, watch: Stopwatch) -> Iterator[None]:
-    """Make each criterion of ``model`` run its backward pass right after its forward pass, and time both passes."""
+def split_losses(model: nn.Module, meter: Meter) -> Iterator[None]:
+    """Make each criterion of ``model`` run its backward pass right after its forward pass, and measure both passes."""
     changed = [module for _, module in criteria(model)]
     for criterion in changed:
-        criterion.forward = _split_forward(criterion.forward, watch)  # type: ignore[assignment, method-assign]
-        criterion.masks = _split_masks(criterion.masks, watch)  # type: ignore[method-assign]
+        criterion.forward = _split_forward(criterion.forward, meter)  # type: ignore[assignment, method-assign]
+        criterion.masks = _split_masks(criterion.masks, meter)  # type: ignore[method-assign]
     try:
         yield
     finally:
@@ -61,8 +66,8 @@ def time_losses(model: nn.Module, watch: Stopwatch) -> Iterator[None]:
             del criterion.forward, criterion.masks
 
 
-def _split_forward(forward: Callable[[Any], Any], watch: Stopwatch) -> Callable[[Any], Any]:
-    def timed(assigned: Assigned | list[Assigned]) -> LossTerms | list[LossTerms]:
+def _split_forward(forward: Callable[[Any], Any], meter: Meter) -> Callable[[Any], Any]:
+    def measured(assigned: Assigned | list[Assigned]) -> LossTerms | list[LossTerms]:
         batch = [assigned] if isinstance(assigned, Assigned) else assigned
         names = [(i, field.name) for i, each in enumerate(batch) for field in fields(each)]
         names = [(i, name) for i, name in names if _has_gradient(getattr(batch[i], name))]
@@ -74,21 +79,21 @@ def _split_forward(forward: Callable[[Any], Any], watch: Stopwatch) -> Callable[
             terms = forward([replace(each, **change) for each, change in zip(batch, changes, strict=True)])
             return {f"{i} {name}": term for i, each in enumerate(terms) for name, term in each.items()}
 
-        flat = _forward_backward(terms_of, [getattr(batch[i], name) for i, name in names], watch)
+        flat = _forward_backward(terms_of, [getattr(batch[i], name) for i, name in names], meter)
         split: list[LossTerms] = [{} for _ in batch]
         for key, term in flat.items():
             i, _, name = key.partition(" ")
             split[int(i)][name] = term
         return split[0] if isinstance(assigned, Assigned) else split
 
-    return timed
+    return measured
 
 
-def _split_masks(masks: Callable[..., Tensor], watch: Stopwatch) -> Callable[..., Tensor]:
-    def timed(logits: Tensor, targets: Tensor, **others: Any) -> Tensor:
-        return _forward_backward(lambda leaves: {"mask": masks(leaves[0], targets, **others)}, [logits], watch)["mask"]
+def _split_masks(masks: Callable[..., Tensor], meter: Meter) -> Callable[..., Tensor]:
+    def measured(logits: Tensor, targets: Tensor, **others: Any) -> Tensor:
+        return _forward_backward(lambda leaves: {"mask": masks(leaves[0], targets, **others)}, [logits], meter)["mask"]
 
-    return timed
+    return measured
 
 
 def _has_gradient(value: object) -> bool:
@@ -96,11 +101,11 @@ def _has_gradient(value: object) -> bool:
 
 
 def _forward_backward(
-    terms_of: Callable[[Sequence[Tensor]], LossTerms], inputs: list[Tensor], watch: Stopwatch
+    terms_of: Callable[[Sequence[Tensor]], LossTerms], inputs: list[Tensor], meter: Meter
 ) -> LossTerms:
     """Return the terms with their gradients already computed; the step's own backward pass only passes these on."""
     leaves = [value.detach().requires_grad_() for value in inputs]
-    with watch.running():
+    with meter.running():
         terms = terms_of(leaves)
         total = torch.stack(list(terms.values())).sum()
         gradients: Sequence[Tensor | None] = [None] * len(leaves)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import torch
 
+from bucketrank.bench.device_clock import device_clock
 from bucketrank.bench.losses.loss_contenders import LOSSES, METHODS, loss_step, why_unavailable
 from bucketrank.bench.losses.loss_results import PART, LargeResult, LossBenchSettings
-from bucketrank.bench.losses.peak_memory import MemoryJob, MemoryMeter
+from bucketrank.bench.losses.peak_memory import AllocatorMeter, MemoryJob, MemoryMeter, memory_meter
 from bucketrank.bench.losses.synthetic_logits import draw_logits
-from bucketrank.bench.measurement import MeasurementError, Progress, synchronizer
+from bucketrank.bench.measurement import MeasurementError, Progress
 from bucketrank.bench.timing import Spread, TimedCall, interleave, ratio
 
 SIZE = 20_000_000
@@ -26,12 +27,18 @@ def measure_large_batch(settings: LossBenchSettings, progress: Progress, *, size
     names = [name for name in METHODS if METHODS[name] == "exact" and not why_unavailable(name, settings.device)]
     cells = [(name, loss, percent) for percent in PERCENT for loss in LOSSES for name in names]
     progress.begin(f"L = {size}", len(cells) * (CALLS * (ROUNDS + 1) + 1))
-    with MemoryMeter() as meter:
+    with memory_meter(settings.device) as meter:
         return [_measure(*cell, size, settings, progress, meter) for cell in cells]
 
 
 def _measure(
-    name: str, loss: str, percent: float, size: int, settings: LossBenchSettings, progress: Progress, meter: MemoryMeter
+    name: str,
+    loss: str,
+    percent: float,
+    size: int,
+    settings: LossBenchSettings,
+    progress: Progress,
+    meter: MemoryMeter | AllocatorMeter,
 ) -> LargeResult:
     text = f"{LOSSES[loss]} {name} at L = {size}, {percent:g} % positives"
     data, sparse, dense = (
@@ -46,6 +53,7 @@ def _measure(
         seed=settings.seed,
         device=settings.device,
         threads=torch.get_num_threads(),
+        mode="eager",
     )
     try:
         samples = interleave(
@@ -57,7 +65,7 @@ def _measure(
                 "focal": TimedCall(loss_step("focal", None, data)),
             },
             rounds=ROUNDS,
-            synchronize=synchronizer(settings.device),
+            clock=device_clock(settings.device),
             advance=lambda _, calls: progress.advance(text, calls),
         )
         extra = meter.measure(job)

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from bucketrank import ap_loss, rank_sort_loss, use_backend
+from bucketrank.bench.graph_replay import capture
 from bucketrank.bench.losses import flops
+from bucketrank.bench.losses.loss_modes import LossFunction, Mode, compile_alone
 from bucketrank.bench.losses.synthetic_logits import SyntheticLogits
 from bucketrank.choices import Backend, Method
+from bucketrank.losses.triton_backend import unavailable_reason
 
 LOSSES = {"ap": "AP", "rs": "RS"}
 # Half the width of the ramp that replaces the step function: the paper's settings, the defaults of the losses.
@@ -26,8 +29,12 @@ METHODS: dict[str, Method] = {
     "bucketed": "bucketed",
     "exact-torch": "exact",
     "exact-fused": "exact",
+    "exact-triton": "exact",
 }
-BACKENDS: dict[str, Backend] = {"exact-torch": "torch", "exact-fused": "fused"}
+BACKENDS: dict[str, Backend] = {"exact-torch": "torch", "exact-fused": "fused", "exact-triton": "triton"}
+# At most one of them runs on a device, and is then the default.
+KERNELS = ("exact-fused", "exact-triton")
+EXACT = (*KERNELS, "exact-torch")
 BASELINES = ("focal", "bce", "sort")
 # Their time grows with P x (P + N), so it is estimated before they run.
 QUADRATIC = ("pairwise", "bucketed")
@@ -37,6 +44,7 @@ TITLES = {
     "bucketed": "bucketed (paper)",
     "exact-torch": "exact, torch ops",
     "exact-fused": "exact, fused kernel",
+    "exact-triton": "exact, Triton kernels",
     "focal": "focal loss",
     "bce": "binary cross-entropy",
     "sort": "torch.sort",
@@ -52,37 +60,69 @@ def focal_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return (alpha_t * (1 - p_t) ** 2 * cross_entropy).sum()
 
 
-SCORE_BASED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "focal": focal_loss,
-    "bce": binary_cross_entropy_with_logits,
-}
+SCORE_BASED: dict[str, LossFunction] = {"focal": focal_loss, "bce": binary_cross_entropy_with_logits}
 
 
-def ranking_loss(loss: str, name: str, logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the loss ``ap`` or ``rs`` as one scalar, computed by the contender ``name``."""
-    method = METHODS[name]
-    with use_backend(BACKENDS[name]) if name in BACKENDS else nullcontext():
-        if loss == "ap":
-            return ap_loss(logits, targets, delta=DELTAS[loss], method=method)
-        terms = rank_sort_loss(logits, targets, delta=DELTAS[loss], method=method)
+_compiled: dict[tuple[str, str | None, int, torch.device], LossFunction] = {}
+
+
+def loss_function(name: str, loss: str | None, max_positives: int | None = None) -> LossFunction:
+    """Return the loss of the contender ``name`` as a function with one scalar; call it with its :func:`backend`."""
+    if loss is None:
+        score_based = SCORE_BASED[name]
+        return lambda logits, targets: score_based(logits, targets)
+    delta, method = DELTAS[loss], METHODS[name]
+    if loss == "ap":
+        return lambda logits, targets: ap_loss(logits, targets, delta=delta, method=method, max_positives=max_positives)
+
+    def both_terms(logits: Tensor, targets: Tensor) -> Tensor:
+        terms = rank_sort_loss(logits, targets, delta=delta, method=method, max_positives=max_positives)
         return terms.ranking + terms.sorting
+
+    return both_terms
+
+
+def backend(name: str) -> AbstractContextManager[None]:
+    """Return the context in which the contender ``name`` runs: the backend that it is named after."""
+    return use_backend(BACKENDS[name]) if name in BACKENDS else nullcontext()
+
+
+def compiled_loss(name: str, loss: str | None, logits: Tensor) -> LossFunction:
+    """Return the loss of a contender compiled for logits like these; it is compiled once for all steps."""
+    key = name, loss, logits.numel(), logits.device
+    if key not in _compiled:
+        _compiled[key] = compile_alone(loss_function(name, loss))
+    return _compiled[key]
+
+
+def contender_names(device: str) -> list[str]:
+    """Return the baselines and methods that belong to a device: the fused kernel to the CPU, Triton to others."""
+    other = "exact-triton" if torch.device(device).type == "cpu" else "exact-fused"
+    return [name for name in (*BASELINES, *METHODS) if name != other]
 
 
 def why_unavailable(name: str, device: str) -> str | None:
     """Return why the contender ``name`` cannot run on this machine and device, or None if it can."""
-    if name != "exact-fused":
-        return None
-    if torch.device(device).type != "cpu":
-        return "the fused kernel takes CPU tensors only"
-    if importlib.util.find_spec("numba") is None:
-        return "numba is not installed"
+    on_cpu = torch.device(device).type == "cpu"
+    if name == "exact-fused":
+        if not on_cpu:
+            return "the fused kernel takes CPU tensors only"
+        return "numba is not installed" if importlib.util.find_spec("numba") is None else None
+    if name == "exact-triton":
+        if on_cpu:
+            return "the Triton kernels are for GPUs"
+        reason = unavailable_reason(torch.device(device))
+        return None if reason is None else reason.removesuffix(".")
     return None
 
 
-def loss_step(name: str, loss: str | None, data: SyntheticLogits) -> Callable[[], float]:
+def loss_step(
+    name: str, loss: str | None, data: SyntheticLogits, *, mode: Mode = "eager"
+) -> Callable[[], Tensor | float]:
     """Return a function that runs forward and backward of the contender ``name`` on ``data`` and returns the loss.
 
-    ``sort`` has no loss and returns 0.
+    The loss stays on the device, because reading it would make the host wait. ``sort`` has no loss and returns 0. A
+    captured step ranks with a capacity (``max_positives``) of the positives in ``data``.
     """
     if name == "sort":
         return lambda: 0.0 * torch.sort(data.logits).values.numel()
@@ -90,14 +130,20 @@ def loss_step(name: str, loss: str | None, data: SyntheticLogits) -> Callable[[]
     logits = data.logits.detach().clone().requires_grad_()
     # Binary targets are made here, so that they cost the score-based losses no time.
     targets = data.targets if loss else (data.targets > 0).to(logits.dtype)
+    if mode == "compiled":
+        function = compiled_loss(name, loss, logits)
+    else:
+        capacity = int((targets > 0).sum()) if mode == "graph" and loss else None
+        function = loss_function(name, loss, capacity)
 
-    def forward_backward() -> float:
+    def forward_backward() -> Tensor:
         logits.grad = None
-        value = ranking_loss(loss, name, logits, targets) if loss else SCORE_BASED[name](logits, targets)
+        with backend(name):
+            value = function(logits, targets)
         value.backward()
-        return float(value.detach())
+        return value.detach()
 
-    return forward_backward
+    return capture(forward_backward) if mode == "graph" else forward_backward
 
 
 def count_operations(name: str, loss: str | None, counts: flops.Counts) -> int:

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from bucketrank.bench.losses.loss_contenders import LOSSES
+from bucketrank.bench.losses.loss_contenders import EXACT, KERNELS, LOSSES
 from bucketrank.bench.losses.loss_results import LossBench, LossResult
 from bucketrank.bench.losses.loss_targets import speedup
 from bucketrank.bench.timing import Spread
@@ -39,6 +39,7 @@ LINES = {
     "bucketed": Line("bucketed", "#E69F00", 1.6, "^"),
     "exact-torch": Line("exact, torch ops", "#56B4E9", 1.6, "D"),
     "exact-fused": Line("exact, fused", "#0072B2", 2.6, "o"),
+    "exact-triton": Line("exact, Triton", "#0072B2", 2.6, "o"),
 }
 
 
@@ -172,7 +173,7 @@ def _gap(axes: Axes, lines: dict[str, list[Point]], faster: tuple[Spread, bool] 
     if faster is None:
         return
     spread, estimated = faster
-    low, high = (lines.get("exact-fused") or lines["exact-torch"])[-1], lines["pairwise"][-1]
+    low, high = next(lines[name] for name in EXACT if name in lines)[-1], lines["pairwise"][-1]
     arrow = {"arrowstyle": "<->", "color": "#999999", "linewidth": 0.8, "shrinkA": 0, "shrinkB": 0}
     axes.annotate("", (low.x * 1.5, low.y), (low.x * 1.5, high.y), arrowprops=arrow)
     text = f"{'≈ ' if estimated else ''}{significant(spread.median)}\N{MULTIPLICATION SIGN}"
@@ -191,8 +192,8 @@ def _label_lines(axes: Axes, lines: dict[str, list[Point]], what: str) -> None:
     # If the highest label is above the panel, all labels move down.
     over = max(levels[-1] - 1.0, 0.0) if levels else 0.0
     for (_, name), level in zip(ends, levels, strict=True):
-        label = "exact" if what == "operations" and name == "exact-fused" else LINES[name].label
-        weight = "bold" if name == "exact-fused" else "normal"
+        label = "exact" if what == "operations" and name in KERNELS else LINES[name].label
+        weight = "bold" if name in KERNELS else "normal"
         axes.text(
             1.03,
             level - over,

@@ -7,6 +7,7 @@ from typing import Any
 
 from bucketrank.bench.flags import FEWEST_ROUNDS, check_device, command_line
 from bucketrank.bench.losses.loss_contenders import METHODS, QUADRATIC
+from bucketrank.bench.losses.loss_modes import Mode
 from bucketrank.bench.timing import Samples, Spread
 from bucketrank.bench.units import size_in_words
 from bucketrank.provenance.machine import Machine
@@ -26,6 +27,7 @@ class LossBenchSettings:
     device: str = "cpu"
     max_seconds_per_cell: float = 30.0
     memory: bool = True
+    compiled: bool = False
     large: bool = False
 
     def __post_init__(self) -> None:
@@ -55,10 +57,11 @@ QUICK: dict[str, Any] = {"percent": (0.1, 1.0, 5.0), "repeats": 20, "max_seconds
 
 @dataclass(frozen=True)
 class LossResult:
-    """The result of one contender in one cell, which is a number of logits with a percentage of positives.
+    """The result of one contender in one mode and cell, which is a number of logits with a percentage of positives.
 
     ``skipped`` is the reason why the contender did not run; it then has no ``seconds``. ``samples`` are the seconds by
     round. ``estimated_samples`` are the seconds that a skipped step would have taken, from its parts in those rounds.
+    ``launches`` and ``waits`` of one step are None where they cannot be counted, see :mod:`.loss_launches`.
     """
 
     contender: str
@@ -75,6 +78,9 @@ class LossResult:
     skipped: str | None = None
     samples: Samples = field(default_factory=dict)
     estimated_samples: Samples = field(default_factory=dict)
+    mode: Mode = "eager"
+    launches: int | None = None
+    waits: int | None = None
 
 
 PART = 20  # a large batch is compared with 1 / PART of its logits
@@ -110,10 +116,12 @@ class LossBench:
     results: list[LossResult]
     large: list[LargeResult] = field(default_factory=list)
 
-    def find(self, contender: str, loss: str | None, size: int, percent: float) -> LossResult | None:
+    def find(
+        self, contender: str, loss: str | None, size: int, percent: float, mode: Mode = "eager"
+    ) -> LossResult | None:
         """Return the result of a contender in a cell, or None; score-based contenders are shared by the losses."""
-        key = (contender, loss if contender in METHODS else None, size, percent)
-        return next((r for r in self.results if (r.contender, r.loss, r.size, r.percent) == key), None)
+        key = (contender, loss if contender in METHODS else None, size, percent, mode)
+        return next((r for r in self.results if (r.contender, r.loss, r.size, r.percent, r.mode) == key), None)
 
     def disturbed(self, size: int, percent: float) -> bool:
         """Return whether a step took much longer in this cell than alone, so that another program must have run."""

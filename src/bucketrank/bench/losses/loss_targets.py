@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bucketrank.bench.losses.loss_contenders import LOSSES
+from bucketrank.bench.flags import device_type
+from bucketrank.bench.losses.loss_contenders import EXACT, LOSSES
 from bucketrank.bench.losses.loss_results import PART, LargeResult, LossBench, LossResult
 from bucketrank.bench.performance_target import PerformanceTarget, performance_target
 from bucketrank.bench.timing import Spread, ratio
@@ -28,15 +29,17 @@ GROWTH = 24.0
 
 
 def loss_targets(bench: LossBench) -> list[PerformanceTarget]:
-    """Return every target for which ``bench`` has numbers.
+    """Return every target for which ``bench`` has numbers; the limits are set for the CPU, so none for other devices.
 
     ``exact`` is the backend that a user gets by default: the fused kernel if it ran, otherwise torch operations.
     """
+    if device_type(bench.settings.device) != "cpu":
+        return []
     return [*_to_focal(bench), *_to_pairwise(bench), *_large(bench.large)]
 
 
 def _exact(bench: LossBench, loss: str, size: int, percent: float) -> LossResult | None:
-    for name in ("exact-fused", "exact-torch"):
+    for name in EXACT:
         result = bench.find(name, loss, size, percent)
         if result is not None and result.samples:
             return result

@@ -1,10 +1,9 @@
-"""Peak extra memory of one step, measured in a process of its own.
+"""Peak extra memory of one step: by torch's allocator on a GPU, otherwise measured in a process of its own.
 
-All allocations count: those of torch, numpy and numba. A server process imports everything and computes nothing; each
-measurement is a fork of it. The fork makes the data, runs the step once on fewer logits (which loads libraries and
-starts threads), returns free memory to the system, resets the kernel's record of the largest resident size, runs the
-step, and reads the record. The gradient counts, the logits and the targets do not. On CUDA the numbers are those of
-torch's allocator.
+In a process of its own all allocations count: those of torch, numpy and numba. A server process imports everything and
+computes nothing; each measurement is a fork of it. The fork makes the data, runs the step once on fewer logits (which
+loads libraries and starts threads), returns free memory to the system, resets the kernel's record of the largest
+resident size, runs the step, and reads the record. The gradient counts, the logits and the targets do not.
 """
 
 from __future__ import annotations
@@ -16,7 +15,10 @@ import subprocess
 import sys
 import traceback
 from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    from bucketrank.bench.losses.loss_modes import Mode
 
 STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
@@ -32,10 +34,48 @@ class MemoryJob(TypedDict):
     seed: int
     device: str
     threads: int
+    mode: Mode
+
+
+def memory_meter(device: str) -> MemoryMeter | AllocatorMeter:
+    """Return the meter for a device; both are context managers that measure one job after another."""
+    from bucketrank.bench.device_memory import has_allocator_statistics
+
+    return AllocatorMeter() if has_allocator_statistics(device) else MemoryMeter()
+
+
+class AllocatorMeter:
+    """Measures in this process, by the statistics of torch's allocator."""
+
+    # A captured step owns its memory from the capture on; a replay allocates nothing.
+    modes: tuple[Mode, ...] = ("eager", "compiled")
+    start_seconds = 0.0
+
+    def __enter__(self) -> AllocatorMeter:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def measure(self, job: MemoryJob) -> int:
+        """Return the peak extra memory of the job in bytes."""
+        from bucketrank.bench.device_memory import peak_allocated
+        from bucketrank.bench.losses.loss_contenders import loss_step
+        from bucketrank.bench.losses.synthetic_logits import draw_logits
+
+        data = draw_logits(job["size"], job["percent"], seed=job["seed"], device=job["device"])
+        # The first call may compile something. A second step has no gradient yet, which counts.
+        first, second = (loss_step(job["name"], job["loss"], data, mode=job["mode"]) for _ in range(2))
+        first()
+        return peak_allocated(second, job["device"])
 
 
 class MemoryMeter:
     """Context manager that owns the server process and measures one job after another."""
+
+    # The compiler would need memory, too.
+    modes: tuple[Mode, ...] = ("eager",)
+    # Seconds to start a process; only the progress bar depends on this.
+    start_seconds = 0.7
 
     def __enter__(self) -> MemoryMeter:
         if not hasattr(os, "fork"):
@@ -80,12 +120,6 @@ def peak_bytes(job: MemoryJob) -> int:
     loss_step(job["name"], job["loss"], draw_logits(fewer, job["percent"], seed=0, device=job["device"]))()
     torch.ones(1 << 20, device=job["device"]).sigmoid_()  # large enough to start torch's threads
     call = loss_step(job["name"], job["loss"], data)
-    if torch.device(job["device"]).type == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        call()
-        return torch.cuda.max_memory_allocated() - before
     before = _reset_peak()
     call()
     return max(_peak() - before, 0)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from bucketrank.bench.device_clock import DeviceClock, seconds_of
 from bucketrank.bench.losses.loss_contenders import DELTAS, QUADRATIC, count_operations, loss_step
+from bucketrank.bench.losses.loss_modes import Mode
 from bucketrank.bench.losses.synthetic_logits import SyntheticLogits
-from bucketrank.bench.timing import seconds_of
 
 # Operations of the first part: less than a tenth of a second on a current processor.
 FIRST_OPERATIONS = 200_000_000
@@ -35,17 +36,18 @@ class StepEstimate(NamedTuple):
 
 
 def estimate_step(
-    name: str, loss: str | None, data: SyntheticLogits, *, apart: float, synchronize: Callable[[], None]
+    name: str, loss: str | None, data: SyntheticLogits, *, apart: float, clock: DeviceClock, mode: Mode = "eager"
 ) -> StepEstimate:
     """Estimate the seconds of a step of the contender ``name``.
 
-    A step whose time is linear in the logits runs whole. A quadratic one is extrapolated from two parts whose times
-    differ by at least ``apart`` seconds: a larger ``apart`` gives a better estimate and takes longer.
+    A step whose time is linear in the logits runs whole; so does a compiled or captured one, as its eager form was not
+    too slow. A quadratic one is extrapolated from two parts whose times differ by at least ``apart`` seconds: a larger
+    ``apart`` gives a better estimate and takes longer.
     """
-    if loss is None or name not in QUADRATIC:
-        run = loss_step(name, loss, data)
+    if loss is None or name not in QUADRATIC or mode != "eager":
+        run = loss_step(name, loss, data, mode=mode)
         run()
-        return StepEstimate(_quickest(run, apart, synchronize))
+        return StepEstimate(_quickest(run, apart, clock))
     whole = data.counts(DELTAS[loss])
 
     def expected_operations(positives: int) -> int:
@@ -55,7 +57,7 @@ def estimate_step(
 
     def part(positives: int) -> StepPart:
         thin = data.thinned(positives)
-        seconds = _quickest(loss_step(name, loss, thin), apart, synchronize)
+        seconds = _quickest(loss_step(name, loss, thin), apart, clock)
         return StepPart(positives, count_operations(name, loss, thin.counts(DELTAS[loss])), seconds)
 
     # The first call may compile or load something.
@@ -86,9 +88,9 @@ def extrapolate(small: StepPart, large: StepPart, cost: int) -> float:
     return large.seconds + (min(slope, proportion) if slope > 0 else proportion) * (cost - large.operations)
 
 
-def _quickest(call: Callable[[], object], apart: float, synchronize: Callable[[], None]) -> float:
+def _quickest(call: Callable[[], object], apart: float, clock: DeviceClock) -> float:
     """Return the least seconds of up to four calls; long calls, which suffer less from a cold start, run less often."""
     seconds: list[float] = []
     while len(seconds) < 4 and sum(seconds) < 4 * apart:
-        seconds.append(seconds_of(call, synchronize))
+        seconds.append(seconds_of(call, clock))
     return min(seconds)

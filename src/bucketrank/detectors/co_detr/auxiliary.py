@@ -79,7 +79,7 @@ class AuxiliaryATSS(nn.Module):
             anchors=1,
             levels=len(STRIDES),
             convs=1,
-            quality=not self.criterion.ranking,
+            quality=self.criterion.quality_branch,
             prior=self.criterion.initial_score,
         )
 

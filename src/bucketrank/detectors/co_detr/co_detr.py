@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torchvision.models.detection.image_list import ImageList
-from torchvision.ops import box_convert, clip_boxes_to_image
+from torchvision.ops import clip_boxes_to_image
 
+from bucketrank.calibration.score_head import ScoreHead
 from bucketrank.catalogue import BackboneSettings, InputSettings, LossSettings
 from bucketrank.catalogue.detector_specs import CoDETRSettings
 from bucketrank.detectors.backbone import Backbone
@@ -19,20 +18,17 @@ from bucketrank.detectors.co_detr.geometry import Geometry
 from bucketrank.detectors.co_detr.level_projection import LevelProjection, normalised
 from bucketrank.detectors.co_detr.proposals import Proposer
 from bucketrank.detectors.co_detr.queries import AuxiliaryQueries
+from bucketrank.detectors.co_detr.query_matching import QueryLayer, QueryMatching, image_scales, in_pixels
 from bucketrank.detectors.co_detr.transformer import Encoder, TransformerSettings
 from bucketrank.detectors.criterion import Assigned, Criterion, HeadRecipe, LossTerms, build_criterion, named
 from bucketrank.detectors.detector import Detector
 from bucketrank.detectors.postprocess import best_entries
 from bucketrank.detectors.targets import Target
-from bucketrank.ops.assignment import assign_hungarian
 from bucketrank.suggestions import require_choice
 
 # The published weights: classification 2, L1 5 = 2 * 2.5 and GIoU 2. RS loss balances the box losses instead.
 RECIPE = HeadRecipe(ranking_weight=2.0, scored_weight=2.0, l1_weight=2.5, prior=0.01, confident=False)
 RANKING_CLASS_COST, SCORED_CLASS_COST = 4.0, 2.0
-
-# From the logits and boxes of the queries of one layer to the object of each query, per image.
-Matching = Callable[[Tensor, Tensor], list[Tensor]]
 
 
 class CoDETR(Detector):
@@ -74,7 +70,9 @@ class CoDETR(Detector):
             freeze_affine(self.backbone)
         self.criterion = build_criterion(loss, RECIPE)
         published = RANKING_CLASS_COST if self.criterion.ranking else SCORED_CLASS_COST
-        self.class_cost = published if settings.class_cost is None else settings.class_cost
+        self.matching = QueryMatching(
+            published if settings.class_cost is None else settings.class_cost, *self.criterion.matching_focal
+        )
         self.detections = settings.detections
         score = self.criterion.initial_score
         self.neck = LevelProjection(self.backbone.channels, channels)
@@ -104,24 +102,27 @@ class CoDETR(Detector):
         geometry, memory = self.encode(images, features)
         proposals = self.proposer(memory, geometry)
         one_class = [each | {"labels": torch.zeros_like(each["labels"])} for each in ground_truths]
-        match = self.matching(one_class, images.image_sizes, valid=proposals.valid)
-        proposed = [Decoded(proposals.logits, proposals.boxes)]
-        assigned = {"encoder": self.assign_layers(proposed, match, one_class, images)}
-
         decoded = self.decoder(self.selected(proposals.best(self.selected.count)), memory, geometry)
-        match = self.matching(ground_truths, images.image_sizes)
-        assigned["decoder"] = self.assign_layers(decoded, match, ground_truths, images)
+        layers = [QueryLayer(Decoded(proposals.logits, proposals.boxes), one_class, proposals.valid)]
+        layers += [QueryLayer(layer, ground_truths) for layer in decoded]
+        encoder, *decoder = self.matching.assign(layers, images.image_sizes)
+        assigned = {"encoder": [encoder], "decoder": decoder}
 
         maps = geometry.maps(memory)
         if self.fifth is not None:
             maps.append(self.fifth(maps[-1]))
         auxiliary_terms: LossTerms = {}
+        scales = image_scales(images.image_sizes, memory.device)
         for name, head in self.auxiliary.items():
             head_terms, candidates = head(images, maps, ground_truths)
             queries, matches = self.auxiliary_queries[name](candidates, images.image_sizes)
             decoded = self.decoder(queries, memory, geometry)
-            known = self.assign_layers(decoded, lambda *_, known=matches: known, ground_truths, images)
-            assigned[f"{name}_queries"] = known
+            assigned[f"{name}_queries"] = Assigned.from_queries(
+                [(layer.logits, layer.boxes) for layer in decoded],
+                matches=matches,
+                ground_truths=ground_truths,
+                scales=scales,
+            )
             auxiliary_terms |= head_terms
         return self.summed_layers(assigned) | auxiliary_terms
 
@@ -130,45 +131,6 @@ class CoDETR(Detector):
         height, width = images.tensors.shape[-2:]
         geometry = Geometry.of(features, (height, width), images.image_sizes)
         return geometry, self.encoder(features, geometry)
-
-    def matching(
-        self, ground_truths: list[Target], image_sizes: list[tuple[int, int]], valid: Tensor | None = None
-    ) -> Matching:
-        """Return the Hungarian matching of one query to one object; only queries in ``valid`` (B, Q) take part."""
-        alpha, gamma = self.criterion.matching_focal
-
-        def match(logits: Tensor, boxes: Tensor) -> list[Tensor]:
-            return [
-                assign_hungarian(
-                    in_pixels(boxes[image].detach(), size),
-                    ground_truth["boxes"],
-                    logits=logits[image].detach(),
-                    labels=ground_truth["labels"],
-                    image_size=size,
-                    class_cost=self.class_cost,
-                    alpha=alpha,
-                    gamma=gamma,
-                    valid=None if valid is None else valid[image],
-                )
-                for image, (ground_truth, size) in enumerate(zip(ground_truths, image_sizes, strict=True))
-            ]
-
-        return match
-
-    def assign_layers(
-        self, layers: list[Decoded], match: Matching, ground_truths: list[Target], images: ImageList
-    ) -> list[Assigned]:
-        """Return the input of the criterion for each layer of a decoder; each layer is matched on its own."""
-        return [
-            Assigned.from_queries(
-                layer.logits,
-                layer.boxes,
-                matches=match(layer.logits, layer.boxes),
-                ground_truths=ground_truths,
-                image_sizes=images.image_sizes,
-            )
-            for layer in layers
-        ]
 
     def summed_layers(self, assigned: dict[str, list[Assigned]]) -> LossTerms:
         """Return the loss terms of each part, summed over its layers. One call ranks all layers, each on its own."""
@@ -184,24 +146,23 @@ class CoDETR(Detector):
         # The inputs are the encoder's proposals, then each layer of the decoder, of which the last detects.
         return self.criterion, len(self.decoder.layers)
 
+    def score_head(self) -> ScoreHead:
+        # The proposals and the earlier layers have classifiers of their own, which do not score detections.
+        last: nn.Linear = self.decoder.classes[-1]  # type: ignore[assignment]
+        return ScoreHead("sigmoid", layers=(last,), columns=self.num_classes)
+
     def detect(self, images: ImageList, features: list[Tensor]) -> list[dict[str, Tensor]]:
         geometry, memory = self.encode(images, features)
         boxes = self.proposer(memory, geometry).best(self.selected.count)
         last = self.decoder(self.selected(boxes), memory, geometry)[-1]
+        scales = image_scales(images.image_sizes, memory.device)
         results = []
         for image, size in enumerate(images.image_sizes):
             scores = self.criterion.scores(last.logits[image])
             values, rows, labels = best_entries(scores, limit=self.detections, threshold=-1.0)
-            best_boxes = clip_boxes_to_image(in_pixels(last.boxes[image, rows], size), size)
+            best_boxes = clip_boxes_to_image(in_pixels(last.boxes[image, rows], scales[image]), size)
             results.append({"boxes": best_boxes, "scores": values, "labels": labels})
         return results
-
-
-def in_pixels(boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    """Convert (cx, cy, w, h) in units of an image of (height, width) to (x1, y1, x2, y2) in pixels."""
-    height, width = size
-    corners: Tensor = box_convert(boxes.float(), "cxcywh", "xyxy") * boxes.new_tensor([width, height, width, height])
-    return corners
 
 
 def freeze_affine(backbone: Backbone) -> None:

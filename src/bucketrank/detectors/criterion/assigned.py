@@ -12,6 +12,10 @@ from torchvision.models.detection._utils import BoxCoder
 from torchvision.ops import box_convert
 
 from bucketrank.ops.assignment import IGNORED
+from bucketrank.ops.boxes import paired_iou
+
+# The target of a positive whose box does not overlap its object. It must exceed 0, the target of a negative.
+SMALLEST_LABEL = 1e-6
 
 # The targets (P,) of the quality branch, from the anchors, predicted boxes and objects of P positives.
 Quality = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -52,6 +56,11 @@ class Assigned:
         targets = torch.zeros_like(self.logits)
         targets[self.rows, self.labels[self.rows]] = values.to(targets.dtype) if isinstance(values, Tensor) else values
         return targets.masked_fill_((self.labels == IGNORED)[:, None], -1)
+
+    @cached_property
+    def ious(self) -> Tensor:
+        """(P,) the IoU of each positive's box with its object, without gradient, at least SMALLEST_LABEL."""
+        return paired_iou(self.boxes.detach(), self.objects).clamp(min=SMALLEST_LABEL)
 
     @classmethod
     def from_candidates(
@@ -95,41 +104,48 @@ class Assigned:
     @classmethod
     def from_queries(
         cls,
-        logits: Tensor,
-        boxes: Tensor,
+        layers: Sequence[tuple[Tensor, Tensor]],
         *,
         matches: Sequence[Tensor],
         ground_truths: Sequence[dict[str, Tensor]],
-        image_sizes: Sequence[tuple[int, int]],
-    ) -> Assigned:
-        """Build the input of a criterion from a DETR's queries.
+        scales: Tensor,
+        rows: Tensor | None = None,
+    ) -> list[Assigned]:
+        """Build the inputs of a criterion from the layers of a DETR's decoder, all with the same ``matches``.
 
-        ``logits`` is (B, Q, C), ``boxes`` (B, Q, 4) as (cx, cy, w, h) in units of the image, ``matches`` (Q,) per
-        image, and a size in ``image_sizes`` is (height, width).
+        A layer is its logits (B, Q, C) and its boxes (B, Q, 4) as (cx, cy, w, h) in units of the image. Per image,
+        ``matches`` is (Q,) and ``scales`` (B, 4) holds width, height, width and height. ``rows`` (P,) are the positive
+        rows if they are known; otherwise the host waits for them.
         """
-        labels, image_index, rows, objects = _targets_of(matches, ground_truths)
-        scales = torch.tensor([(width, height) * 2 for height, width in image_sizes], device=boxes.device).float()
+        labels, image_index, rows, objects = _targets_of(matches, ground_truths, rows)
         scales = scales[image_index[rows]]
-        relative_boxes = boxes.flatten(0, 1)[rows].float()
-        return cls(
-            logits=logits.flatten(0, 1).float(),
-            labels=labels,
-            image_index=image_index,
-            boxes=box_convert(relative_boxes, "cxcywh", "xyxy") * scales,
-            objects=objects,
-            box_deltas=relative_boxes,
-            target_deltas=box_convert(objects / scales, "xyxy", "cxcywh"),
-            positive_rows=rows,
-        )
+        target_deltas = box_convert(objects / scales, "xyxy", "cxcywh")
+        assigned = []
+        for logits, boxes in layers:
+            relative_boxes = boxes.flatten(0, 1)[rows].float()
+            assigned.append(
+                cls(
+                    logits=logits.flatten(0, 1).float(),
+                    labels=labels,
+                    image_index=image_index,
+                    boxes=box_convert(relative_boxes, "cxcywh", "xyxy") * scales,
+                    objects=objects,
+                    box_deltas=relative_boxes,
+                    target_deltas=target_deltas,
+                    positive_rows=rows,
+                )
+            )
+        return assigned
 
 
 def _targets_of(
-    matches: Sequence[Tensor], ground_truths: Sequence[dict[str, Tensor]]
+    matches: Sequence[Tensor], ground_truths: Sequence[dict[str, Tensor]], rows: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the label (R,) and the image (R,) of every row, the positive rows (P,) and their objects (P, 4)."""
     image_index = torch.cat([torch.full_like(match, image) for image, match in enumerate(matches)])
     labels = torch.cat(list(matches))
-    rows = torch.where(labels >= 0)[0]  # the host waits here, and only here
+    if rows is None:
+        rows = torch.where(labels >= 0)[0]  # the host waits here, and only here
     first, numbers = 0, []  # objects are numbered through the images
     for match, ground_truth in zip(matches, ground_truths, strict=True):
         numbers.append(match + first)

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bucketrank.catalogue import LossSettings
 from bucketrank.detectors.criterion.assigned import Assigned
 from bucketrank.detectors.ranking_scope import SCOPES
+from bucketrank.losses import self_balance
 from bucketrank.ops.boxes import giou_loss
 
 LossTerms = dict[str, Tensor]
@@ -38,7 +40,10 @@ class HeadRecipe:
 class Criterion(nn.Module):
     """Base class of the criteria: properties that a head reads when it is built, and parts that the losses share."""
 
-    ranking = False  # whether it is a ranking loss, which needs no sampling and no quality branch
+    ranking = False  # whether it is a ranking loss, which needs no sampling
+    quality_branch = False  # whether scores are multiplied by a predicted quality, as the loss does not see the IoU
+    always_giou = True  # whether the published box loss is GIoU in every detector; otherwise the head's recipe says it
+    balances_boxes = False  # whether the published box loss is scaled to the classification loss
     prior: float | None = None  # initial probability that the loss requires; None: the head's
     classification_terms: ClassVar[tuple[str, ...]] = ("cls",)  # the names of the terms that train the logits
     matching_focal = (0.25, 2.0)  # alpha and gamma of the class cost in Hungarian matching
@@ -49,7 +54,8 @@ class Criterion(nn.Module):
         self.scope = SCOPES[settings.ranking_scope]()
         published = recipe.ranking_box_weight if self.ranking else recipe.scored_box_weight
         self.box_weight = published if settings.box_weight is None else settings.box_weight
-        self.box_loss = settings.box_loss or ("giou" if self.ranking else recipe.box_loss)
+        self.box_loss = settings.box_loss or ("giou" if self.always_giou else recipe.box_loss)
+        self.box_balance = self.balances_boxes if settings.box_balance is None else settings.box_balance
 
     @property
     def samples(self) -> bool:
@@ -112,7 +118,7 @@ class Criterion(nn.Module):
         """Return the box loss (P,) of each positive."""
         if self.box_loss == "giou":
             return giou_loss(assigned.boxes, assigned.objects)
-        return delta_errors(assigned, beta=1.0 if self.box_loss == "smooth_l1" else 0.0)
+        return delta_errors(assigned, beta=self.settings.smooth_l1_beta if self.box_loss == "smooth_l1" else 0.0)
 
     def box_parts(self, assigned: Assigned) -> dict[str, tuple[float, Tensor]]:
         """Return the box losses by name: each with its weight relative to the classification, and its errors (P,)."""
@@ -120,6 +126,35 @@ class Criterion(nn.Module):
         if self.recipe.l1_weight is not None:
             parts["l1"] = (self.recipe.l1_weight, delta_errors(assigned, beta=0.0))
         return parts
+
+    def box_weights(self, assigned: Assigned) -> Tensor | None:
+        """Return the weight (P,) of each positive in the mean of a box loss; None: they count equally."""
+        if self.settings.box_confidence is None:
+            return self.published_box_weights(assigned)
+        return self.confidences(assigned) if self.settings.box_confidence else None
+
+    def published_box_weights(self, assigned: Assigned) -> Tensor | None:
+        """Return the weights as published for this loss."""
+        return None
+
+    def confidences(self, assigned: Assigned) -> Tensor:
+        """Return the highest score (P,) of any class of each positive, without gradient."""
+        return self.scores(assigned.logits[assigned.rows].detach()).amax(1)
+
+    def box_terms(self, assigned: Assigned, classification: Tensor, norm: Tensor | None = None) -> LossTerms:
+        """Return the box losses by name: each a mean over the positives, weighted or scaled to ``classification``.
+
+        If the positives count equally, ``norm`` divides the sum of their errors; by default it is their number.
+        """
+        weights = self.box_weights(assigned)
+        terms = {}
+        for name, (weight, errors) in self.box_parts(assigned).items():
+            if weights is None and norm is not None:
+                mean = self.scope.total(errors.sum()) / norm
+            else:
+                mean = self.mean(errors, torch.ones_like(errors) if weights is None else weights)
+            terms[name] = self_balance(mean, to=classification) if self.box_balance else weight * mean
+        return terms
 
     def mean(self, values: Tensor, weights: Tensor) -> Tensor:
         """Return the weighted mean of ``values`` over the ranking scope; 0 if there are none."""

@@ -11,12 +11,8 @@ from torch import Tensor
 from bucketrank.catalogue import RankingSettings
 from bucketrank.catalogue.loss_specs import ALRPSettings, APSettings
 from bucketrank.detectors.criterion.assigned import Assigned
-from bucketrank.detectors.criterion.base import Criterion, HeadRecipe, LossTerms, confidences, dice_errors
+from bucketrank.detectors.criterion.base import Criterion, HeadRecipe, LossTerms, dice_errors
 from bucketrank.losses import alrp_loss, ap_loss, dr_loss, rank_sort_loss, self_balance
-from bucketrank.ops.boxes import paired_iou
-
-# The target of a positive whose box does not overlap its object. It must exceed 0, the target of a negative.
-SMALLEST_LABEL = 1e-6
 
 COCO_EPOCH = 7330  # iterations over the COCO training images with objects, 16 per batch
 
@@ -29,11 +25,11 @@ class Ranked(Criterion):
     ranks_parts = False  # whether one call of the loss can rank parts of a list apart, by a keyword ``sizes``
 
     def terms(self, assigned: Assigned) -> LossTerms:
-        """Return the ranking, and the box losses with fixed weights."""
+        """Return the ranking and the box losses."""
         (rank,) = self.scope.rank(
             self.loss, assigned.logits, assigned.targets(1.0), image_index=assigned.image_index, parts=self.ranks_parts
         )
-        return {"rank": rank, **self.weighted_box_terms(assigned)}
+        return {"rank": rank, **self.box_terms(assigned, rank)}
 
     def loss(self, logits: Tensor, targets: Tensor, errors: Tensor | None) -> Sequence[Tensor]:
         """Return the terms of the loss of one ranking.
@@ -45,20 +41,8 @@ class Ranked(Criterion):
     def list_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         return torch.stack([*self.loss(logits, targets, None)]).sum()
 
-    def box_terms(self, assigned: Assigned) -> dict[str, tuple[float, Tensor]]:
-        """Return the box losses by name, each with its weight.
-
-        Each is a mean over the positives, weighted by confidence unless the head's recipe says otherwise. The
-        confidence is the highest score of any class, as in the published code.
-        """
-        weights = confidences(assigned.logits[assigned.rows])
-        weights = weights if self.recipe.confident else torch.ones_like(weights)
-        parts = self.box_parts(assigned).items()
-        return {name: (weight, self.mean(errors, weights)) for name, (weight, errors) in parts}
-
-    def weighted_box_terms(self, assigned: Assigned) -> LossTerms:
-        """Return the weighted box losses by name, for losses that do not balance them."""
-        return {name: weight * term for name, (weight, term) in self.box_terms(assigned).items()}
+    def published_box_weights(self, assigned: Assigned) -> Tensor | None:
+        return self.confidences(assigned) if self.recipe.confident else None
 
     def masks(self, logits: Tensor, targets: Tensor, *, confidences: Tensor, balance: Tensor) -> Tensor:
         return self.mean(dice_errors(logits, targets), confidences)
@@ -98,21 +82,15 @@ class SmoothedRanked(Ranked):
 class RankSort(SmoothedRanked):
     """RS loss (BRS with ``method="bucketed"``). Box and mask losses are scaled to its value: no weight needs tuning."""
 
+    balances_boxes = True
     classification_terms: ClassVar[tuple[str, ...]] = ("rank", "sort")
 
     def terms_of_all(self, batch: Sequence[Assigned]) -> list[LossTerms]:
-        values = self.rank_all(batch, [self.iou_targets(assigned) for assigned in batch])
-        return [self.balanced_terms(assigned, *pair) for assigned, pair in zip(batch, values, strict=True)]
-
-    def iou_targets(self, assigned: Assigned) -> Tensor:
-        """Return targets (R, C) with the IoU of each positive's box."""
-        return assigned.targets(paired_iou(assigned.boxes.detach(), assigned.objects).clamp(min=SMALLEST_LABEL))
-
-    def balanced_terms(self, assigned: Assigned, ranking: Tensor, sorting: Tensor) -> LossTerms:
-        """Return the terms of the loss, and the box losses scaled to their sum."""
-        box_terms = self.box_terms(assigned).items()
-        balanced = {name: self_balance(term, to=ranking + sorting) for name, (_, term) in box_terms}
-        return {"rank": ranking, "sort": sorting, **balanced}
+        values = self.rank_all(batch, [assigned.targets(assigned.ious) for assigned in batch])
+        return [
+            {"rank": ranking, "sort": sorting, **self.box_terms(assigned, ranking + sorting)}
+            for assigned, (ranking, sorting) in zip(batch, values, strict=True)
+        ]
 
     def loss(self, logits: Tensor, targets: Tensor, errors: Tensor | None, **parts: Any) -> Sequence[Tensor]:
         return rank_sort_loss(logits, targets, delta=self.delta, method=self.settings.method, **parts)
@@ -129,7 +107,7 @@ class AveragePrecision(SmoothedRanked):
     def terms_of_all(self, batch: Sequence[Assigned]) -> list[LossTerms]:
         values = self.rank_all(batch, [assigned.targets(1.0) for assigned in batch])
         pairs = zip(batch, values, strict=True)
-        return [{"rank": rank, **self.weighted_box_terms(assigned)} for assigned, (rank,) in pairs]
+        return [{"rank": rank, **self.box_terms(assigned, rank)} for assigned, (rank,) in pairs]
 
     def loss(self, logits: Tensor, targets: Tensor, errors: Tensor | None, **parts: Any) -> Sequence[Tensor]:
         settings = self.settings

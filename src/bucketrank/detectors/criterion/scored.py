@@ -16,17 +16,25 @@ from bucketrank.ops.assignment import IGNORED, NEGATIVE
 class Scored(Criterion):
     """Base class of the score-based losses: classification, boxes, and the quality branch if the head has one."""
 
+    quality_branch = True
+    always_giou = False
+
     def terms(self, assigned: Assigned) -> LossTerms:
         used = torch.where(assigned.labels != IGNORED)[0]
-        count = len(used if self.samples else assigned.rows)
-        norm = self.scope.total(torch.full((), float(count), device=used.device)).clamp(min=1)
-        terms = {"cls": self.scope.total(self.classification(assigned.logits[used], assigned.labels[used])) / norm}
-        parts = self.box_parts(assigned).items()
+        norm = self.norm(len(used if self.samples else assigned.rows), used.device)
+        classification = self.scope.total(self.classification(assigned.logits[used], assigned.labels[used])) / norm
+        terms = {"cls": classification, **self.box_terms(assigned, classification, norm)}
         if assigned.quality_logits is None or assigned.quality_targets is None:
-            return terms | {name: weight * self.scope.total(errors.sum()) / norm for name, (weight, errors) in parts}
+            return terms
         quality = F.binary_cross_entropy_with_logits(assigned.quality_logits, assigned.quality_targets, reduction="sum")
-        boxes = {name: weight * self.mean(errors, assigned.quality_targets) for name, (weight, errors) in parts}
-        return terms | boxes | {"quality": self.recipe.quality_weight * self.scope.total(quality) / norm}
+        return terms | {"quality": self.recipe.quality_weight * self.scope.total(quality) / norm}
+
+    def norm(self, count: int, device: torch.device) -> Tensor:
+        """Return the number of rows, over all processes that are trained together, by which sums are divided."""
+        return self.scope.total(torch.full((), float(count), device=device)).clamp(min=1)
+
+    def published_box_weights(self, assigned: Assigned) -> Tensor | None:
+        return assigned.quality_targets
 
     def classification(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the sum of the loss over candidates (R, C), none of which is ignored."""

@@ -1,4 +1,4 @@
-"""Replace the losses of an existing torchvision detector by a ranking loss, in place.
+"""Replace the losses of an existing torchvision detector by a ranking loss, in place, and calibrate its scores.
 
 >>> import torch
 >>> from torchvision.models.detection import retinanet_resnet50_fpn
@@ -15,5 +15,6 @@ from bucketrank.integrations.torchvision.expected_signatures import check_signat
 check_signatures()  # before the import below, which subclasses what is checked
 
 from bucketrank.integrations.torchvision.switch import undo, use_ranking_loss  # noqa: E402
+from bucketrank.integrations.torchvision.torchvision_scores import calibrate, score_head  # noqa: E402
 
-__all__ = ["undo", "use_ranking_loss"]
+__all__ = ["calibrate", "score_head", "undo", "use_ranking_loss"]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bucketrank.choices import Method
 from bucketrank.integrations.ranking_loss import LossName, RankingLoss
-from bucketrank.integrations.transformers.criterion import Target
+from bucketrank.integrations.transformers.layer_ranking import Target
 from bucketrank.integrations.transformers.layouts import (
     LossInput,
     LossOutput,
@@ -133,7 +133,7 @@ def use_ranking_loss(
     weights: call this function again after ``from_pretrained``.
     """
     settings = Settings(RankingLoss(loss, method, delta, box_weight), class_cost)
-    family_loss = _family_loss("use_ranking_loss", model)
+    family_loss = supported_family("use_ranking_loss", model)
     if not getattr(model.config, "use_focal_loss", True):
         raise TypeError(f"use_ranking_loss: expected config.use_focal_loss to be True, got False: {_SOFTMAX}")
     if class_cost is not None and not class_cost >= 0:
@@ -158,7 +158,7 @@ def undo(model: Model) -> Model:
     Raises ``TypeError`` for a model that :func:`use_ranking_loss` does not support, and ``ValueError`` for a supported
     model that has no ranking loss.
     """
-    _family_loss("undo", model)
+    supported_family("undo", model)
     function = _ranking_function(model)
     if function is None:
         raise ValueError(
@@ -178,7 +178,7 @@ def _ranking_function(model: nn.Module) -> LossFunction | None:
     return function if isinstance(function, LossFunction) else None
 
 
-def _family_loss(caller: str, model: nn.Module) -> FamilyLoss:
+def supported_family(caller: str, model: nn.Module) -> FamilyLoss:
     """Return the loss of the model's family; raise ``TypeError`` if the model is not supported."""
     # Compared by name, because importing the classes would import all of these models.
     bases = [base.__name__ for base in type(model).__mro__ if base.__module__.startswith("transformers.")]

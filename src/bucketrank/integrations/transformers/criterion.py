@@ -5,77 +5,83 @@ Matching, box losses, auxiliary layers and the names and normalisation of the te
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bucketrank.integrations.matched_queries import Matching
 from bucketrank.integrations.ranking_loss import RankingLoss
-from bucketrank.ops.boxes import paired_iou
-
-Target = dict[str, Tensor]
-Matching = Sequence[tuple[Tensor, Tensor]]  # per image: the indices of matched queries and of their objects
+from bucketrank.integrations.transformers.layer_ranking import Layer, Target, matching_on, rank_layers
+from bucketrank.losses import self_balance
 
 CLASSIFICATION = ("labels", "vfl", "mal")  # the names of the classification loss in the library's criteria
 BOX_TERMS = ("loss_bbox", "loss_giou")
 RANKING_TERMS = ("loss_rank", "loss_sort")
 
 
-def replace_classification(criterion: Any, ranking_loss: RankingLoss, class_cost: float | None) -> Any:
-    """Put ``ranking_loss`` into a new criterion of the library, and ``class_cost``, if given, into its matcher."""
-    library_loss: Callable[..., dict[str, Tensor]] = criterion.get_loss
+class RankingCriterion:
+    """A new criterion of the library whose layers are ranked, all in one call, instead of classified one by one.
+
+    ``class_cost``, if not None, replaces the class cost of its matcher.
+    """
+
+    def __init__(self, library: Any, ranking_loss: RankingLoss, class_cost: float | None) -> None:
+        self.library, self.ranking_loss = library, ranking_loss
+        self.library_loss = library.get_loss
+        self.layers: list[Layer] = []
+        # The matchings on the device of the logits, each with the library's matching, by the id of the latter.
+        self.on_device: dict[int, tuple[Matching, Matching]] = {}
+        library.get_loss = self.get_loss
+        if class_cost is not None:
+            library.matcher.class_cost = class_cost
 
     def get_loss(
-        loss: str, outputs: dict[str, Tensor], targets: list[Target], indices: Matching, num_boxes: float
+        self, loss: str, outputs: dict[str, Tensor], targets: list[Target], indices: Matching, num_boxes: float
     ) -> dict[str, Tensor]:
+        """Return a loss of one layer as the library does, but only keep the layer where it is to be classified."""
+        if id(indices) not in self.on_device:
+            # The library indexes with tensors on the CPU: on a GPU every such index would be a transfer and a wait.
+            self.on_device[id(indices)] = indices, matching_on(outputs["logits"].device, indices)
+        matching = self.on_device[id(indices)][1]
         if loss in CLASSIFICATION:
-            return rank_queries(ranking_loss, outputs, targets, indices)
-        return library_loss(loss, outputs, targets, indices, num_boxes)
+            self.layers.append(Layer(outputs["logits"], outputs["pred_boxes"], targets, matching))
+            return {}
+        terms: dict[str, Tensor] = self.library_loss(loss, outputs, targets, matching, num_boxes)
+        return terms
 
-    criterion.get_loss = get_loss
-    if class_cost is not None:
-        criterion.matcher.class_cost = class_cost
-    return criterion
-
-
-def rank_queries(
-    ranking_loss: RankingLoss, outputs: dict[str, Tensor], targets: list[Target], indices: Matching
-) -> dict[str, Tensor]:
-    """Rank all (query, class) pairs of a layer, over the whole batch; the matched pairs are the positives."""
-    logits, boxes = outputs["logits"], outputs["pred_boxes"].detach()  # (B, Q, C), (B, Q, 4)
-    matched = list(zip(targets, indices, strict=True))
-    image = torch.cat([torch.full_like(queries, b) for b, (queries, _) in enumerate(indices)]).to(logits.device)
-    query = torch.cat([queries for queries, _ in indices]).to(logits.device)
-    classes = torch.cat([target["class_labels"][objects] for target, (_, objects) in matched])
-    object_boxes = torch.cat([target["boxes"][objects] for target, (_, objects) in matched])
-    labels = torch.zeros_like(logits)
-    ious = centre_size_iou(boxes[image, query], object_boxes)
-    labels[image, query, classes] = ranking_loss.labels(ious).to(labels.dtype)
-    return {f"loss_{name}": value for name, value in ranking_loss.terms(logits, labels).items()}
-
-
-def centre_size_iou(boxes: Tensor, objects: Tensor) -> Tensor:
-    """Return the IoU of each box with the object in the same row, both (n, 4) as relative (cx, cy, w, h)."""
-    boxes, objects = (torch.cat([b[:, :2] - b[:, 2:] / 2, b[:, :2] + b[:, 2:] / 2], 1) for b in (boxes, objects))
-    return paired_iou(boxes, objects, smallest_union=torch.finfo(boxes.dtype).tiny)
-
-
-def balance(losses: dict[str, Tensor], ranking_loss: RankingLoss) -> dict[str, Tensor]:
-    """Self-balance L1 and GIoU loss of every layer, each to the value of that layer's ranking loss.
-
-    With a ``box_weight`` the losses are returned as they are: the fixed weights enter in the sum.
-    """
-    if ranking_loss.box_weight is not None:
+    def box_losses(self, outputs: dict[str, Any], targets: list[Target]) -> dict[str, Tensor]:
+        """Return the terms of the library's criterion for all layers, without those that classify."""
+        losses: dict[str, Tensor] = self.library(outputs, targets)
         return losses
-    balanced = dict(losses)
-    for key in losses:
-        for stem in BOX_TERMS:
-            if key.startswith(stem):
-                layer = key.removeprefix(stem)
-                terms = [losses[name + layer] for name in RANKING_TERMS if name + layer in losses]
-                balanced[key] = ranking_loss.weigh_box_loss(losses[key], terms)
-    return balanced
+
+    def with_rankings(self, losses: dict[str, Tensor], *, weight: float = 1) -> dict[str, Tensor]:
+        """Add the ranking terms of all layers, times ``weight``, before the box terms of their layer.
+
+        ``losses`` are the terms of :meth:`box_losses`. L1 and GIoU loss of every layer are self-balanced, each to the
+        ranking loss of that layer. With a ``box_weight`` they stay as they are: the fixed weights enter in the sum.
+        """
+        suffixes = [key.removeprefix("loss_bbox") for key in losses if key.startswith("loss_bbox")]
+        values = [weight * term for term in rank_layers(self.ranking_loss, self.layers).values()]
+        # This object and the library's criterion refer to each other, so Python frees them late. Free the layers now.
+        self.layers, self.on_device = [], {}
+        totals = torch.stack(values).sum(0)
+        # The library computes the box terms of the layers in the order in which it classifies the layers.
+        of_layers = zip(suffixes, zip(*(value.unbind() for value in values), strict=True), totals, strict=True)
+        rankings = {suffix: (terms, total) for suffix, terms, total in of_layers}
+        complete = {}
+        for key, value in losses.items():
+            stem = next((stem for stem in BOX_TERMS if key.startswith(stem)), None)
+            if stem is None:
+                complete[key] = value
+                continue
+            suffix = key.removeprefix(stem)
+            terms, total = rankings[suffix]
+            if stem == BOX_TERMS[0]:
+                complete |= {name + suffix: term for name, term in zip(RANKING_TERMS, terms, strict=False)}
+            complete[key] = value if self.ranking_loss.box_weight is not None else self_balance(value, to=total)
+        return complete
 
 
 def weighted_sum(losses: dict[str, Tensor], weights: Mapping[str, float]) -> Tensor:

@@ -20,11 +20,10 @@ from bucketrank.integrations.ranking_loss import RankingLoss
 from bucketrank.integrations.transformers.criterion import (
     BOX_TERMS,
     RANKING_TERMS,
-    Target,
-    balance,
-    replace_classification,
+    RankingCriterion,
     weighted_sum,
 )
+from bucketrank.integrations.transformers.layer_ranking import Target
 from bucketrank.integrations.transformers.library import library_class
 
 LossOutput = tuple[Tensor, dict[str, Tensor], list[dict[str, Tensor]] | None]  # loss, its terms, auxiliary outputs
@@ -54,12 +53,12 @@ class LossInput:
 
 def detr_loss(inputs: LossInput, settings: Settings) -> LossOutput:
     """Compute the loss of Deformable DETR, DAB-DETR and Conditional DETR."""
-    criterion = replace_classification(_detr_criterion(inputs.config), settings.ranking_loss, settings.class_cost)
+    criterion = RankingCriterion(_detr_criterion(inputs.config), settings.ranking_loss, settings.class_cost)
     outputs, auxiliary = _layers_first(inputs)
-    losses = criterion(outputs, inputs.labels)
+    losses = criterion.box_losses(outputs, inputs.labels)
     if inputs.proposals is not None:
         losses |= _proposal_losses(criterion, inputs.proposals, inputs.labels)
-    losses = balance(losses, settings.ranking_loss)
+    losses = criterion.with_rankings(losses)
     return weighted_sum(losses, _weights(inputs.config, settings.ranking_loss, class_weight=1)), losses, auxiliary
 
 
@@ -70,7 +69,7 @@ def grouped_detr_loss(inputs: LossInput, settings: Settings) -> LossOutput:
     matcher = library_class("loss_lw_detr", "LwDetrHungarianMatcher")(
         class_cost=config.class_cost, bbox_cost=config.bbox_cost, giou_cost=config.giou_cost
     )
-    criterion = replace_classification(
+    criterion = RankingCriterion(
         library_class("loss_lw_detr", "LwDetrImageLoss")(
             matcher, config.num_labels, config.focal_alpha, ["labels", "boxes", "cardinality"], groups
         ),
@@ -79,7 +78,7 @@ def grouped_detr_loss(inputs: LossInput, settings: Settings) -> LossOutput:
     )
     outputs, auxiliary = _layers_first(inputs)
     outputs["enc_outputs"] = _layer(inputs.extras["enc_outputs_class"], inputs.extras["enc_outputs_coord"])
-    losses = balance(criterion(outputs, inputs.labels), settings.ranking_loss)
+    losses = criterion.with_rankings(criterion.box_losses(outputs, inputs.labels))
     class_weight = getattr(config, "class_loss_coefficient", 1)  # transformers 5.0 has no such setting
     return weighted_sum(losses, _weights(config, settings.ranking_loss, class_weight)), losses, auxiliary
 
@@ -128,7 +127,9 @@ def _layers_first(inputs: LossInput) -> tuple[dict[str, Any], list[dict[str, Ten
     return outputs | {"auxiliary_outputs": auxiliary}, auxiliary
 
 
-def _proposal_losses(criterion: Any, proposals: tuple[Tensor, Tensor], labels: list[Target]) -> dict[str, Tensor]:
+def _proposal_losses(
+    criterion: RankingCriterion, proposals: tuple[Tensor, Tensor], labels: list[Target]
+) -> dict[str, Tensor]:
     """Return the losses of the encoder's proposals in Deformable DETR, for which transformers has no loss.
 
     The model keeps the tokens with the highest logit of class 0, for objects of any class. So only this logit is ranked
@@ -136,8 +137,8 @@ def _proposal_losses(criterion: Any, proposals: tuple[Tensor, Tensor], labels: l
     """
     logits, box_logits = proposals
     objects = [{**target, "class_labels": torch.zeros_like(target["class_labels"])} for target in labels]
-    criterion.losses = ["labels", "boxes"]
-    losses = criterion(_layer(logits[..., :1], box_logits.sigmoid()), objects)
+    criterion.library.losses = ["labels", "boxes"]
+    losses = criterion.box_losses(_layer(logits[..., :1], box_logits.sigmoid()), objects)
     return {f"{key}_enc": value for key, value in losses.items()}
 
 
@@ -154,11 +155,10 @@ def _denoising_detr_loss(
     inputs: LossInput, settings: Settings, library_criterion: Any, classification: str
 ) -> LossOutput:
     ranking_loss = settings.ranking_loss
-    criterion = replace_classification(library_criterion(inputs.config), ranking_loss, settings.class_cost)
-    # These criteria multiply their terms by weight_dict themselves.
-    criterion.weight_dict |= dict.fromkeys(RANKING_TERMS, criterion.weight_dict[classification])
+    criterion = RankingCriterion(library_criterion(inputs.config), ranking_loss, settings.class_cost)
+    weights = criterion.library.weight_dict  # these criteria multiply their terms by their weights themselves
     if ranking_loss.box_weight is not None:
-        criterion.weight_dict |= {term: ranking_loss.box_weight * criterion.weight_dict[term] for term in BOX_TERMS}
+        weights |= {term: ranking_loss.box_weight * weights[term] for term in BOX_TERMS}
     denoising = inputs.extras.get("denoising_meta_values")
     counts = None if denoising is None else denoising["dn_num_split"]  # denoising queries, other queries
     logits, boxes = (t if counts is None else t.split(counts, 1)[1] for t in (inputs.logits, inputs.boxes))
@@ -179,7 +179,7 @@ def _denoising_detr_loss(
         if counts is not None:
             denoised = {n: stack.split(counts, 2)[0] for n, stack in present.items()}
             outputs |= {"dn_auxiliary_outputs": _unstacked(denoised), "denoising_meta_values": denoising}
-    losses = balance(criterion(outputs, inputs.labels), ranking_loss)
+    losses = criterion.with_rankings(criterion.box_losses(outputs, inputs.labels), weight=weights[classification])
     return torch.stack(list(losses.values())).sum(), losses, auxiliary
 
 

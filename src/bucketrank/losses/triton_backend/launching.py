@@ -1,16 +1,14 @@
-"""The one function through which every Triton kernel is launched, and a counter of launches."""
+"""The one function through which every Triton kernel is launched."""
 
 from __future__ import annotations
 
 import struct
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
-_counters: list[Counter[str]] = []
+from bucketrank.launches import record_kernel
 
 # Limits between which 2 delta and its inverse are ordinary float64 numbers.
 SMALLEST_DELTA, LARGEST_DELTA = 1e-290, 1e290
@@ -25,20 +23,8 @@ def launch(kernel: Any, programs: int, *arguments: Any, warps: int = 4, **consta
     """
     if programs == 0:
         return
-    for counter in _counters:
-        counter[kernel.__name__] += 1
+    record_kernel(kernel.__name__)
     kernel[(programs,)](*arguments, **constants, num_warps=warps, enable_fp_fusion=False)
-
-
-@contextmanager
-def count_launches() -> Iterator[Counter[str]]:
-    """Count the launches inside a ``with`` block, by name of the kernel. Meant for tests and benchmarks."""
-    counter: Counter[str] = Counter()
-    _counters.append(counter)
-    try:
-        yield counter
-    finally:
-        _counters.remove(counter)
 
 
 def on_device(device: torch.device) -> AbstractContextManager[Any]:

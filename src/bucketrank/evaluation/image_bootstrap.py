@@ -1,0 +1,113 @@
+"""Bootstrap over images: how far an AP, or the difference of two, depends on the images that happened to be there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bucketrank.evaluation.evaluator import Evaluator
+
+Values = NDArray[np.float64]
+
+IOUS = np.linspace(0.5, 0.95, 10)  # the IoU thresholds of COCO's AP
+RECALLS = np.linspace(0, 1, 101)  # the recalls at which it reads the precision
+
+
+@dataclass(frozen=True)
+class RankedMatches:
+    """The detections of one class at one IoU threshold, highest score first."""
+
+    images: NDArray[np.int64]  # (n,) the position of each detection's image
+    right: NDArray[np.bool_]  # (n,) whether it matches an object
+
+    def ap(self, counts: Values, objects: Values) -> Values:
+        """Return the AP (B,) of B draws; ``counts`` (B, images) of each image, ``objects`` (B,) of each draw."""
+        weights = counts[:, self.images]
+        true = np.cumsum(weights * self.right, axis=1)
+        total = np.cumsum(weights, axis=1)
+        precision = true / np.maximum(total, np.spacing(1))
+        # COCO reads the precision at a recall as the best one at this or a higher recall.
+        precision = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
+        recall = true / np.maximum(objects, 1)[:, None]
+        return np.array([_at_recalls(*draw) for draw in zip(recall, precision, strict=True)])
+
+
+def _at_recalls(recall: Values, precision: Values) -> float:
+    positions = np.searchsorted(recall, RECALLS, side="left")
+    return float(precision[positions[positions < len(precision)]].sum() / len(RECALLS))
+
+
+@dataclass(frozen=True)
+class ImageAP:
+    """All matches of one run's detections, from which the AP of any draw of images follows."""
+
+    curves: list[list[RankedMatches]]  # of each class, at each IoU threshold
+    objects: Values  # (classes, images) number of objects
+
+    @classmethod
+    def of(cls, evaluator: Evaluator) -> ImageAP:
+        """Match the detections of an evaluator at all thresholds of COCO's AP."""
+        position = {image_id: number for number, image_id in enumerate(sorted(evaluator.image_ids))}
+        owners = np.array([position[record["image_id"]] for record in evaluator.detections], dtype=np.int64)
+        curves: list[list[RankedMatches]] = [[] for _ in evaluator.categories]
+        for iou in IOUS:
+            matched = evaluator.matched(iou=float(iou))
+            order = np.argsort(-matched.scores, kind="stable")
+            labels, right, images = matched.labels[order], matched.right[order], owners[matched.numbers[order]]
+            for label, curve in enumerate(curves, start=1):
+                own = labels == label
+                curve.append(RankedMatches(images[own], right[own]))
+        objects = np.zeros((len(evaluator.categories), len(position)))
+        for image_id, label in evaluator.objects():
+            objects[label - 1, position[image_id]] += 1
+        return cls(curves, objects)
+
+    def ap(self, counts: Values) -> Values:
+        """Return the AP (B,), from 0 to 1, of draws that contain image i ``counts[b, i]`` times."""
+        aps = []
+        for own, objects in zip(self.curves, self.objects, strict=True):
+            totals = counts @ objects
+            mean = np.mean([curve.ap(counts, totals) for curve in own], axis=0)
+            aps.append(np.where(totals > 0, mean, np.nan))  # a class without objects in a draw does not count
+        mean_over_classes: Values = np.nanmean(aps, axis=0)
+        return mean_over_classes
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference of two mean APs with the interval that holds 95 % of its bootstrap draws, in AP from 0 to 100."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def verdict(self) -> str:
+        """Say "ahead" or "behind" if the interval excludes 0, otherwise "level"."""
+        return "ahead" if self.low > 0 else "behind" if self.high < 0 else "level"
+
+
+def paired_difference(
+    one: Sequence[ImageAP], other: Sequence[ImageAP], *, draws: int = 500, seed: int = 0
+) -> Difference:
+    """Return the mean AP of the runs ``one`` minus that of the runs ``other``, on the same images.
+
+    Run number i of both has the same random seed. A draw takes as many images as there are, with replacement, the same
+    for all runs, and as many pairs of runs, too. So the interval covers the choice of images and of seeds.
+    """
+    if len(one) != len(other) or not one:
+        raise ValueError(f"paired_difference: expected as many runs on both sides, got {len(one)} and {len(other)}")
+    random = np.random.default_rng(seed)
+    images = one[0].objects.shape[1]
+    counts = random.multinomial(images, np.full(images, 1 / images), size=draws).astype(np.float64)
+    everything = np.ones((1, images))
+    pairs = list(zip(one, other, strict=True))
+    value = np.mean([ours.ap(everything) - theirs.ap(everything) for ours, theirs in pairs])
+    differences = np.array([ours.ap(counts) - theirs.ap(counts) for ours, theirs in pairs])  # (runs, draws)
+    chosen = random.integers(len(pairs), size=(len(pairs), draws))
+    resampled = np.take_along_axis(differences, chosen, axis=0).mean(0)
+    low, high = np.percentile(resampled, [2.5, 97.5])
+    return Difference(100 * float(value), 100 * float(low), 100 * float(high))

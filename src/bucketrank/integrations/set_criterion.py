@@ -1,0 +1,149 @@
+"""Give the criterion of a DETR-like repository a ranking loss, in place.
+
+The adapter imports no such repository. It relies on the protocol that their criteria share: ``losses`` names the terms,
+a method ``loss_*(outputs, targets, indices, num_boxes)`` computes each of them, and ``weight_dict`` weighs them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from importlib.metadata import version
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from bucketrank.choices import Method
+from bucketrank.integrations.matched_queries import Matching, Target, query_targets
+from bucketrank.integrations.ranking_loss import LossName, RankingLoss
+
+Criterion = TypeVar("Criterion")
+RFDETR = "rfdetr 1.8 or newer, below 2 (tested with 1.8.0, 1.10.0 and 1.11.2)"
+# The classification losses by their names in criterion.losses: the method and the key of the loss that it returns.
+CLASSIFICATION = {name: (f"loss_labels_{name}", f"loss_{name}") for name in ("vfl", "mal", "focal", "bce")}
+CLASSIFICATION["labels"] = ("loss_labels", "loss_ce")
+BOX_KEYS = ("loss_bbox", "loss_giou")  # of equal length; "_0" and the like are appended for other layers
+PARAMETERS = ["outputs", "targets", "indices", "num_boxes"]
+
+
+class RankingCriterion:
+    """The methods by which a criterion with a ranking loss differs from its original class."""
+
+    original_class: type
+    classification: str
+    ranking_loss: RankingLoss
+    own_weights: dict[str, float]
+    ranking_value: Tensor  # of the current layer, without a gradient
+
+    def rank(self, outputs: dict[str, Tensor], targets: list[Target], indices: Matching) -> Tensor:
+        """Rank all (query, class) pairs of a layer: all images and groups of queries together, in float32."""
+        precision = torch.promote_types(outputs["pred_logits"].dtype, torch.float32)
+        logits, boxes = (outputs[key].to(precision) for key in ("pred_logits", "pred_boxes"))
+        with torch.autocast(logits.device.type, enabled=False):
+            labels = query_targets(self.ranking_loss, logits, boxes, targets, indices, class_key="labels")
+            ranking = torch.stack(list(self.ranking_loss.terms(logits, labels).values())).sum()
+        self.ranking_value = ranking.detach()
+        return ranking
+
+    def loss_boxes(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Return the criterion's own box losses, L1 and GIoU loss weighed by the ranking loss of the same layer."""
+        losses: dict[str, Tensor] = super().loss_boxes(*args, **kwargs)  # type: ignore[misc]
+        weigh, to = self.ranking_loss.weigh_box_loss, [self.ranking_value]
+        return {key: weigh(value, to) if key in BOX_KEYS else value for key, value in losses.items()}
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # A class made at run time cannot be imported, so a copy or pickle makes it again from the original class.
+        own: Any = super().__reduce_ex__(max(int(protocol), 2))
+        return _new_criterion, (self.original_class, self.classification), *own[2:]
+
+
+def use_ranking_loss(
+    criterion: Criterion,
+    *,
+    loss: LossName = "rs",
+    method: Method = "exact",
+    delta: float | None = None,
+    box_weight: float | None = None,
+) -> Criterion:
+    """Replace the classification loss of ``criterion`` by a ranking loss; change it in place and return it.
+
+    ``loss`` is ``"rs"`` (Rank & Sort, whose labels are the IoUs of matched boxes) or ``"ap"``. ``method`` and ``delta``
+    are those of the losses. By default L1 and GIoU loss are each self-balanced to the ranking loss of the same layer,
+    and the weight of the classification loss in ``weight_dict`` replaces theirs. With a number for ``box_weight`` they
+    keep their own weights, multiplied by that number.
+
+    The ranking loss has the key of the loss that it replaces, such as ``loss_ce``, and is not divided by the number of
+    boxes. Matching and all other losses stay the criterion's own. A second call replaces the settings. :func:`undo`
+    restores the criterion's own loss.
+    """
+    ranking_loss = RankingLoss(loss, method, delta, box_weight)
+    classification = _classification("use_ranking_loss", criterion)
+    changed: Any = undo(criterion) if "own_weights" in vars(criterion) else criterion
+    changed.own_weights, changed.ranking_loss = changed.weight_dict, ranking_loss
+    if box_weight is None:
+        own, class_key, stem = changed.own_weights, CLASSIFICATION[classification][1], len(BOX_KEYS[0])
+        changed.weight_dict = own | {key: own[class_key + key[stem:]] for key in own if key.startswith(BOX_KEYS)}
+    changed.__class__ = _ranking_class(changed.__class__, classification)
+    return criterion
+
+
+def undo(criterion: Criterion) -> Criterion:
+    """Restore the loss and the weights that ``criterion`` had before :func:`use_ranking_loss`, in place; return it.
+
+    Raises ``TypeError`` for an unsupported criterion and ``ValueError`` for one without a ranking loss.
+    """
+    _classification("undo", criterion)
+    changed: Any = criterion
+    if "own_weights" not in vars(changed):
+        got = f"{type(changed).__name__} with its own loss; call use_ranking_loss first"
+        raise ValueError(f"undo: expected a criterion with a ranking loss, got {got}")
+    changed.__class__, changed.weight_dict = changed.original_class, changed.own_weights
+    for name in ("own_weights", "ranking_loss", "ranking_value"):
+        vars(changed).pop(name, None)
+    return criterion
+
+
+@cache
+def _ranking_class(original: Any, classification: str) -> type:
+    """Return the subclass of ``original`` with the ranking loss; a method set on the instance could be bypassed."""
+    method, class_key = CLASSIFICATION[classification]
+
+    def loss_labels(self: Any, outputs: Any, targets: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad():  # for the values that are only logged
+            logged = getattr(original, method)(self, outputs, targets, indices, *args, **kwargs)
+        return logged | {class_key: self.rank(outputs, targets, indices)}
+
+    attributes = {method: loss_labels, "original_class": original, "classification": classification}
+    return type(f"Ranking{original.__name__}", (RankingCriterion, original), attributes)
+
+
+def _new_criterion(original: type, classification: str) -> Any:
+    return object.__new__(_ranking_class(original, classification))
+
+
+def _classification(caller: str, criterion: Any) -> str:
+    """Return the name of the classification loss in ``criterion.losses``; raise if the criterion is not supported."""
+
+    def require(met: bool, expected: str, got: object) -> None:  # noqa: FBT001
+        if not met:
+            raise TypeError(f"{caller}: expected {expected}, got {got}; see docs/detr-criteria.md")
+
+    original: Any = getattr(criterion, "original_class", type(criterion))
+    losses: list[str] = list(getattr(criterion, "losses", []))
+    ordered = [name for name in losses if name in CLASSIFICATION or name == "boxes"]
+    are_ordered = ordered[1:] == ["boxes"] != ordered[:1]
+    one_of = f"a criterion whose losses are one of {', '.join(CLASSIFICATION)}, then boxes"
+    require(are_ordered, one_of, f"{losses} of {original.__name__}")
+    require("keypoints" not in losses, "losses without keypoints", losses)
+    method, class_key = CLASSIFICATION[ordered[0]]
+    has_softmax = method == "loss_labels" and hasattr(criterion, "empty_weight")
+    require(not has_softmax, "sigmoid scores", "a softmax with a no-object class")
+    require(class_key in criterion.weight_dict, f"weight_dict with {class_key}", list(criterion.weight_dict))
+    for function in (method, "loss_boxes"):
+        parameters = list(inspect.signature(getattr(original, function, object)).parameters)[1:5]
+        require(parameters == PARAMETERS, f"{function}({', '.join(PARAMETERS)})", f"({', '.join(parameters)})")
+    if original.__module__.startswith("rfdetr."):
+        release = tuple(map(int, version("rfdetr").split(".")[:2]))
+        require((1, 8) <= release < (2,), RFDETR, version("rfdetr"))
+    return ordered[0]

@@ -1,0 +1,1 @@
+"""Models of torchvision and transformers behind the interface of our detectors, with their pretrained weights."""

@@ -1,0 +1,197 @@
+"""The study ``losses`` as a page: the headline table, all losses, and figures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from bucketrank.bench.bench_documents import markdown_table
+from bucketrank.evaluation import Difference
+from bucketrank.model_files.atomic import write_text
+from bucketrank.provenance.figure_style import STYLE, save_figure
+from bucketrank.study.loss_comparison import TITLES, LossComparison
+from bucketrank.study.loss_outcome import QUARTER, SHARES, LossResult, SetOutcome
+from bucketrank.study.study_tables import DASH, with_deviation
+
+COLOURS = {
+    "rs": "#0072B2",
+    "rsq": "#56B4E9",
+    "ap": "#009E73",
+    "focal": "#D55E00",
+    "qfl": "#E69F00",
+    "vfl": "#CC79A7",
+    "bce": "#7F7F7F",
+}
+PANEL = (4.2, 3.4)  # width and height in inches
+
+
+def write_losses(plan: LossComparison, outcomes: Sequence[SetOutcome]) -> None:
+    """Write ``losses.md``, ``losses.json`` and the figures to the folder of the study."""
+    plan.out.mkdir(parents=True, exist_ok=True)
+    with mpl.rc_context(STYLE):
+        for name, figure in (
+            ("ap_over_steps", _panels(outcomes, _over_steps)),
+            ("ap_over_rates", _rates(plan)),
+        ):
+            if figure is not None:
+                save_figure(figure, plan.out, name)
+    write_text(plan.out / "losses.md", to_markdown(plan, outcomes))
+    write_text(plan.out / "losses.json", json.dumps(to_json(plan, outcomes), indent=1) + "\n")
+
+
+def to_markdown(plan: LossComparison, outcomes: Sequence[SetOutcome]) -> str:
+    """Return the page."""
+    lines = ["# Losses compared in one head", "", _protocol(plan), ""]
+    headline = [row for outcome in outcomes for row in headline_rows(outcome)]
+    names = ["data", "RS minus", "at a quarter", "", "at the end", ""]
+    lines += ["![AP over steps](ap_over_steps.svg)", "", markdown_table(names, headline), ""]
+    for outcome in outcomes:
+        lines += [f"## {outcome.data.name}", "", markdown_table(COLUMNS, loss_rows(outcome)), ""]
+    lines += ["![AP over learning rates](ap_over_rates.svg)", ""]
+    missing = plan.total - sum(len(result.runs) for outcome in outcomes for result in outcome.results)
+    missing -= sum(trial.finished for data in plan.data for loss in plan.losses for trial in plan.trials(data, loss))
+    return "\n".join(
+        [*lines, f"Not complete: {missing} of {plan.total} runs are not finished.", ""] if missing else lines
+    )
+
+
+def _protocol(plan: LossComparison) -> str:
+    rates = ", ".join(f"{rate:g}" for rate in plan.rates)
+    return (
+        "ATSS; architecture, anchors, assignment and box loss are the same for all losses. Learning rate (of "
+        f"{rates}) and box weighting (fixed or balanced) of each loss: the best of {2 * len(plan.factors)} trials of "
+        f"{plan.trial_steps} steps, by AP on {plan.holdout:.0%} of the training images, which were held out. Then "
+        f"{plan.steps} steps with {plan.seeds} seeds, evaluated on the validation images. Intervals: 95 % of 500 "
+        "bootstrap draws over images and seeds, paired."
+    )
+
+
+def headline_rows(outcome: SetOutcome) -> list[list[str]]:
+    """Return the difference of RS to the usual loss and to the best rival, at a quarter of the steps and at the end."""
+    early, late = outcome.differences(QUARTER), outcome.differences(1.0)
+    return [
+        [outcome.data.name, TITLES[loss], *_cells(early.get(loss)), *_cells(late.get(loss))]
+        for loss in dict.fromkeys(outcome.compared)
+    ]
+
+
+def _cells(difference: Difference | None) -> list[str]:
+    if difference is None:
+        return [DASH, DASH]
+    return [f"{difference.value:+.1f} ({difference.low:+.1f} to {difference.high:+.1f})", difference.verdict]
+
+
+COLUMNS = [
+    *("loss", "lr", "boxes", "AP at a quarter", "AP", "AP50", "AP75", "oLRP", "RS minus this"),
+    *(f"steps to {share:.0%}" for share in SHARES),
+]
+
+
+def loss_rows(outcome: SetOutcome) -> list[list[str]]:
+    """Return one row per loss."""
+    differences = outcome.differences(1.0)
+    rows = []
+    for result in outcome.results:
+        means = [result.mean(name) for name in ("AP", "AP50", "AP75", "oLRP")]
+        reached = [result.steps_to(share * outcome.best_ap) for share in SHARES]
+        rows.append(
+            [
+                TITLES[result.loss],
+                f"{result.rate:g}",
+                "balanced" if result.balanced else "fixed",
+                f"{result.mean_at(QUARTER)[1]:.1f}",
+                *(with_deviation(mean.mean, mean.deviation) for mean in means),
+                " ".join(_cells(differences[result.loss])) if result.loss in differences else DASH,
+                *(DASH if steps is None else f"{steps:.0f}" for steps in reached),
+            ]
+        )
+    return rows
+
+
+def to_json(plan: LossComparison, outcomes: Sequence[SetOutcome]) -> dict[str, Any]:
+    """Return everything behind the page: trials and runs with commands, curves, commits and machines."""
+    sets = []
+    for outcome in outcomes:
+        losses = [
+            {
+                "loss": result.loss,
+                "lr": result.rate,
+                "balanced": result.balanced,
+                "runs": [_described(run.command, run.environment) | {"curve": run.curve()} for run in result.runs],
+            }
+            for result in outcome.results
+        ]
+        late = {loss: vars(each) for loss, each in outcome.differences(1.0).items()}
+        early = {loss: vars(each) for loss, each in outcome.differences(QUARTER).items()}
+        sets.append({"data": outcome.data.name, "losses": losses, "rs_minus": {"quarter": early, "end": late}})
+    trials = [
+        {
+            "name": trial.name,
+            "lr": trial.rate,
+            "balanced": trial.balanced,
+            "AP": trial.metric(),
+            "command": trial.command,
+        }
+        for data in plan.data
+        for loss in plan.losses
+        for trial in plan.trials(data, loss)
+        if trial.finished
+    ]
+    return {"sets": sets, "trials": trials}
+
+
+def _described(command: str, machine: dict[str, Any]) -> dict[str, Any]:
+    return {"command": command, **{name: machine[name] for name in ("commit", "modified", "processor", "date")}}
+
+
+def _panels(outcomes: Sequence[SetOutcome], panel: Any) -> Figure | None:
+    if not outcomes:
+        return None
+    figure = Figure(figsize=(PANEL[0] * len(outcomes), PANEL[1]), layout="constrained")
+    for axes, outcome in zip(figure.subplots(1, len(outcomes), squeeze=False)[0], outcomes, strict=True):
+        axes.set_title(outcome.data.name, loc="left", fontweight="bold", fontsize=10)
+        panel(axes, outcome.results)
+    return figure
+
+
+def _over_steps(axes: Axes, results: Sequence[LossResult]) -> None:
+    for result in results:
+        steps, values = result.curve()
+        means, colour = np.mean(values, axis=0), COLOURS[result.loss]
+        axes.plot(steps, means, color=colour, marker="o", markersize=3, label=TITLES[result.loss])
+        axes.fill_between(steps, np.min(values, axis=0), np.max(values, axis=0), color=colour, alpha=0.12, linewidth=0)
+    axes.set(xlabel="step", ylabel="AP in per cent", xlim=(0, None), ylim=(0, None))
+    axes.legend(frameon=False, fontsize=7, loc="lower right")
+
+
+def _rates(plan: LossComparison) -> Figure | None:
+    """Draw the AP of the trials over the learning rate, for each loss with the better box weighting of each rate."""
+    shown: list[tuple[Path, dict[str, dict[float, float]]]] = []
+    for data in plan.data:
+        best: dict[str, dict[float, float]] = {}
+        for loss in plan.losses:
+            for trial in plan.trials(data, loss):
+                if trial.finished:
+                    of_loss = best.setdefault(loss, {})
+                    of_loss[trial.rate] = max(trial.metric(), of_loss.get(trial.rate, 0.0))
+        if best:
+            shown.append((data, best))
+    if not shown:
+        return None
+    figure = Figure(figsize=(PANEL[0] * len(shown), PANEL[1]), layout="constrained")
+    for axes, (data, best) in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+        axes.set_title(data.name, loc="left", fontweight="bold", fontsize=10)
+        for loss, aps in best.items():
+            axes.plot(list(aps), list(aps.values()), color=COLOURS[loss], marker="o", markersize=3, label=TITLES[loss])
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(plan.rates, [f"{rate:g}" for rate in plan.rates])
+        axes.set(xlabel="learning rate", ylabel=f"AP after {plan.trial_steps} steps", ylim=(0, None))
+        axes.legend(frameon=False, fontsize=7, loc="lower right")
+    return figure

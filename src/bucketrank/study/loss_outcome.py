@@ -1,0 +1,119 @@
+"""The results of the study ``losses``: curves, differences with intervals, and how soon a loss nears the best AP."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from bucketrank.data import find_splits
+from bucketrank.evaluation import Difference, Evaluator, ImageAP, paired_difference
+from bucketrank.study.loss_comparison import OURS, RIVALS, USUAL, LossComparison, LossRun
+from bucketrank.study.study_results import SeedMean
+
+SHARES = (0.5, 0.8, 0.95)  # of the best AP of any loss
+QUARTER = 0.25  # of the budget
+
+
+@dataclass(frozen=True)
+class LossResult:
+    """One loss on one data set: the chosen settings and its finished runs."""
+
+    loss: str
+    rate: float
+    balanced: bool
+    runs: tuple[LossRun, ...]
+
+    def curve(self) -> tuple[list[int], list[list[float]]]:
+        """Return the steps of the evaluations and the AP of each run at each of them."""
+        curves = [run.curve() for run in self.runs]
+        return curves[0][0], [values for _, values in curves]
+
+    def mean(self, metric: str = "AP") -> SeedMean:
+        """Return the mean of a metric over the seeds at the end."""
+        return SeedMean.of([run.metric(metric) for run in self.runs])
+
+    def mean_at(self, share: float) -> tuple[int, float]:
+        """Return the evaluation step nearest to a share of the budget, and the mean AP there."""
+        steps, values = self.curve()
+        number = int(np.abs(np.asarray(steps) - share * steps[-1]).argmin())
+        return steps[number], float(np.mean([run[number] for run in values]))
+
+    def steps_to(self, ap: float) -> float | None:
+        """Return the step at which the mean curve first reaches ``ap``, interpolated; None if it never does."""
+        steps, values = self.curve()
+        xs, ys = [0, *steps], [0.0, *np.mean(values, axis=0)]
+        for x0, x1, y0, y1 in zip(xs, xs[1:], ys, ys[1:], strict=False):
+            if y1 >= ap:
+                return x0 + (x1 - x0) * (ap - y0) / (y1 - y0) if y1 > y0 else float(x1)
+        return None
+
+
+@dataclass(frozen=True)
+class SetOutcome:
+    """All losses on one data set."""
+
+    data: Path
+    results: tuple[LossResult, ...]
+
+    def of(self, loss: str) -> LossResult | None:
+        """Return the result of a loss; None if it has no finished run."""
+        return next((result for result in self.results if result.loss == loss), None)
+
+    @property
+    def best_ap(self) -> float:
+        """The highest mean AP of any loss at any evaluation."""
+        return max(float(np.mean(result.curve()[1], axis=0).max()) for result in self.results)
+
+    def best_rival(self) -> LossResult | None:
+        """Return the rival with the highest mean AP at the end."""
+        rivals = [result for result in self.results if result.loss in RIVALS]
+        return max(rivals, key=lambda result: result.mean().mean, default=None)
+
+    def differences(self, share: float) -> dict[str, Difference]:
+        """Return the difference of RS to each other loss with a complete set of seeds, at a share of the budget."""
+        ours = self.of(OURS)
+        if ours is None:
+            return {}
+        step, _ = ours.mean_at(share)
+        own = _image_aps(self.data, ours, step)
+        others = [each for each in self.results if each.loss != OURS and len(each.runs) == len(ours.runs)]
+        return {each.loss: paired_difference(own, _image_aps(self.data, each, step)) for each in others}
+
+    @property
+    def compared(self) -> list[str]:
+        """The losses of the headline: the usual loss and the best rival, as far as they are finished."""
+        best = self.best_rival()
+        return [loss for loss in (USUAL, best.loss if best else None) if loss is not None and self.of(loss)]
+
+
+def collect_losses(plan: LossComparison) -> list[SetOutcome]:
+    """Collect the finished runs of the comparison; data sets without any are left out."""
+    outcomes = []
+    for data in plan.data:
+        results = []
+        for loss in plan.losses:
+            best = plan.chosen(data, loss)
+            finished = tuple(run for run in plan.runs(data, loss) if run.finished)
+            if best is not None and finished:
+                results.append(LossResult(loss, best.rate, best.balanced, finished))
+        if results:
+            outcomes.append(SetOutcome(data, tuple(results)))
+    return outcomes
+
+
+def _image_aps(data: Path, result: LossResult, step: int) -> list[ImageAP]:
+    return [_image_ap(data, run.detections(step)) for run in result.runs]
+
+
+@lru_cache(maxsize=256)
+def _image_ap(data: Path, detections: Path) -> ImageAP:
+    split = find_splits(data).val
+    if split is None:
+        raise FileNotFoundError(f"{data}: there are no validation images")
+    evaluator = Evaluator(split)
+    evaluator.add_records(json.loads(detections.read_text(encoding="utf-8")))
+    return ImageAP.of(evaluator)

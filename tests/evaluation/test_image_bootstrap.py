@@ -1,0 +1,87 @@
+"""The AP of drawn images equals that of a data set in which these images are repeated."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bucketrank.evaluation import Evaluator, ImageAP, paired_difference
+from tests.evaluation.random_detections import random_detections, random_document
+
+
+def evaluated(document: dict[str, Any], detections: dict[int, Any]) -> Evaluator:
+    evaluator = Evaluator(document)
+    evaluator.add(list(detections), list(detections.values()))
+    return evaluator
+
+
+def with_distinct_scores(detections: dict[int, Any]) -> dict[int, Any]:
+    """Return the detections with scores of which no two are equal: the order of equal scores is nobody's rule."""
+    total = sum(len(each["scores"]) for each in detections.values())
+    numbers = iter(torch.randperm(total, generator=torch.Generator().manual_seed(0)).split(1))
+    return {
+        image: {**each, "scores": torch.tensor([float(next(numbers)) / total for _ in each["scores"]])}
+        for image, each in detections.items()
+    }
+
+
+def repeated(document: dict[str, Any], detections: dict[int, Any], counts: list[int]) -> Evaluator:
+    """Return the evaluator of a data set that holds each image as often as ``counts`` says."""
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    copies: dict[int, Any] = {}
+    for image, count in zip(sorted(document["images"], key=lambda each: each["id"]), counts, strict=True):
+        for number in range(count):
+            new_id = image["id"] * 100 + number
+            images.append({**image, "id": new_id})
+            copies[new_id] = detections[image["id"]]
+            annotations += [
+                {**copy.deepcopy(entry), "image_id": new_id, "id": len(annotations) + offset + 1}
+                for offset, entry in enumerate(e for e in document["annotations"] if e["image_id"] == image["id"])
+            ]
+    return evaluated({**document, "images": images, "annotations": annotations}, copies)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_draws_equal_data_sets_with_repeated_images(seed: int) -> None:
+    document = random_document(seed, images=8)
+    detections = with_distinct_scores(random_detections(document, seed + 100, masks=False))
+    matches = ImageAP.of(evaluated(document, detections))
+    random = np.random.default_rng(seed)
+    counts = random.multinomial(8, np.full(8, 1 / 8), size=3)
+    expected = [repeated(document, detections, list(draw)).result().metrics["AP"] for draw in counts]
+    np.testing.assert_allclose(matches.ap(counts.astype(float)), expected, atol=1e-9)
+    whole = evaluated(document, detections).result().metrics["AP"]
+    np.testing.assert_allclose(matches.ap(np.ones((1, 8))), whole, atol=1e-9)
+
+
+def worse(detections: dict[int, Any], share: float, seed: int) -> dict[int, Any]:
+    """Return the detections with the boxes of a share of them moved far away."""
+    generator = torch.Generator().manual_seed(seed)
+    moved = {}
+    for image, each in detections.items():
+        away = torch.rand(len(each["scores"]), generator=generator) < share
+        moved[image] = {**each, "boxes": torch.where(away[:, None], each["boxes"] + 500, each["boxes"])}
+    return moved
+
+
+def test_verdicts() -> None:
+    document = random_document(0, images=30)
+    detections = random_detections(document, 1, masks=False)
+    good = [ImageAP.of(evaluated(document, detections))] * 2
+    bad = [ImageAP.of(evaluated(document, worse(detections, 0.6, seed))) for seed in range(2)]
+    ahead = paired_difference(good, bad, draws=200)
+    assert ahead.verdict == "ahead"
+    assert ahead.low < ahead.value < ahead.high
+    behind = paired_difference(bad, good, draws=200)
+    assert behind.verdict == "behind"
+    assert behind.value == pytest.approx(-ahead.value)
+    same = paired_difference(good, good, draws=50)
+    assert (same.value, same.low, same.high, same.verdict) == (0, 0, 0, "level")
+    assert paired_difference(good, bad, draws=50) == paired_difference(good, bad, draws=50), "the draws are seeded"
+    with pytest.raises(ValueError, match="expected as many runs on both sides, got 2 and 1"):
+        paired_difference(good, bad[:1])

@@ -1,0 +1,145 @@
+"""The comparison of losses in one head: its protocol, its results from finished runs, and its page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bucketrank.cli import main
+from bucketrank.data import find_splits
+from bucketrank.evaluation import Evaluator
+from bucketrank.study.loss_comparison import TITLES, LossComparison, LossRun
+from bucketrank.study.loss_document import headline_rows, loss_rows, to_markdown, write_losses
+from bucketrank.study.loss_outcome import collect_losses
+from tests.study.finished_runs import finish
+
+
+def comparison(data: Path, out: Path, **settings: Any) -> LossComparison:
+    defaults = {"losses": ("rs", "focal", "qfl"), "seeds": 2, "steps": 292, "trial_steps": 73, "factors": (1.0, 2.0)}
+    return LossComparison((data,), out, **{**defaults, **settings})
+
+
+def test_trials_never_see_the_validation_images_and_all_losses_have_as_many(shapes, tmp_path):
+    plan = comparison(shapes, tmp_path)
+    for loss in TITLES:
+        trials = plan.trials(shapes, loss)
+        assert len(trials) == 4
+        assert all(trial.load().data.holdout == 0.2 for trial in trials)
+        assert {(trial.rate, trial.load().loss.box_balance) for trial in trials} == {
+            (rate, balanced) for rate in (0.001, 0.002) for balanced in (False, True)
+        }
+
+
+def test_final_runs_differ_by_the_loss_alone(shapes, tmp_path):
+    plan = comparison(shapes, tmp_path)
+    for loss in plan.losses:
+        for trial in plan.trials(shapes, loss):
+            finish(trial, 20.0)
+    recipes = [plan.runs(shapes, loss)[0].load() for loss in plan.losses]
+    assert all(recipe.data.holdout is None for recipe in recipes)
+    for recipe in recipes[1:]:
+        assert recipe.detector == recipes[0].detector
+        assert recipe.schedule == recipes[0].schedule
+        assert (recipe.loss.box_loss, recipe.loss.box_confidence) == ("giou", True)
+
+
+def test_the_best_trial_decides_rate_and_boxes_once_all_are_finished(shapes, tmp_path):
+    plan = comparison(shapes, tmp_path)
+    trials = plan.trials(shapes, "qfl")
+    for trial, ap in zip(trials[:-1], (10.0, 30.0, 20.0), strict=True):
+        finish(trial, ap)
+    assert plan.runs(shapes, "qfl") == []
+    finish(trials[-1], 40.0)
+    runs = plan.runs(shapes, "qfl")
+    assert [(run.rate, run.balanced, run.seed) for run in runs] == [(0.002, True, 0), (0.002, True, 1)]
+    assert runs[0].name == f"{shapes.name}-qfl-lr0.002-balanced-seed0"
+
+
+def detections_of(data: Path, *, missing: float, seed: int) -> list[dict[str, Any]]:
+    """Return the true boxes of the validation images as detections, without a random share of them."""
+    split = find_splits(data).val
+    assert split is not None
+    evaluator = Evaluator(split)
+    generator = torch.Generator().manual_seed(seed)
+    for image in split.read()["images"]:
+        entries = [each for each in split.read()["annotations"] if each["image_id"] == image["id"]]
+        entries = [each for each in entries if torch.rand(1, generator=generator) >= missing]
+        boxes = torch.tensor([each["bbox"] for each in entries]).reshape(-1, 4)
+        labels = torch.tensor([evaluator.categories.index(each["category_id"]) + 1 for each in entries])
+        detections = {"boxes": boxes, "labels": labels.long(), "scores": torch.rand(len(entries), generator=generator)}
+        detections["boxes"] = torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1)
+        evaluator.add([image["id"]], [detections])
+    return evaluator.detections
+
+
+def finish_with_detections(run: LossRun, missing: float, *aps: float) -> None:
+    finish(run, *aps)
+    (run.folder / "detections").mkdir()
+    for epoch in range(1, len(aps) + 1):
+        records = detections_of(run.data, missing=missing, seed=run.seed)
+        run.detections(73 * epoch).write_text(json.dumps(records))
+
+
+@pytest.fixture
+def finished(shapes, tmp_path) -> LossComparison:
+    plan = comparison(shapes, tmp_path)
+    for loss in plan.losses:
+        for trial in plan.trials(shapes, loss):
+            finish(trial, 20.0)
+    for run in plan.runs(shapes, "rs"):
+        finish_with_detections(run, 0.0, 20.0, 30.0, 38.0, 40.0)
+    for run in plan.runs(shapes, "focal"):
+        finish_with_detections(run, 0.7, 4.0, 10.0, 20.0, 30.0)
+    for run in plan.runs(shapes, "qfl"):
+        finish_with_detections(run, 0.0, 10.0, 25.0, 36.0, 40.0)
+    return plan
+
+
+def test_differences_and_steps(finished, shapes):
+    (outcome,) = collect_losses(finished)
+    assert outcome.best_ap == pytest.approx(40)
+    assert outcome.compared == ["focal", "qfl"]
+    differences = outcome.differences(1.0)
+    assert differences["focal"].verdict == "ahead"
+    assert (differences["qfl"].value, differences["qfl"].verdict) == (0, "level")
+    ours = outcome.of("rs")
+    assert ours is not None
+    step, mean = ours.mean_at(0.25)
+    assert step == 73
+    assert mean == pytest.approx(20)
+    assert ours.steps_to(20) == pytest.approx(73)
+    assert ours.steps_to(32) == pytest.approx(73 * (2 + 2 / 8))
+    assert ours.steps_to(41) is None
+
+
+def test_the_page_has_the_verdicts_and_says_what_is_missing(finished, shapes):
+    outcomes = collect_losses(finished)
+    (usual, rival) = headline_rows(outcomes[0])
+    assert usual[1] == "focal"
+    assert usual[-1] == "ahead"
+    assert (rival[1], rival[-1]) == ("QFL", "level")
+    assert [row[0] for row in loss_rows(outcomes[0])] == ["RS", "focal", "QFL"]
+    write_losses(finished, outcomes)
+    assert {"losses.md", "losses.json", "ap_over_steps.svg", "ap_over_rates.svg"} <= {
+        path.name for path in finished.out.iterdir()
+    }
+    assert "Not complete" not in to_markdown(finished, outcomes)
+    document = json.loads((finished.out / "losses.json").read_text())
+    assert document["sets"][0]["rs_minus"]["end"]["focal"]["value"] > 0
+    assert len(document["trials"]) == 12
+    shorter = LossComparison(**{**vars(finished), "seeds": 3})
+    assert "Not complete: 3 of 21 runs" in to_markdown(shorter, collect_losses(shorter))
+
+
+def test_commands_of_the_trials_can_be_printed(shapes, tmp_path, capsys):
+    flags = ["--only", "rs,qfl", "--rates", "1", "--dry-run", "--out", str(tmp_path), "--inputs.min_size", "64"]
+    assert main(["study", "losses", "--data", str(shapes), *flags]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert all("--inputs.min_size 64" in line and "--data.holdout 0.2" in line for line in lines)
+    assert main(["study", "losses", "--data", str(shapes), "--only", "qfx"]) == 2
+    assert "--only: expected one of rs, rsq, ap, focal, qfl, vfl, bce, got 'qfx'" in capsys.readouterr().err

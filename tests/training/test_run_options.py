@@ -1,0 +1,184 @@
+"""The moving average of the weights, early stopping and loggers: what they do, and that resumed runs stay the same."""
+
+import copy
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bucketrank.data import find_splits
+from bucketrank.model_files.loading import build_detector
+from bucketrank.recipes import RecipeError, from_dict
+from bucketrank.training import loggers
+from bucketrank.training.run import train
+from bucketrank.training.run_keeper import RunKeeper
+from bucketrank.training.stop_signals import Interrupted
+from bucketrank.training.weight_average import WeightAverage
+
+from . import tiny
+from .test_resume import assert_same_run
+
+# Without calibration the weights files hold exactly what was averaged.
+AVERAGED = "--schedule.ema 0.9 --trainer.checkpoint_steps 1 --trainer.calibrate false"
+
+
+def test_the_average_of_two_updates_by_hand():
+    model: Any = build_detector(tiny.recipe(), num_classes=2)
+    average = WeightAverage(model, decay=0.15)
+    weights = [copy.deepcopy(model.head.classes.weight.detach())]
+    for _ in range(2):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(1.0)
+            for buffer in model.buffers():
+                buffer.add_(1)
+        weights.append(copy.deepcopy(model.head.classes.weight.detach()))
+        average.update(model)
+    # The ramp gives decays of 1/10 and 2/11, of which the second is limited to 0.15.
+    first = 0.1 * weights[0] + 0.9 * weights[1]
+    averaged: Any = average.detector
+    torch.testing.assert_close(averaged.head.classes.weight.detach(), 0.15 * first + 0.85 * weights[2])
+    assert all(torch.equal(a, b) for a, b in zip(average.detector.buffers(), model.buffers(), strict=True))
+    assert not average.detector.training
+
+
+@pytest.fixture(scope="module")
+def averaged(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("averaged") / "run"
+    tiny.run(folder, shapes, AVERAGED)
+    return folder
+
+
+def test_the_average_is_evaluated_and_saved(averaged, shapes, tmp_path, monkeypatch):
+    updated = []
+    usual = WeightAverage.update
+
+    def kept(average, detector):
+        usual(average, detector)
+        updated.append({name: tensor.clone() for name, tensor in average.detector.state_dict().items()})
+
+    monkeypatch.setattr(WeightAverage, "update", kept)
+    tiny.run(tmp_path / "run", shapes, AVERAGED)
+    assert len(updated) == 6, "one update per step"
+    saved = load_file(tmp_path / "run" / "weights.safetensors")
+    assert all(torch.equal(tensor, updated[-1][name]) for name, tensor in saved.items())
+    plain = tiny.run(tmp_path / "plain", shapes, AVERAGED.replace("--schedule.ema 0.9", "")).folder
+    assert not torch.equal(
+        load_file(plain / "weights.safetensors")["head.classes.weight"], saved["head.classes.weight"]
+    )
+    assert_same_run(tmp_path / "run", averaged)
+
+
+@pytest.mark.parametrize("step", [1, 4])
+def test_a_resumed_run_has_the_same_average(step, averaged, shapes, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        tiny.stop_in(patch, step=step)
+        with pytest.raises(Interrupted):
+            tiny.run(tmp_path / "run", shapes, AVERAGED)
+    tiny.run(tmp_path / "run", shapes, AVERAGED, resume=True)
+    assert_same_run(tmp_path / "run", averaged)
+
+
+def test_the_decay_stays_in_a_resumed_run(averaged, shapes):
+    with pytest.raises(RecipeError, match=r"began with schedule\.ema 0\.9, got 0\.5"):
+        tiny.run(averaged, shapes, AVERAGED.replace("0.9", "0.5"), resume=True)
+
+
+def fix_ap(monkeypatch: pytest.MonkeyPatch, values: list[float]) -> None:
+    """Replace the AP of each evaluation by the next of ``values``."""
+    usual, left = RunKeeper.close_epoch, iter(values)
+
+    def close(keeper, trainer, module, *, evaluated):
+        module.metrics = {**module.metrics, "boxes/AP": next(left)}
+        usual(keeper, trainer, module, evaluated=evaluated)
+
+    monkeypatch.setattr(RunKeeper, "close_epoch", close)
+
+
+def evaluated_epochs(folder: Path) -> list[str]:
+    with (folder / "validation.csv").open() as file:
+        return [row["epoch"] for row in csv.DictReader(file)]
+
+
+def test_a_run_stops_after_evaluations_without_a_higher_ap(shapes, tmp_path, monkeypatch):
+    flags = "--schedule.epochs 6 --schedule.early_stop 2"
+    with monkeypatch.context() as patch:
+        fix_ap(patch, [0.1, 0.3, 0.2, 0.3])
+        result = tiny.run(tmp_path / "run", shapes, flags)
+    assert evaluated_epochs(result.folder) == ["1", "2", "3", "4"]
+    assert result.steps == 12
+    assert (result.folder / "weights.safetensors").is_file()
+    again = tiny.run(result.folder, shapes, flags, resume=True)
+    assert again.steps == 12, "a run that stopped early has ended"
+    with monkeypatch.context() as patch:
+        fix_ap(patch, [0.1, 0.2, 0.15, 0.3, 0.25, 0.4])
+        assert tiny.run(tmp_path / "other", shapes, flags).steps == 18, "a higher AP starts the count again"
+
+
+def test_a_resumed_run_remembers_how_long_it_has_waited(shapes, tmp_path, monkeypatch):
+    flags = "--schedule.epochs 6 --schedule.early_stop 2"
+    with monkeypatch.context() as patch:
+        fix_ap(patch, [0.3, 0.2])
+        tiny.stop_in(patch, step=6)
+        with pytest.raises(Interrupted):
+            tiny.run(tmp_path / "run", shapes, flags)
+    with monkeypatch.context() as patch:
+        fix_ap(patch, [0.25])
+        assert tiny.run(tmp_path / "run", shapes, flags, resume=True).steps == 9
+
+
+def test_a_csv_logger_gets_what_the_tables_get_and_changes_nothing(shapes, tmp_path, monkeypatch):
+    plain = tiny.run(tmp_path / "plain", shapes).folder
+    with monkeypatch.context() as patch:
+        tiny.stop_in(patch, step=4)
+        with pytest.raises(Interrupted):
+            tiny.run(tmp_path / "run", shapes, "--trainer.loggers csv")
+    tiny.run(tmp_path / "run", shapes, "--trainer.loggers csv", resume=True)
+    assert_same_run(tmp_path / "run", plain)
+    logged = sorted((tmp_path / "run" / "csv").glob("version_*/metrics.csv"))
+    assert len(logged) == 2, "one for each start"
+    assert "boxes/AP" in logged[-1].read_text()
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
+def test_a_missing_package_of_a_logger_is_named(name, shapes, tmp_path, monkeypatch):
+    monkeypatch.setattr(loggers, "find_spec", lambda _: None)
+    with pytest.raises(RecipeError, match=f"trainer.loggers: {name} needs the package {name}; install with: pip"):
+        train(tiny.recipe(f"--trainer.loggers {name}"), shapes, tmp_path / "run")
+    assert not (tmp_path / "run" / "recipe.yaml").exists()
+
+
+def test_held_out_images_are_evaluated_and_their_detections_kept(shapes, tmp_path):
+    result = tiny.run(tmp_path / "run", shapes, "--data.holdout 0.25 --trainer.keep_detections")
+    splits = find_splits(shapes).with_holdout(0.25)
+    assert splits.train is not None
+    assert splits.val is not None
+    parts = (splits.train, splits.val)
+    train_ids, held_out_ids = ({image["id"] for image in split.read()["images"]} for split in parts)
+    assert not train_ids & held_out_ids
+    assert train_ids | held_out_ids == {
+        image["id"] for image in json.loads((shapes / "train.json").read_text())["images"]
+    }
+    files = sorted((result.folder / "detections").iterdir())
+    assert len(files) == 2
+    kept = json.loads(files[-1].read_text())
+    assert {record["image_id"] for record in kept} <= held_out_ids
+    assert kept
+
+
+def test_unknown_names_are_refused_and_old_recipes_still_load():
+    atss = {"detector": {"name": "atss"}}
+    with pytest.raises(
+        RecipeError, match=r"trainer\.loggers: expected one of .*got 'wandbb'; the nearest is \"wandb\""
+    ):
+        from_dict({**atss, "trainer": {"loggers": ["wandbb"]}})
+    with pytest.raises(RecipeError, match=r"data\.augment: expected one of .*got 'zoom'"):
+        from_dict({**atss, "data": {"augment": ["zoom"]}})
+    assert from_dict({**atss, "trainer": {"tensorboard": True}}).trainer.loggers == ("tensorboard",)
+    assert from_dict({**atss, "trainer": {"tensorboard": False}}).trainer.loggers == ()
+    with pytest.raises(RecipeError, match=r"schedule\.ema: expected a number above 0 and below 1"):
+        from_dict({**atss, "schedule": {"ema": 1.0}})
