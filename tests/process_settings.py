@@ -8,15 +8,17 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+from PIL import Image
 
 
 @contextmanager
 def restored_process_settings() -> Iterator[None]:
-    """Restore the environment, print options, ``torch.save`` and the modes of torch, for the tests that follow."""
+    """Restore the environment, print options, functions and modes of torch and of Pillow, for the tests that follow."""
     environment, numpy_options = dict(os.environ), np.get_printoptions()
     torch_options, save = dict(vars(torch._tensor_str.PRINT_OPTS)), torch.save
     precision, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
     deterministic, cudnn = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic
+    opened, most_pixels = Image.open, Image.MAX_IMAGE_PIXELS
     try:
         yield
     finally:
@@ -25,6 +27,7 @@ def restored_process_settings() -> Iterator[None]:
         np.set_printoptions(**numpy_options)
         torch.set_printoptions(**torch_options)
         torch.save = save
+        Image.open, Image.MAX_IMAGE_PIXELS = opened, most_pixels
         torch.set_float32_matmul_precision(precision)
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic)

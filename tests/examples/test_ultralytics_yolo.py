@@ -256,15 +256,18 @@ def test_other_losses_are_refused(name):
 
 
 def test_later_tests_keep_the_settings_of_the_process():
-    before, save = os.environ.copy(), torch.save
+    before, save, pillow = os.environ.copy(), torch.save, (Image.open, Image.MAX_IMAGE_PIXELS)
     with restored_process_settings():
         os.environ["NUMEXPR_MAX_THREADS"] = "99"
         np.set_printoptions(formatter={"float_kind": "{:11.5g}".format})
         torch.set_printoptions(linewidth=320)
         torch.use_deterministic_algorithms(True)
         vars(torch)["save"] = print
+        vars(Image)["open"] = print
+        Image.MAX_IMAGE_PIXELS = None
     assert os.environ == before
     assert torch.save is save
+    assert (Image.open, Image.MAX_IMAGE_PIXELS) == pillow
     assert str(np.array([0.5])) == "[0.5]"
     assert torch._tensor_str.PRINT_OPTS.linewidth == 80
     assert not torch.are_deterministic_algorithms_enabled()
