@@ -96,7 +96,7 @@ def test_a_signal_in_the_start_up_ends_it_at_once(name, remedy, number, shapes, 
     assert folder.exists() == (name == "_announce")
 
 
-@pytest.mark.parametrize("name", ["save_weights", "draw_curves"])
+@pytest.mark.parametrize("name", ["write_final_weights", "draw_curves"])
 def test_a_signal_after_the_last_step_lets_the_run_finish(name, shapes, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     strike(monkeypatch, run_module, name, signal.SIGTERM)
