@@ -4,6 +4,7 @@
 import copy
 import statistics
 import sys
+from typing import Any
 
 import timm
 import torch
@@ -25,7 +26,7 @@ class Backbone(nn.Module):
 
     def __init__(self, name, weights, channels=64):
         super().__init__()
-        self.body = timm.create_model(name, features_only=True, pretrained=False, out_indices=(2, 3, 4))
+        self.body: Any = timm.create_model(name, features_only=True, pretrained=False, out_indices=(2, 3, 4))
         if weights:
             self.body.load_state_dict(load_file(weights), strict=False)
         pyramid = LastLevelP6P7(channels, channels)
@@ -49,9 +50,16 @@ def build(classes, size, name, weights):
     return RetinaNet(Backbone(name, weights), classes, size, size, anchor_generator=anchors, score_thresh=0.0)
 
 
+def images_of(folder, part, transform=None):
+    split = getattr(find_splits(folder), part)
+    if split is None:
+        raise SystemExit(f"{folder}: expected annotations for {part}, got none")
+    return CocoDataset(split, keep_empty=part == "val", transform=transform)
+
+
 def train(model, folder, steps, lr, seed, batch=4):
     torch.manual_seed(seed)
-    data = CocoDataset(find_splits(folder).train, keep_empty=False, transform=train_transform())
+    data = images_of(folder, "train", train_transform())
     optimiser = torch.optim.AdamW(model.parameters(), lr, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, lr, total_steps=steps)
     for _ in range(steps):
@@ -68,16 +76,17 @@ def train(model, folder, steps, lr, seed, batch=4):
 
 @torch.inference_mode()
 def evaluate(model, folder):
-    split = find_splits(folder).val
-    evaluator = Evaluator(split)
-    for image, target in CocoDataset(split, transform=eval_transform()):
+    images = images_of(folder, "val", eval_transform())
+    evaluator = Evaluator(images.split)
+    for index in range(len(images)):
+        image, target = images[index]
         (detections,) = model.eval()([image])
         evaluator.add([int(target["image_id"])], [detections | {"labels": detections["labels"] + 1}])
     return 100 * evaluator.result().metrics["AP"]
 
 
 def main(first, second, weights=None, losses="own,rs", *, steps=150, size=256, name="tf_efficientnet_lite0", seeds=3):
-    classes = [len(CocoDataset(find_splits(folder).train).class_names) for folder in (first, second)]
+    classes = [len(images_of(folder, "train").class_names) for folder in (first, second)]
     torch.manual_seed(0)
     pretrained = build(classes[0], size, name, weights)
     train(pretrained, first, steps, 1e-3, seed=0)
