@@ -4,7 +4,6 @@
 import copy
 import statistics
 import sys
-from typing import Any
 
 import timm
 import torch
@@ -26,11 +25,12 @@ class Backbone(nn.Module):
 
     def __init__(self, name, weights, channels=64):
         super().__init__()
-        self.body: Any = timm.create_model(name, features_only=True, pretrained=False, out_indices=(2, 3, 4))
+        self.body = timm.create_model(name, features_only=True, pretrained=False, out_indices=(2, 3, 4))
         if weights:
             self.body.load_state_dict(load_file(weights), strict=False)
         pyramid = LastLevelP6P7(channels, channels)
-        self.fpn = FeaturePyramidNetwork(self.body.feature_info.channels(), channels, extra_blocks=pyramid)
+        widths = self.body.feature_info.channels()  # type: ignore[operator, union-attr]
+        self.fpn = FeaturePyramidNetwork(widths, channels, extra_blocks=pyramid)
         self.out_channels = channels
 
     def train(self, mode=True):  # noqa: FBT002 (the signature of nn.Module)
