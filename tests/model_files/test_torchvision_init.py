@@ -154,7 +154,7 @@ def test_models_of_another_architecture_are_refused(model):
             "which fits --detector.name mask_rcnn; use torchv",
         ),
         ("faster_rcnn", "torchvision:fasterrcn_resnet50", 'the nearest is "fasterrcnn_resnet50_fpn"'),
-        ("faster_rcnn", "torchvision:missing.safetensors", "got no file missing.safetensors"),
+        ("faster_rcnn", "torchvision:missing.safetensors", "or an existing .safetensors file, got missing.safetensors"),
     ],
 )
 def test_other_sources_are_refused(name, init, message):

@@ -197,7 +197,7 @@ def test_settings_reach_the_model():
             f"torchvision/{MOBILE}",
             {"max_size": 10**9},
             ValueError,
-            "expected resized images of at most .*320 x 1000000000",
+            r"expected resized images of at most .*320 \(min_size\) x 1000000000",
         ),
         ("torchvision/ssdlite320_mobilenet_v3_large", {"min_size": 300}, ValueError, "inputs of 320 x 320 pixels"),
         ("torchvision/fcos_resnet50_fpn", {"proposals": 5}, ValueError, "proposals: expected null for fcos"),

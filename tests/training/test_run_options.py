@@ -23,7 +23,10 @@ from . import tiny
 from .test_resume import assert_same_run
 
 # Without calibration the weights files hold exactly what was averaged.
-AVERAGED = "--schedule.ema 0.9 --trainer.checkpoint_steps 1 --trainer.calibrate false"
+AVERAGED = """
+  --schedule.ema 0.9 --data.augment scale_jitter,zoom_out,iou_crop --trainer.checkpoint_steps 1
+  --trainer.calibrate false
+"""
 
 
 def test_the_average_of_two_updates_by_hand():

@@ -10,15 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from bucketrank.catalogue.detector_specs import DetectorSettings, DetectorSpec
-from bucketrank.catalogue.fields import Settings
-from bucketrank.catalogue.model_settings import MAX_DIVISOR, MAX_PIXELS, BatchNorm
+from bucketrank.catalogue.model_settings import BatchNorm, ImagePreparation, require_few_pixels
 from bucketrank.suggestions import nearest
 
 LIBRARY_LOSSES = ("own", "rs", "ap")
 
 
 @dataclass(frozen=True)
-class LibraryInputSettings(Settings):
+class LibraryInputSettings(ImagePreparation):
     """The preparation of images for a model of another library; null stands for the model's own value."""
 
     group: ClassVar[str] = "inputs"
@@ -44,25 +43,12 @@ class LibraryInputSettings(Settings):
             )
         if sizes is not None:
             require_few_pixels(max(sizes), self.max_size or max(sizes))
-        divisor = self.size_divisor
-        self.require("size_divisor", f"1 to {MAX_DIVISOR}", holds=divisor is None or 1 <= divisor <= MAX_DIVISOR)
-        mean, std = self.image_mean or (), self.image_std or ()
-        self.require("image_mean", "finite numbers", holds=all(map(math.isfinite, mean)))
-        self.require("image_std", "finite numbers above 0", holds=all(math.isfinite(x) and x > 0 for x in std))
+        self.require_valid_preparation()
 
     @property
     def sizes(self) -> tuple[int, ...] | None:
         """``min_size`` as a tuple; None for the model's own."""
         return (self.min_size,) if isinstance(self.min_size, int) else self.min_size
-
-
-def require_few_pixels(shorter: int, longer: int) -> None:
-    """Raise ValueError if resized images may have more than MAX_PIXELS pixels."""
-    if shorter * longer > MAX_PIXELS:
-        raise ValueError(
-            f"inputs.max_size: expected resized images of at most {MAX_PIXELS:,} pixels, got {shorter} x {longer}; "
-            "lower min_size or max_size"
-        )
 
 
 @dataclass(frozen=True)

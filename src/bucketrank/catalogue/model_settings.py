@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from bucketrank.catalogue.fields import Settings
 
@@ -60,8 +60,33 @@ class BackboneSettings(Settings):
             )
 
 
+def require_few_pixels(shorter: int, longer: int) -> None:
+    """Raise ValueError if resized images may have more than MAX_PIXELS pixels."""
+    if shorter * longer > MAX_PIXELS:
+        raise ValueError(
+            f"inputs.max_size: expected resized images of at most {MAX_PIXELS:,} pixels, got {shorter} (min_size) x "
+            f"{longer}; lower one of the two, or cut the images into tiles"
+        )
+
+
+class ImagePreparation(Settings):
+    """Checks that the settings of all inputs share."""
+
+    image_mean: Any
+    image_std: Any
+    size_divisor: Any
+
+    def require_valid_preparation(self) -> None:
+        """Raise unless mean, deviation and divisor are valid."""
+        divisor = self.size_divisor
+        self.require("size_divisor", f"1 to {MAX_DIVISOR}", holds=divisor is None or 1 <= divisor <= MAX_DIVISOR)
+        mean, std = self.image_mean or (), self.image_std or ()
+        self.require("image_mean", "finite numbers", holds=all(map(math.isfinite, mean)))
+        self.require("image_std", "finite numbers above 0", holds=all(math.isfinite(x) and x > 0 for x in std))
+
+
 @dataclass(frozen=True)
-class InputSettings(Settings):
+class InputSettings(ImagePreparation):
     """The preparation of images: resizing, normalisation and padding.
 
     A resized image has at most ``min_size`` x ``max_size`` pixels, which must be at most MAX_PIXELS.
@@ -86,13 +111,5 @@ class InputSettings(Settings):
                 "inputs.min_size: expected one or more sizes between 1 and max_size, "
                 f"got {self.min_size} with max_size {self.max_size}"
             )
-        if max(sizes) * self.max_size > MAX_PIXELS:
-            raise ValueError(
-                f"inputs.max_size: expected resized images of at most {MAX_PIXELS:,} pixels, got {max(sizes)} "
-                f"(min_size) x {self.max_size}; lower one of the two, or cut the images into tiles"
-            )
-        divisor = self.size_divisor
-        self.require("size_divisor", f"1 to {MAX_DIVISOR}", holds=divisor is None or 1 <= divisor <= MAX_DIVISOR)
-        mean, std = self.image_mean or (), self.image_std or ()
-        self.require("image_mean", "finite numbers", holds=all(map(math.isfinite, mean)))
-        self.require("image_std", "finite numbers above 0", holds=all(math.isfinite(x) and x > 0 for x in std))
+        require_few_pixels(max(sizes), self.max_size)
+        self.require_valid_preparation()

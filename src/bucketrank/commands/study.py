@@ -22,7 +22,7 @@ def study(
     rates: Annotated[
         str | None, "learning rates to try, as factors of the recipe's (1,2,4; losses: 0.5,1,2,4,8; paper: 1)"
     ] = None,
-    steps: Annotated[int, "losses: steps of a run; its trials have a quarter of them"] = 1000,
+    steps: Annotated[int, "losses: steps of a run; its trials have an eighth of them"] = 1000,
     rounds: Annotated[int, "timed steps, in which the losses of a detector take turns"] = 12,
     dry_run: Annotated[bool, "print the commands of the runs instead of running them"] = False,
     settings: Annotated[SettingFlags, "settings of every run"],
@@ -102,8 +102,8 @@ def _compare_losses(
     from bucketrank.study.study_run import StudyError
     from bucketrank.suggestions import require_choice
 
-    if steps < 4:
-        raise UsageError(f"study: --steps: expected at least 4, got {steps}")
+    if steps < 8:
+        raise UsageError(f"study: --steps: expected at least 8, got {steps}")
     losses = tuple(TITLES) if only is None else tuple(only.split(","))
     try:
         for loss in losses:
@@ -114,7 +114,7 @@ def _compare_losses(
             losses=losses,
             seeds=seeds,
             steps=steps,
-            trial_steps=steps // 4,
+            trial_steps=steps // 8,
             factors=factors,
             flags=flags,
         )

@@ -6,27 +6,14 @@ import textwrap
 from pathlib import Path
 
 import timm
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
+
+from bucketrank.detectors.safetensors_reading import read_safetensors
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a .safetensors file."""
-    if not path.exists():
-        raise FileNotFoundError(f"backbone.weights: expected null, pretrained or an existing file, got {path}")
-    convert = "convert a file you trust with safetensors.torch.save_file(torch.load(file, weights_only=True), ...)"
-    if path.suffix != ".safetensors" or not path.is_file():
-        raise ValueError(f"backbone.weights: expected a .safetensors file, got {path}; {convert}")
-    try:
-        state = load_file(path)
-    except SafetensorError as error:
-        raise ValueError(
-            f"backbone.weights: expected a .safetensors file, got {path} with other contents ({error}); {convert}"
-        ) from error
-    if not state:
-        raise ValueError(f"backbone.weights: expected a file with tensors, got {path} without any")
-    return state
+    return read_safetensors(path, setting="backbone.weights", others="null, pretrained")
 
 
 def check_timm_weights(name: str, weights: str) -> None:

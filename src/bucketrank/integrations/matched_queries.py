@@ -43,5 +43,10 @@ def query_targets(
 
 def centre_size_iou(boxes: Tensor, objects: Tensor) -> Tensor:
     """Return the IoU of each box with the object in the same row, both (n, 4) as relative (cx, cy, w, h)."""
-    boxes, objects = (torch.cat([b[:, :2] - b[:, 2:] / 2, b[:, :2] + b[:, 2:] / 2], 1) for b in (boxes, objects))
-    return paired_iou(boxes, objects, smallest_union=torch.finfo(boxes.dtype).tiny)
+    return paired_iou(corners(boxes), corners(objects), smallest_union=torch.finfo(boxes.dtype).tiny)
+
+
+def corners(boxes: Tensor) -> Tensor:
+    """Convert (cx, cy, w, h) to (x1, y1, x2, y2); the adapters do not all have torchvision's ``box_convert``."""
+    centres, sizes = boxes[:, :2], boxes[:, 2:]
+    return torch.cat([centres - sizes / 2, centres + sizes / 2], 1)

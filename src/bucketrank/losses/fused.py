@@ -29,21 +29,19 @@ class Fused(Comparison):
     # The memory of the gradient, which holds the bucket of every negative; None once it has been returned.
     gradient: Array | None = None
 
-    def __init__(self, logits: Tensor, targets: Tensor, delta: float, index: Tensor | None = None) -> None:
+    def __init__(self, logits: Tensor, targets: Tensor, delta: float) -> None:
         self.delta = delta
         self.logits, self.targets = logits.detach().numpy(), targets.numpy()
-        self.at = _positives(self.targets) if index is None else index.numpy()
+        self.at = _positives(self.targets)
         self.scores = self.logits[self.at].astype(np.float64)
-        if index is None:
-            order = self.scores.argsort()
-            self.at, self.scores = self.at[order], self.scores[order]
+        order = self.scores.argsort()
+        self.at, self.scores = self.at[order], self.scores[order]
         if not self.at.size:
             self.finite = self._all_finite()
             return
         self.finite = -np.inf < self.scores.item(0) <= self.scores.item(-1) < np.inf
         if self.finite:
             self.edges, self.owners, *self.tables = kernels.look_up_table(self.scores, delta, self.logits)
-        if self.finite and index is None:
             self.gradient = np.empty_like(self.logits)
             self.finite = self._fill(self.gradient)
 
@@ -102,7 +100,7 @@ class Fused(Comparison):
 
     def spread(self, weights: Array, own: Array) -> Tensor:
         gradient, self.gradient = self.gradient, None
-        if gradient is None:  # already returned by an earlier backward pass, or there was no forward pass
+        if gradient is None:  # already returned by an earlier backward pass
             gradient = np.empty_like(self.logits)
             self._fill(gradient)
         table = kernels.gradient_table(self.edges, self.owners, weights, self.delta)

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, cat
 
 from bucketrank.detectors import Detector
 from bucketrank.detectors.faster_rcnn import FasterRCNN
 from bucketrank.detectors.mask_rcnn import MaskRCNN
 from bucketrank.detectors.retinanet import RetinaNet
+from bucketrank.detectors.safetensors_reading import read_safetensors
 from bucketrank.detectors.torchvision_download import coco_weights
 from bucketrank.model_files.torchvision_table import (
     CLASS_CHANGES,
@@ -28,7 +27,6 @@ from bucketrank.suggestions import nearest
 
 DETECTORS = {FasterRCNN: "faster_rcnn", MaskRCNN: "mask_rcnn", RetinaNet: "retinanet"}
 OTHER_INIT = "start from a run with --init FILE.safetensors, or without --init"
-CONVERT = "convert a file you trust with safetensors.torch.save_file(torch.load(file, weights_only=True), ...)"
 WITHOUT_OBJECTS = ("__background__", "N/A")  # names of torchvision's labels
 
 # The COCO weights were trained with an epsilon of 0 in the batch norms; those of our backbones have 1e-5.
@@ -99,12 +97,10 @@ def _require_name(table: TensorTable, source: str) -> None:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise WeightsError(f"init: expected torchvision:MODEL or torchvision:FILE.safetensors, got no file {path}")
     try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise WeightsError(f"init: expected a .safetensors file, got {path} ({error}); {CONVERT}") from error
+        return read_safetensors(path, setting="init", others="torchvision:MODEL")
+    except (OSError, ValueError) as error:
+        raise WeightsError(str(error)) from error
 
 
 def _known(translated: Mapping[str, tuple[str, Change] | None]) -> list[tuple[str, tuple[str, Change]]]:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from bucketrank.catalogue import LibraryInputSettings
-from bucketrank.catalogue.library_specs import require_few_pixels
+from bucketrank.catalogue.model_settings import require_few_pixels
 from bucketrank.detectors.backbone import IMAGENET_MEAN, IMAGENET_STD
 from bucketrank.detectors.input_resizing import InputTransform
 

@@ -12,7 +12,8 @@ from torchvision.models.detection.ssd import SSD
 
 from bucketrank.calibration.score_head import ScoreHead
 from bucketrank.catalogue import DetectorSettings, LibraryInputSettings, LossSettings
-from bucketrank.catalogue.library_specs import TorchvisionSettings, require_few_pixels
+from bucketrank.catalogue.library_specs import TorchvisionSettings
+from bucketrank.catalogue.model_settings import require_few_pixels
 from bucketrank.detectors.input_resizing import InputTransform
 from bucketrank.detectors.targets import Target
 from bucketrank.integrations.torchvision import use_ranking_loss

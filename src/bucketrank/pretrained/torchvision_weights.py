@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 
+from bucketrank.detectors.safetensors_reading import read_safetensors
 from bucketrank.detectors.torchvision_download import coco_weights
 
 # The layers whose shape depends on the number of classes, as parts of the names of their tensors.
@@ -23,7 +22,6 @@ OTHER_WEIGHTS = (
 )
 SIZE_MISMATCH = re.compile(r"size mismatch for ([\w.]+):")  # in the message of torch
 COUNTER = "num_batches_tracked"  # of batch norms; frozen ones have none
-CONVERT = "convert a file you trust with safetensors.torch.save_file(torch.load(file, weights_only=True), ...)"
 
 
 def load_torchvision_weights(model: nn.Module, name: str, weights: str) -> list[str]:
@@ -36,7 +34,7 @@ def load_torchvision_weights(model: nn.Module, name: str, weights: str) -> list[
     if weights == "coco":
         state, _ = coco_weights(name, setting="detector.weights", remedy=OTHER_WEIGHTS)
     else:
-        state = _read(Path(weights))
+        state = read_safetensors(Path(weights), setting="detector.weights", others="null, coco")
     own = model.state_dict()
     reshaped = [
         each for each in own if each.startswith(CLASS_LAYERS) and each in state and own[each].shape != state[each].shape
@@ -54,16 +52,3 @@ def load_torchvision_weights(model: nn.Module, name: str, weights: str) -> list[
             "--detector torchvision/MODEL"
         )
     return reshaped
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise FileNotFoundError(f"detector.weights: expected null, coco or an existing .safetensors file, got {path}")
-    if path.suffix != ".safetensors":
-        raise ValueError(f"detector.weights: expected a .safetensors file, got {path}; {CONVERT}")
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(
-            f"detector.weights: expected a .safetensors file, got {path} with other contents ({error}); {CONVERT}"
-        ) from error

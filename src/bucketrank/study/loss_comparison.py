@@ -1,8 +1,8 @@
 """The study ``losses``: detectors that differ by the loss alone, with a protocol that never tunes on reported images.
 
-For each data set and loss, short trials on the training images choose the learning rate and how boxes are weighted, by
-the AP on images that are held out of the training set. All losses have the same number of trials. Then each loss is
-trained with every seed for a fixed number of steps, and evaluated on the validation images at fixed steps.
+For each data set and loss, short trials on the training images choose the learning rate and then the weighting of the
+boxes, by the AP on images that are held out of the training set. All losses have the same number of trials. Then each
+loss is trained with every seed for a fixed number of steps, and evaluated on the validation images at fixed steps.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from bucketrank.data import DataError, find_splits
@@ -20,15 +21,16 @@ from bucketrank.study.study_run import StudyRun
 RECIPE = "atss-laptop"
 TITLES = {
     "rs": "RS",
-    "rsq": "RS + QFL",
-    "ap": "AP",
     "focal": "focal",
     "qfl": "QFL",
     "vfl": "VFL",
     "bce": "BCE, IoU targets",
+    "rsq": "RS + QFL",
+    "ap": "AP",
 }
 OURS, USUAL = "rs", "focal"  # the loss under test, and the loss that this detector is usually trained with
 RIVALS = ("qfl", "vfl", "bce")  # score-based losses that see the IoU, as RS does
+BALANCED = ("rs", "rsq", "ap")  # losses whose papers balance the box loss; the others give it a fixed weight
 SAME_HEAD = (
     *("--detector.anchors", "3", "--detector.quality_branch", "false"),
     *("--loss.box_loss", "giou", "--loss.box_confidence", "true"),
@@ -59,8 +61,9 @@ class LossRun(StudyRun):
 class LossComparison:
     """The plan of the comparison.
 
-    ``factors`` of the recipe's learning rate are tried for ``trial_steps`` steps, each with boxes of fixed weight and
-    with boxes balanced to the classification loss. ``holdout`` is the share of the training images that judges trials.
+    ``factors`` of the recipe's learning rate are tried for ``trial_steps`` steps, with the box weighting of the loss's
+    paper; one more trial has the best rate and the other weighting. ``holdout`` is the share of the training images
+    that judges trials.
     """
 
     data: tuple[Path, ...]
@@ -68,7 +71,7 @@ class LossComparison:
     losses: tuple[str, ...] = tuple(TITLES)
     seeds: int = 3
     steps: int = 1000
-    trial_steps: int = 250
+    trial_steps: int = 125
     factors: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0)
     holdout: float = 0.2
     flags: tuple[str, ...] = ()
@@ -79,21 +82,23 @@ class LossComparison:
         usual = load_recipe(RECIPE, list(self.flags)).schedule.lr
         return [float(f"{usual * factor:.6g}") for factor in self.factors]
 
+    def rate_trials(self, data: Path, loss: str) -> list[LossRun]:
+        """Return the runs that choose the learning rate of a loss on a data set."""
+        return [self._trial(data, loss, rate, balanced=loss in BALANCED) for rate in self.rates]
+
     def trials(self, data: Path, loss: str) -> list[LossRun]:
-        """Return the runs that choose learning rate and box weighting of a loss on a data set."""
-        held_out = ("--data.holdout", f"{self.holdout:g}")
-        return [
-            self._run(data, loss, rate, balanced=balanced, steps=self.trial_steps, extra=held_out, trial=True)
-            for balanced in (False, True)
-            for rate in self.rates
-        ]
+        """Return all trials of a loss; the one with the other box weighting follows once the rate is chosen."""
+        by_rate = self.rate_trials(data, loss)
+        if not all(trial.finished for trial in by_rate):
+            return by_rate
+        best = _best(by_rate)
+        return [*by_rate, self._trial(data, loss, best.rate, balanced=not best.balanced)]
 
     def chosen(self, data: Path, loss: str) -> LossRun | None:
         """Return the trial with the highest AP on held-out images; None before all trials are finished."""
         trials = self.trials(data, loss)
-        if not all(trial.finished for trial in trials):
-            return None
-        return max(trials, key=lambda trial: -math.inf if math.isnan(trial.metric()) else trial.metric())
+        complete = len(trials) == self.trials_per_loss and all(trial.finished for trial in trials)
+        return _best(trials) if complete else None
 
     def runs(self, data: Path, loss: str) -> list[LossRun]:
         """Return the final runs, one per seed; empty before the trials have chosen."""
@@ -107,9 +112,18 @@ class LossComparison:
         ]
 
     @property
+    def trials_per_loss(self) -> int:
+        """The number of trials of each loss on each data set."""
+        return len(self.factors) + 1
+
+    @property
     def total(self) -> int:
         """The number of all runs."""
-        return len(self.data) * len(self.losses) * (2 * len(self.factors) + self.seeds)
+        return len(self.data) * len(self.losses) * (self.trials_per_loss + self.seeds)
+
+    def _trial(self, data: Path, loss: str, rate: float, *, balanced: bool) -> LossRun:
+        held_out = ("--data.holdout", f"{self.holdout:g}")
+        return self._run(data, loss, rate, balanced=balanced, steps=self.trial_steps, extra=held_out, trial=True)
 
     def _run(
         self,
@@ -135,9 +149,17 @@ class LossComparison:
         return LossRun(row, RECIPE, flags, rate, seed, data, self.out, balanced=balanced, trial=trial)
 
     def _epochs_between_evaluations(self, data: Path, steps: int) -> int:
-        split = find_splits(data).train
-        if split is None:
-            raise DataError(f"{data}: expected training images, got none; see docs/data.md for layouts")
-        recipe = load_recipe(RECIPE, list(self.flags))
-        steps_per_epoch = math.ceil(len(split.read()["images"]) / recipe.data.batch_size)
-        return max(1, round(steps / EVALUATIONS / steps_per_epoch))
+        batch_size = load_recipe(RECIPE, list(self.flags)).data.batch_size
+        return max(1, round(steps / EVALUATIONS / math.ceil(_training_images(data) / batch_size)))
+
+
+def _best(trials: Sequence[LossRun]) -> LossRun:
+    return max(trials, key=lambda trial: -math.inf if math.isnan(trial.metric()) else trial.metric())
+
+
+@cache
+def _training_images(data: Path) -> int:
+    split = find_splits(data).train
+    if split is None:
+        raise DataError(f"{data}: expected training images, got none; see docs/data.md for layouts")
+    return len(split.read()["images"])

@@ -66,7 +66,7 @@ def _protocol(plan: LossComparison) -> str:
     rates = ", ".join(f"{rate:g}" for rate in plan.rates)
     return (
         "ATSS; architecture, anchors, assignment and box loss are the same for all losses. Learning rate (of "
-        f"{rates}) and box weighting (fixed or balanced) of each loss: the best of {2 * len(plan.factors)} trials of "
+        f"{rates}) and box weighting (fixed or balanced) of each loss: the best of {plan.trials_per_loss} trials of "
         f"{plan.trial_steps} steps, by AP on {plan.holdout:.0%} of the training images, which were held out. Then "
         f"{plan.steps} steps with {plan.seeds} seeds, evaluated on the validation images. Intervals: 95 % of 500 "
         "bootstrap draws over images and seeds, paired."
@@ -172,24 +172,23 @@ def _over_steps(axes: Axes, results: Sequence[LossResult]) -> None:
 
 
 def _rates(plan: LossComparison) -> Figure | None:
-    """Draw the AP of the trials over the learning rate, for each loss with the better box weighting of each rate."""
+    """Draw the AP of the trials over the learning rate, for each loss with the box weighting of its paper."""
     shown: list[tuple[Path, dict[str, dict[float, float]]]] = []
     for data in plan.data:
-        best: dict[str, dict[float, float]] = {}
-        for loss in plan.losses:
-            for trial in plan.trials(data, loss):
-                if trial.finished:
-                    of_loss = best.setdefault(loss, {})
-                    of_loss[trial.rate] = max(trial.metric(), of_loss.get(trial.rate, 0.0))
-        if best:
-            shown.append((data, best))
+        aps = {
+            loss: {trial.rate: trial.metric() for trial in plan.rate_trials(data, loss) if trial.finished}
+            for loss in plan.losses
+        }
+        if any(aps.values()):
+            shown.append((data, {loss: of_loss for loss, of_loss in aps.items() if of_loss}))
     if not shown:
         return None
     figure = Figure(figsize=(PANEL[0] * len(shown), PANEL[1]), layout="constrained")
-    for axes, (data, best) in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+    for axes, (data, aps) in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
         axes.set_title(data.name, loc="left", fontweight="bold", fontsize=10)
-        for loss, aps in best.items():
-            axes.plot(list(aps), list(aps.values()), color=COLOURS[loss], marker="o", markersize=3, label=TITLES[loss])
+        for loss, by_rate in aps.items():
+            rates, values = list(by_rate), list(by_rate.values())
+            axes.plot(rates, values, color=COLOURS[loss], marker="o", markersize=3, label=TITLES[loss])
         axes.set_xscale("log", base=2)
         axes.set_xticks(plan.rates, [f"{rate:g}" for rate in plan.rates])
         axes.set(xlabel="learning rate", ylabel=f"AP after {plan.trial_steps} steps", ylim=(0, None))

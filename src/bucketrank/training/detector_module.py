@@ -33,7 +33,14 @@ class DetectorModule(pl.LightningModule):
     """
 
     def __init__(
-        self, detector: Detector, *, schedule: Schedule, position: Position, evaluator: Evaluator, seed: int
+        self,
+        detector: Detector,
+        *,
+        schedule: Schedule,
+        position: Position,
+        evaluator: Evaluator,
+        seed: int,
+        keep_detections: bool = False,
     ) -> None:
         super().__init__()
         self.detector = detector
@@ -44,7 +51,8 @@ class DetectorModule(pl.LightningModule):
         self.terms: dict[str, Tensor] = {}  # loss terms of the last step
         self.metrics: dict[str, float] = {}  # set on the first process only
         self.threshold = 0.0
-        self.detections: list[Record] = []  # of the last evaluation, in COCO's result format; first process only
+        self.keep_detections = keep_detections
+        self.detections: list[Record] = []  # of the last evaluation, if they are kept; first process only
         decay = schedule.settings.ema
         # No submodule: the average is neither trained nor wrapped for several devices.
         self.average = None if decay is None else WeightAverage(detector, decay)
@@ -85,7 +93,8 @@ class DetectorModule(pl.LightningModule):
         self.evaluator.gather()
         if self.trainer.is_global_zero:
             self.metrics = self.evaluator.metrics()
-            self.detections = self.evaluator.detections
+            if self.keep_detections:
+                self.detections = self.evaluator.detections
             threshold = self.evaluator.best_threshold()
             self.threshold = 0.0 if math.isnan(threshold) else threshold  # NaN: there was no detection
         self.evaluator.reset()

@@ -126,6 +126,7 @@ def _train(
             batches=batches,
             resume=resume,
             changed_data=allow_changed_data,
+            on_cpu=trainer.strategy.root_device.type == "cpu",
             stop=stop,
         )
         position = data_module.position = module.position
@@ -260,6 +261,7 @@ def _prepare(
     batches: int,
     resume: bool,
     changed_data: bool,
+    on_cpu: bool,
     stop: StopSignals,
 ) -> tuple[Recipe, RunKeeper, DetectorModule]:
     """Return the complete recipe, the keeper of the run's files, and the module as it starts or resumes."""
@@ -296,12 +298,16 @@ def _prepare(
         if skipped and is_first_process():
             listed = ", ".join(skipped[:8]) + (", ..." if len(skipped) > 8 else "")
             logging.getLogger(__name__).warning("init: %d tensors keep their initial values: %s", len(skipped), listed)
+    if on_cpu:
+        # Convolutions and batch norms on a CPU are faster with the channels last.
+        model = model.to(memory_format=torch.channels_last)
     module = DetectorModule(
         model,
         schedule=schedule,
         position=Position(),
         evaluator=Evaluator(data_module.val_split, masks=model.masks, style=recipe.data.style),
         seed=recipe.trainer.seed,
+        keep_detections=recipe.trainer.keep_detections,
     )
     if checkpoint is not None:
         state, path = checkpoint

@@ -175,14 +175,11 @@ class RunKeeper(pl.Callback):
         if not trainer.should_stop and self._asked_to_stop(trainer):
             raise Interrupted
 
-    def stopped_early(self, module: DetectorModule) -> bool:
-        """Return whether the last evaluations brought no higher AP, as many as the schedule allows."""
-        patience = module.schedule.settings.early_stop
-        return patience is not None and self.stale >= patience
-
     def ended(self, module: DetectorModule) -> bool:
-        """Return whether no step follows."""
-        return module.position.step >= module.schedule.total_steps or self.stopped_early(module)
+        """Return whether no step follows: after the last one, or after too many evaluations without a higher AP."""
+        patience = module.schedule.settings.early_stop
+        stopped_early = patience is not None and self.stale >= patience
+        return stopped_early or module.position.step >= module.schedule.total_steps
 
     def close_epoch(self, trainer: pl.Trainer, module: DetectorModule, *, evaluated: bool) -> None:
         """Write the metrics, the best weights, and a checkpoint at the start of the next epoch."""

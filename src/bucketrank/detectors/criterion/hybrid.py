@@ -15,7 +15,7 @@ from bucketrank.losses import quality_focal_loss
 
 
 class RankSortQuality(RankSort):
-    """RS loss plus Quality Focal Loss. Boxes and masks are balanced to RS loss alone."""
+    """RS loss plus Quality Focal Loss. Boxes are balanced to RS loss alone, masks to the sum of both."""
 
     prior = 0.01
     classification_terms: ClassVar[tuple[str, ...]] = ("rank", "sort", "qfl")

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from bucketrank.calibration import Calibration, ScoreHead
 from bucketrank.calibration.calibrate_model import MOST_IMAGES, FitSettings, calibrate_head
 from bucketrank.calibration.calibration_result import Target
 from bucketrank.calibration.samples import Samples
+from bucketrank.integrations.matched_queries import corners
 from bucketrank.integrations.transformers.adapter import supported_family
 
 DETECTIONS = 100  # per image, as the image processors of the library keep them
@@ -41,7 +41,7 @@ def calibrate(
         scores = outputs.logits[0].float().sigmoid()
         best = scores.flatten().topk(min(DETECTIONS, scores.numel()))
         columns = scores.shape[1]
-        boxes = _corners(outputs.pred_boxes[0].float())[best.indices // columns]
+        boxes = corners(outputs.pred_boxes[0].float())[best.indices // columns]
         return {"boxes": boxes, "labels": best.indices % columns, "scores": best.values}
 
     items = list(batches) if iter(batches) is batches else batches
@@ -90,10 +90,4 @@ class SingleImages:
                     for name, value in batch.items()
                     if name != "labels" and isinstance(value, Tensor)
                 }
-                yield inputs, {"boxes": _corners(label["boxes"]), "labels": label["class_labels"]}
-
-
-def _corners(boxes: Tensor) -> Tensor:
-    """Convert (cx, cy, w, h) to (x1, y1, x2, y2)."""
-    centres, sizes = boxes[:, :2], boxes[:, 2:]
-    return torch.cat([centres - sizes / 2, centres + sizes / 2], 1)
+                yield inputs, {"boxes": corners(label["boxes"]), "labels": label["class_labels"]}
