@@ -28,7 +28,7 @@ def gradient(logits: Array, delta: float) -> Array:
 
 
 def draw(palette: Palette) -> Figure:
-    figure, (upper, lower) = plt.subplots(2, 1, figsize=(5.8, 4.8), layout="constrained")
+    figure, (upper, lower) = plt.subplots(2, 1, figsize=(4.6, 5.2), layout="constrained")
     for colour, delta in zip(palette.series, DELTAS, strict=True):
         name = rf"$\delta = {delta:g}$"
         x = np.union1d(np.linspace(-1.6, 1.6, 801), [-1e-9, 0.0])
@@ -39,8 +39,8 @@ def draw(palette: Palette) -> Figure:
     upper.legend(loc="upper left")
     upper.set_title("one comparison", fontsize=9, loc="left")
     mark(lower, POSITIVES, palette)
-    lower.set(xlabel="logit of a negative (dashed: the positives)", ylabel="gradient of a negative", xlim=(-2.4, 2.4))
-    lower.set_title("what it does to the gradient: three positives, 40 negatives", fontsize=9, loc="left")
+    lower.set(xlabel="logit of a negative (dashed: positives)", ylabel="gradient of a negative", xlim=(-2.4, 2.4))
+    lower.set_title("the gradient: three positives, 40 negatives", fontsize=9, loc="left")
     return figure
 
 

@@ -58,7 +58,7 @@ def draw_flow(boxes: dict[str, Box], arrows: list[Arrow], palette: Palette) -> F
                 linewidth=1.4,
             )
         )
-        axes.text(x, y, box.text, ha="center", va="center", fontsize=8.5, linespacing=1.25)
+        axes.text(x, y, box.text, ha="center", va="center", fontsize=9.2, linespacing=1.25)
     return figure
 
 
@@ -96,10 +96,10 @@ def _draw_arrow(axes: Axes, start: Box, end: Box, arrow: Arrow, palette: Palette
         x, y = ((tail[0] + head[0]) / 2, (tail[1] + head[1]) / 2) if straight else (tail[0] + 0.05, tail[1])
         axes.text(
             x if straight and across else x + 0.06,
-            y + (0.09 if across else 0),
+            y + (0 if not across else 0.09 if straight or y2 < y1 else -0.11),  # off the line
             arrow.text,
             ha="center" if straight and across else "left",
             va="center",
-            fontsize=7,
+            fontsize=8,
             color=palette.text,
         )
