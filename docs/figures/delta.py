@@ -1,4 +1,4 @@
-"""What delta does to a comparison and to a gradient: python -m docs.figures.delta."""
+"""The effect of delta on a comparison and on a gradient: python -m docs.figures.delta."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def step(x: Array, delta: float) -> Array:
 
 
 def gradient(logits: Array, delta: float) -> Array:
-    """AP loss: what a negative at each of ``logits`` is pushed down by."""
+    """Return the gradient of AP loss for a negative at each of ``logits``."""
     rank = sum(step(others - POSITIVES[:, None], delta).sum(1) for others in (POSITIVES, NEGATIVES))
     pushed: Array = (step(logits - POSITIVES[:, None], delta) / rank[:, None]).mean(0)
     return pushed

@@ -16,17 +16,17 @@ WIDTH, HEIGHT = 1.72, 0.62  # of a box, in inches; a cell of the grid is 2.25 by
 
 @dataclass(frozen=True)
 class Box:
-    """A part at ``column`` and ``row`` of the grid, the top row being 0; ``kind`` is part, loss or input."""
+    """A part at ``column`` and ``row`` of the grid, the top row being 0; ``role`` is part, loss or input."""
 
     column: float
     row: float
     text: str
-    kind: str = "part"
+    role: str = "part"
 
 
 @dataclass(frozen=True)
 class Arrow:
-    """From one box to another, by name, downwards, upwards or to the right; dashed where no gradient goes."""
+    """An arrow between two boxes, by name, downwards, upwards or to the right; dashed if it carries no gradient."""
 
     start: str
     end: str
@@ -35,7 +35,7 @@ class Arrow:
 
 
 def draw_flow(boxes: dict[str, Box], arrows: list[Arrow], palette: Palette) -> Figure:
-    """The boxes with their arrows."""
+    """Draw the boxes with their arrows."""
     columns = max(box.column for box in boxes.values()) + 1
     rows = max(box.row for box in boxes.values()) + 1
     figure, axes = plt.subplots(figsize=(2.25 * columns, 1.0 * rows + 0.1))
@@ -54,7 +54,7 @@ def draw_flow(boxes: dict[str, Box], arrows: list[Arrow], palette: Palette) -> F
                 HEIGHT,
                 boxstyle="round,pad=0.02,rounding_size=0.1",
                 facecolor="none",
-                edgecolor=colours[box.kind],
+                edgecolor=colours[box.role],
                 linewidth=1.4,
             )
         )

@@ -32,8 +32,6 @@ def main() -> None:
 def take(browser: Browser, page: Path, path: Path, width: int, *, dark: bool) -> None:
     """Take a screenshot of a whole page; report a page that is wider than the window."""
     tab = browser.open(page, width=width, dark=dark)
-    # The theme remembers the scheme of the first page.
-    tab.run(f"document.body.setAttribute('data-md-color-scheme', '{'slate' if dark else 'default'}')")
     root = "document.documentElement"
     wide, height = tab.run(f"[{root}.scrollWidth, {root}.scrollHeight]")
     if wide > width:
@@ -41,6 +39,7 @@ def take(browser: Browser, page: Path, path: Path, width: int, *, dark: bool) ->
     size = {"width": width, "height": min(height, TALLEST), "deviceScaleFactor": 1, "mobile": width < 600}
     tab.call("Emulation.setDeviceMetricsOverride", **size)
     tab.screenshot(path, quality=60)
+    tab.run("localStorage.clear()")  # the theme stores the scheme of the first page there
     tab.call("Page.close")
 
 

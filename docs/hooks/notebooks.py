@@ -61,7 +61,7 @@ def _output(output: dict[str, Any]) -> str:
     data = output.get("data", {})
     if "image/svg+xml" in data:
         svg = "".join(data["image/svg+xml"])
-        return "\n".join(_image(_coloured(svg, scheme), "svg+xml", scheme) for scheme in PALETTES)
+        return "\n".join(_image(_coloured(svg, scheme), scheme) for scheme in PALETTES)
     if "image/png" in data:
         return f'<img class="output" alt="Figure" src="data:image/png;base64,{"".join(data["image/png"]).strip()}">'
     return ""
@@ -75,6 +75,6 @@ def _coloured(svg: str, scheme: str) -> str:
     return svg
 
 
-def _image(svg: str, kind: str, scheme: str) -> str:
+def _image(svg: str, scheme: str) -> str:
     source = base64.b64encode(svg.encode()).decode()
-    return f'<img class="output" alt="Figure" src="data:image/{kind};base64,{source}#only-{scheme}">'
+    return f'<img class="output" alt="Figure" src="data:image/svg+xml;base64,{source}#only-{scheme}">'
