@@ -22,7 +22,7 @@ def study(
     ] = "small",
     only: Annotated[str | None, "rows to train, separated by commas, like atss-rs-*,atss-focal (default: all)"] = None,
     rates: Annotated[
-        str | None, "learning rates to try, as factors of the recipe's (1,2,4; losses: 0.5,1,2,4,8; paper: 1)"
+        str | None, "learning rates to try, as factors of the recipe's (1,2,4; losses: 0.25,0.5,1,2,4,8; paper: 1)"
     ] = None,
     recipe: Annotated[
         str,
@@ -46,7 +46,7 @@ def study(
     try:
         require_choice("study", name, (LOSSES, *STUDIES, SYNTHETIC))
         require_choice("--budget", budget, ("small", "paper"))
-        usual = "0.5,1,2,4,8" if name == LOSSES else "1" if budget == "paper" else "1,2,4"
+        usual = "0.25,0.5,1,2,4,8" if name == LOSSES else "1" if budget == "paper" else "1,2,4"
         factors = listed("--rates", rates or usual, float)
     except ValueError as error:
         raise UsageError(str(error)) from error

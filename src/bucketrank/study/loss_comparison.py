@@ -119,7 +119,7 @@ class LossComparison:
     seeds: int = 3
     steps: int = 1000
     trial_steps: int = 125
-    factors: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0)
+    factors: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
     holdout: float = HOLDOUT
     flags: tuple[str, ...] = ()
 

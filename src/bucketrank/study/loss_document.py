@@ -146,15 +146,17 @@ def to_json(plan: LossComparison, outcomes: Sequence[SetOutcome]) -> dict[str, A
         sets.append({"data": outcome.data.name, "losses": losses, "rs_minus": {"quarter": early, "end": late}})
     trials = [
         {
-            "name": trial.name,
+            "data": data.name,
+            "loss": loss,
             "lr": trial.rate,
             "boxes": weighting(trial.balanced),
+            "usual_boxes": number < len(plan.factors),  # the last trial has the other weighting
             "AP": trial.metric(),
             "command": trial.command,
         }
         for data in plan.data
         for loss in plan.losses
-        for trial in plan.trials(data, loss)
+        for number, trial in enumerate(plan.trials(data, loss))
         if trial.finished
     ]
     return {"sets": sets, "trials": trials}
