@@ -123,6 +123,4 @@ def test_the_library_computes_these_formulas(example, method):
     assert_allclose(at_logits, np.concatenate([gradient, np.zeros_like(example.negatives)]), **TOLERANCE)
     (at_logits,) = torch.autograd.grad(terms.ranking, logits)
     assert_allclose(at_logits[:positives], -example.false_positives / example.rank / positives, **TOLERANCE)
-    assert_allclose(
-        at_logits[positives:], (1 / (positives * example.rank)) @ example.above_negatives, **TOLERANCE
-    )
+    assert_allclose(at_logits[positives:], (1 / (positives * example.rank)) @ example.above_negatives, **TOLERANCE)
