@@ -18,9 +18,9 @@ OPENING = "command and machine"
 
 
 def sections(markdown: str) -> dict[str, str]:
-    """Return the sections of a document by title, and its opening.
+    r"""Return the sections of a document by title, and its opening.
 
-    >>> sections("# Title\\n\\n`command`\\n\\n![Figure](a.svg)\\n\\n## One\\n\\ntext\\n")
+    >>> sections("# Title\n\n`command`\n\n![Figure](a.svg)\n\n## One\n\ntext\n")
     {'command and machine': '`command`', 'One': 'text'}
     """
     opening, *parts = re.split(r"^## ", markdown, flags=re.MULTILINE)

@@ -44,7 +44,7 @@ def list_recipes() -> None:
 
 
 def markdown() -> str:
-    """Return the tables of docs/recipes.md: exact recipes with their pairwise and bucketed variants, then the others."""
+    """Return the tables of docs/recipes.md: exact recipes with pairwise and bucketed variants, then the others."""
     rows = {name: row for name in recipe_names() if (row := paper_row(name)) is not None}
     names = sorted(rows, key=lambda name: (rows[name].table or 0, name))
     exact = [name for name in names if name == rows[name].exact_recipe]

@@ -101,7 +101,7 @@ def _time(result: LossResult | None) -> str:
 
 
 def _ratio(cell: Cell, *names: str) -> str:
-    """Return the median of pairwise / other over the rounds, as in ``bench losses``; other is the first in ``names``."""
+    """Return the median of pairwise / other over the rounds, as in ``bench losses``; ``names`` are the others."""
     slow = _samples(cell.get("pairwise"))
     fast = next((samples for name in names if (samples := _samples(cell.get(name))) is not None), None)
     if slow is None or fast is None:
