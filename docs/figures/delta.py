@@ -1,4 +1,4 @@
-"""What delta does to a comparison and to a gradient: python -m docs.figures.delta."""
+"""The effect of delta on a comparison and on a gradient: python -m docs.figures.delta."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def step(x: Array, delta: float) -> Array:
 
 
 def gradient(logits: Array, delta: float) -> Array:
-    """AP loss: what a negative at each of ``logits`` is pushed down by."""
+    """Return the gradient of AP loss for a negative at each of ``logits``."""
     rank = sum(step(others - POSITIVES[:, None], delta).sum(1) for others in (POSITIVES, NEGATIVES))
     pushed: Array = (step(logits - POSITIVES[:, None], delta) / rank[:, None]).mean(0)
     return pushed
 
 
 def draw(palette: Palette) -> Figure:
-    figure, (upper, lower) = plt.subplots(2, 1, figsize=(5.8, 4.8), layout="constrained")
+    figure, (upper, lower) = plt.subplots(2, 1, figsize=(4.6, 5.2), layout="constrained")
     for colour, delta in zip(palette.series, DELTAS, strict=True):
         name = rf"$\delta = {delta:g}$"
         x = np.union1d(np.linspace(-1.6, 1.6, 801), [-1e-9, 0.0])
@@ -39,8 +39,8 @@ def draw(palette: Palette) -> Figure:
     upper.legend(loc="upper left")
     upper.set_title("one comparison", fontsize=9, loc="left")
     mark(lower, POSITIVES, palette)
-    lower.set(xlabel="logit of a negative (dashed: the positives)", ylabel="gradient of a negative", xlim=(-2.4, 2.4))
-    lower.set_title("what it does to the gradient: three positives, 40 negatives", fontsize=9, loc="left")
+    lower.set(xlabel="logit of a negative (dashed: positives)", ylabel="gradient of a negative", xlim=(-2.4, 2.4))
+    lower.set_title("the gradient: three positives, 40 negatives", fontsize=9, loc="left")
     return figure
 
 

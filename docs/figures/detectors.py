@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from matplotlib.figure import Figure
@@ -15,17 +16,17 @@ Flow = tuple[dict[str, Box], list[Arrow]]
 def dense(assignment: str, anchors: str) -> Flow:
     boxes = {
         "images": Box(0, 0, "images", "input"),
-        "backbone": Box(1, 0, "backbone\nC3 to C5"),
-        "neck": Box(2, 0, "pyramid\nP3 to P7"),
-        "head": Box(3, 0, "head, shared by\nthe levels"),
-        "logits": Box(4, 0, "logits\nanchors x classes"),
-        "boxes": Box(4, 1, "boxes decoded\nfrom their codes"),
-        "anchors": Box(2, 1, anchors),
-        "objects": Box(0, 1, "objects", "input"),
-        "assign": Box(2, 2, assignment),
-        "iou": Box(4, 2, "IoU of positives\nwith their objects"),
-        "rank": Box(5, 0, "RS over batch,\nlevels and classes", "loss"),
-        "box": Box(5, 1, "GIoU, weighted by\nconfidence, = RS", "loss"),
+        "backbone": Box(0, 1, "backbone\nC3 to C5"),
+        "neck": Box(0, 2, "pyramid\nP3 to P7"),
+        "objects": Box(0, 3, "ground-truth\nboxes", "input"),
+        "head": Box(1, 2, "head, shared by\nthe levels"),
+        "assign": Box(1, 3, assignment),
+        "anchors": Box(1, 4, anchors),
+        "logits": Box(2, 1, "logits of anchors\nand classes"),
+        "boxes": Box(2, 2, "boxes, decoded\nfrom box deltas"),
+        "iou": Box(2, 3, "IoU of positives\nwith their objects"),
+        "rank": Box(3, 1, "RS over batch,\nlevels and classes", "loss"),
+        "box": Box(3, 2, "GIoU, weighted and\nbalanced to RS", "loss"),
     }
     arrows = [
         Arrow("images", "backbone"),
@@ -35,7 +36,7 @@ def dense(assignment: str, anchors: str) -> Flow:
         Arrow("head", "boxes"),
         Arrow("anchors", "assign"),
         Arrow("objects", "assign"),
-        Arrow("assign", "iou", "positives", detached=True),
+        Arrow("assign", "iou", detached=True),
         Arrow("boxes", "iou", detached=True),
         Arrow("iou", "rank", "labels", detached=True),
         Arrow("logits", "rank"),
@@ -46,8 +47,9 @@ def dense(assignment: str, anchors: str) -> Flow:
 
 def paa() -> Flow:
     boxes, arrows = dense("PAA: two Gaussians\nover the losses", "anchors of\nIoU 0.1 or more")
-    boxes["scores"] = Box(3, 1, "focal + GIoU of\neach candidate")
-    boxes["assign"] = Box(3, 2, boxes["assign"].text)
+    moved = {"anchors": (0, 3), "objects": (0, 4), "assign": (1, 4), "iou": (2, 4)}
+    boxes |= {name: replace(boxes[name], column=column, row=row) for name, (column, row) in moved.items()}
+    boxes["scores"] = Box(1, 3, "focal + GIoU loss of\neach candidate")
     arrows.remove(Arrow("anchors", "assign"))
     arrows += [
         Arrow("head", "scores", detached=True),
@@ -60,17 +62,17 @@ def paa() -> Flow:
 def rcnn(*, masks: bool = False) -> Flow:
     boxes = {
         "images": Box(0, 0, "images", "input"),
-        "backbone": Box(1, 0, "backbone\nC2 to C5"),
-        "neck": Box(2, 0, "pyramid\nP2 to P6"),
-        "rpn": Box(3, 0, "RPN: objectness\nof all anchors"),
-        "rpn loss": Box(4, 0, "0.2 (RS + GIoU)\nall anchors", "loss"),
-        "proposals": Box(3, 1, "1000 proposals,\nnone sampled"),
-        "objects": Box(1, 1, "objects", "input"),
-        "roi": Box(3, 2, "RoIAlign,\ntwo hidden layers"),
-        "logits": Box(4, 2, "logits, no\nbackground"),
-        "boxes": Box(4, 3, "a box for\neach class"),
-        "rank": Box(5, 2, "RS over proposals\nx classes of batch", "loss"),
-        "box": Box(5, 3, "GIoU, weighted by\nconfidence, = RS", "loss"),
+        "backbone": Box(0, 1, "backbone\nC2 to C5"),
+        "neck": Box(0, 2, "pyramid\nP2 to P6"),
+        "objects": Box(0, 3, "ground-truth\nboxes", "input"),
+        "rpn": Box(1, 1, "RPN: objectness\nof all anchors"),
+        "rpn loss": Box(2, 1, "0.2 (RS + GIoU),\nall anchors", "loss"),
+        "proposals": Box(1, 3, "1000 proposals,\nno sampling"),
+        "roi": Box(1, 4, "RoIAlign,\ntwo hidden layers"),
+        "logits": Box(2, 4, "logits, no\nbackground"),
+        "boxes": Box(2, 5, "a box for\neach class"),
+        "rank": Box(3, 4, "RS over proposals\nand classes of batch", "loss"),
+        "box": Box(3, 5, "GIoU, weighted and\nbalanced to RS", "loss"),
     }
     arrows = [
         Arrow("images", "backbone"),
@@ -78,7 +80,7 @@ def rcnn(*, masks: bool = False) -> Flow:
         Arrow("neck", "rpn"),
         Arrow("rpn", "rpn loss"),
         Arrow("rpn", "proposals", "NMS 0.7", detached=True),
-        Arrow("objects", "proposals", "added"),
+        Arrow("objects", "proposals"),
         Arrow("proposals", "roi"),
         Arrow("neck", "roi"),
         Arrow("roi", "logits"),
@@ -88,9 +90,9 @@ def rcnn(*, masks: bool = False) -> Flow:
         Arrow("boxes", "rank", "IoU", detached=True),
     ]
     if masks:
-        boxes["mask head"] = Box(4, 4, "mask head,\n28 x 28")
-        boxes["mask"] = Box(5, 4, "Dice, weighted by\nconfidence, = RS", "loss")
-        boxes["positives"] = Box(3, 4, "positives,\nat most 200")
+        boxes["positives"] = Box(1, 6, "positives,\nat most 200")
+        boxes["mask head"] = Box(2, 6, "mask head,\n28 x 28")
+        boxes["mask"] = Box(3, 6, "Dice, weighted and\nbalanced to RS", "loss")
         arrows += [
             Arrow("roi", "positives", detached=True),
             Arrow("positives", "mask head"),
@@ -102,23 +104,25 @@ def rcnn(*, masks: bool = False) -> Flow:
 def cascade() -> Flow:
     boxes = {
         "images": Box(0, 0, "images", "input"),
-        "backbone": Box(1, 0, "backbone\nC2 to C5"),
-        "neck": Box(2, 0, "pyramid\nP2 to P6"),
-        "rpn": Box(3, 0, "RPN: objectness\nof all anchors"),
-        "rpn loss": Box(4, 0, "0.2 (RS + GIoU)\nall anchors", "loss"),
-        "proposals": Box(3, 1, "2000 proposals\nand the objects"),
+        "backbone": Box(0, 1, "backbone\nC2 to C5"),
+        "neck": Box(0, 2, "pyramid\nP2 to P6"),
+        "objects": Box(0, 3, "ground-truth\nboxes", "input"),
+        "rpn": Box(1, 2, "RPN: objectness\nof all anchors"),
+        "rpn loss": Box(2, 2, "0.2 (RS + GIoU),\nall anchors", "loss"),
+        "proposals": Box(1, 3, "2000 proposals,\nno sampling"),
     }
     arrows = [
         Arrow("images", "backbone"),
         Arrow("backbone", "neck"),
         Arrow("neck", "rpn"),
         Arrow("rpn", "rpn loss"),
-        Arrow("rpn", "proposals", detached=True),
+        Arrow("rpn", "proposals", "NMS 0.7", detached=True),
+        Arrow("objects", "proposals"),
     ]
     before = "proposals"
     for stage, iou in enumerate((0.5, 0.6, 0.7), start=1):
-        boxes[f"stage {stage}"] = Box(stage + 2, 2, f"stage {stage}\npositive from IoU {iou}")
-        boxes[f"loss {stage}"] = Box(stage + 2, 3, "RS over proposals\nx classes, + GIoU", "loss")
+        boxes[f"stage {stage}"] = Box(stage, 4, f"stage {stage}\npositive from IoU {iou}")
+        boxes[f"loss {stage}"] = Box(stage, 5, "RS over proposals\nand classes, GIoU", "loss")
         text = "" if stage == 1 else "refined"
         arrows += [
             Arrow(before, f"stage {stage}", text, detached=True),
@@ -136,18 +140,18 @@ def co_detr() -> Flow:
         "encoder": Box(0, 3, "encoder, 6 layers\nof deformable attention"),
         "proposals": Box(1, 0, "two-stage: a score and\na box for every token"),
         "proposal loss": Box(3, 0, "2 (RS + L1 + GIoU)\none class, valid tokens", "loss"),
-        "queries": Box(1, 1, "300 queries, where\nthe best boxes are"),
+        "queries": Box(1, 1, "300 queries at\nthe best boxes"),
         "decoder": Box(2, 1, "decoder, 6 layers, over\nthe encoder's tokens"),
         "decoder loss": Box(3, 1, "6 x 2 (RS + L1 + GIoU)\nHungarian, one-to-one", "loss"),
-        "maps": Box(0, 4, "its tokens as maps, with\na 5th of stride 128"),
+        "maps": Box(0, 4, "its tokens as maps, and\na 5th of stride 128"),
         "heads": Box(1, 2, "Faster R-CNN:\nRPN, then RoI head"),
         "head loss": Box(3, 2, "1 (RS + GIoU) and\n5 (RS + GIoU)", "loss"),
-        "rcnn queries": Box(1, 3, "queries of its positives,\n9 to 300 an image"),
+        "rcnn queries": Box(1, 3, "queries of its positives,\n9 to 300 per image"),
         "again": Box(2, 3, "the same decoder"),
         "again loss": Box(3, 3, "6 x 2 (RS + L1 + GIoU)\none-to-many", "loss"),
-        "atss": Box(1, 4, "ATSS, one anchor\na place"),
+        "atss": Box(1, 4, "ATSS, one anchor\nper location"),
         "atss loss": Box(3, 4, "5 (RS + GIoU)", "loss"),
-        "atss queries": Box(1, 5, "queries of its positives,\n9 to 300 an image"),
+        "atss queries": Box(1, 5, "queries of its positives,\n9 to 300 per image"),
         "once more": Box(2, 5, "the same decoder"),
         "once more loss": Box(3, 5, "6 x 2 (RS + L1 + GIoU)\none-to-many", "loss"),
     }
@@ -179,8 +183,8 @@ FLOWS: dict[str, Flow] = {
     "faster-rcnn": rcnn(),
     "mask-rcnn": rcnn(masks=True),
     "cascade-rcnn": cascade(),
-    "retinanet": dense("positive from\nIoU 0.5 on", "6 anchors\na place"),
-    "atss": dense("ATSS: 9 nearest\na level, mean + std", "3 anchors\na place"),
+    "retinanet": dense("positive from\nan IoU of 0.5", "6 anchors\nper location"),
+    "atss": dense("ATSS: 9 nearest per\nlevel, mean + std", "3 anchors\nper location"),
     "paa": paa(),
     "brs-detr": co_detr(),
 }

@@ -16,17 +16,17 @@ WIDTH, HEIGHT = 1.72, 0.62  # of a box, in inches; a cell of the grid is 2.25 by
 
 @dataclass(frozen=True)
 class Box:
-    """A part at ``column`` and ``row`` of the grid, the top row being 0; ``kind`` is part, loss or input."""
+    """A part at ``column`` and ``row`` of the grid, the top row being 0; ``role`` is part, loss or input."""
 
     column: float
     row: float
     text: str
-    kind: str = "part"
+    role: str = "part"
 
 
 @dataclass(frozen=True)
 class Arrow:
-    """From one box to another, by name, downwards, upwards or to the right; dashed where no gradient goes."""
+    """An arrow between two boxes, by name, downwards, upwards or to the right; dashed if it carries no gradient."""
 
     start: str
     end: str
@@ -35,7 +35,7 @@ class Arrow:
 
 
 def draw_flow(boxes: dict[str, Box], arrows: list[Arrow], palette: Palette) -> Figure:
-    """The boxes with their arrows."""
+    """Draw the boxes with their arrows."""
     columns = max(box.column for box in boxes.values()) + 1
     rows = max(box.row for box in boxes.values()) + 1
     figure, axes = plt.subplots(figsize=(2.25 * columns, 1.0 * rows + 0.1))
@@ -54,11 +54,11 @@ def draw_flow(boxes: dict[str, Box], arrows: list[Arrow], palette: Palette) -> F
                 HEIGHT,
                 boxstyle="round,pad=0.02,rounding_size=0.1",
                 facecolor="none",
-                edgecolor=colours[box.kind],
+                edgecolor=colours[box.role],
                 linewidth=1.4,
             )
         )
-        axes.text(x, y, box.text, ha="center", va="center", fontsize=8.5, linespacing=1.25)
+        axes.text(x, y, box.text, ha="center", va="center", fontsize=9.2, linespacing=1.25)
     return figure
 
 
@@ -96,10 +96,10 @@ def _draw_arrow(axes: Axes, start: Box, end: Box, arrow: Arrow, palette: Palette
         x, y = ((tail[0] + head[0]) / 2, (tail[1] + head[1]) / 2) if straight else (tail[0] + 0.05, tail[1])
         axes.text(
             x if straight and across else x + 0.06,
-            y + (0.09 if across else 0),
+            y + (0 if not across else 0.09 if straight or y2 < y1 else -0.11),  # off the line
             arrow.text,
             ha="center" if straight and across else "left",
             va="center",
-            fontsize=7,
+            fontsize=8,
             color=palette.text,
         )

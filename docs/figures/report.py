@@ -9,28 +9,24 @@ from pathlib import Path
 from docs.figures.theme import ASSETS
 from tests.report.browser import Browser, started
 
-WIDTH, HEIGHT = 1120, 5000  # so high that nothing has to be scrolled to
+WIDTH, HEIGHT = 1000, 9000  # so high that nothing has to be scrolled to
+MARGIN = 8  # pixels around a part
+# For each picture: the number of the run, and the first and the last element to show.
 PARTS = {
-    "curves": "#curves .charts",
-    "images": "#run-0 .gallery",
-    "ranking": "#run-0 .ranking",
-    "scored": "#run-1 .ranking",
+    "curves": (0, "#curves .legend", "#curves .charts"),
+    "images": (0, "#run-0 .keys", "#run-0 .images"),
+    "ranking": (0, "#run-0 p.keys:has(+ .ranking)", "#run-0 .ranking"),
+    "scored": (1, "#run-1 p.keys:has(+ .ranking)", "#run-1 .ranking"),
 }
 
 
 def take(browser: Browser, report: Path, *, dark: bool) -> None:
-    """Take a screenshot of each part; the second ranked list is from the second run."""
+    """Take a screenshot of each part with its legend; the pointer rests outside, so that no tooltip covers it."""
     page = browser.open(report, width=WIDTH, height=HEIGHT, dark=dark)
-    for name, selector in PARTS.items():
-        page.run(f"document.querySelectorAll('.tabs button')[{int(name == 'scored')}].click()")
-        if name == "curves":
-            page.point(".chart svg", x=0.55)
-        elif name == "images":
-            page.point("#run-0 .detection.correct:not([hidden]) .box", y=0.0)
-        else:
-            page.point(f"{selector} .list:not([hidden]) .item.negative", y=0.2)
+    for name, (run, first, last) in PARTS.items():
+        page.run(f"document.querySelectorAll('.tabs button')[{run}].click()")
         path = ASSETS / f"report-{name}-{'dark' if dark else 'light'}.webp"
-        page.screenshot(path, selector=selector, quality=80)
+        page.screenshot(path, selector=first, until=last, margin=MARGIN, quality=80)
 
 
 def main() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
+from docs.figures.palette import PALETTES, Palette
+
+__all__ = ["ASSETS", "PALETTES", "Palette", "mark", "save"]
+
 ASSETS = Path(__file__).parents[1] / "assets"
-
-
-@dataclass(frozen=True)
-class Palette:
-    """The colours of one page scheme."""
-
-    text: str
-    faint: str
-    band: str
-    series: tuple[str, str, str]
-    point: str
-    rival: str
-
-
-PALETTES = {
-    "light": Palette("#2b3540", "#9aa7b4", "#12355b", ("#1f6aa5", "#c8553d", "#3f8f5f"), "#55616d", "#a0569c"),
-    "dark": Palette("#dfe6ee", "#77869a", "#9cc3ea", ("#7db9e8", "#f0937a", "#86d3a2"), "#aab6c3", "#dc9fd8"),
-}
 
 
 def mark(axes: Axes, at: ArrayLike, palette: Palette) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from bucketrank.calibration import CannotCalibrateError, ScoreMap, calibrate_model, fold
+from bucketrank.data import CocoDataset, eval_transform, find_splits, write_shapes
 from bucketrank.integrations import torchvision as tv_adapter
 from bucketrank.integrations import transformers as hf_adapter
 from tests.integrations import torchvision_models, transformers_models
@@ -75,6 +76,17 @@ def test_retinanet_is_calibrated() -> None:
     assert calibration.d_ece[1] < 0.5 * calibration.d_ece[0]
     per_class = tv_adapter.calibrate(tv_model("retinanet"), data, per_class=True)
     assert len(per_class.a) == torchvision_models.CLASSES
+
+
+def test_retinanet_ignores_label_0_in_a_data_set(tmp_path) -> None:
+    model = tv_model("retinanet")
+    split = find_splits(write_shapes(tmp_path / "shapes", train=2, val=1, size=96)).train
+    dataset = CocoDataset(split, transform=eval_transform())
+    assert torchvision_models.CLASSES - 1 <= len(dataset.class_names)
+    with torch.no_grad():
+        assert any((model([image])[0]["labels"] == 0).any() for image, _ in dataset)
+    with pytest.raises(CannotCalibrateError, match="right"):  # an untrained model has too few right detections
+        tv_adapter.calibrate(model, dataset)
 
 
 @pytest.mark.parametrize("name", ["faster_rcnn", "mask_rcnn", "keypoint_rcnn", "ssd"])

@@ -119,19 +119,34 @@ class Page:
             self.call("Input.dispatchKeyEvent", type=event, key=key, code=key)
 
     def screenshot(
-        self, path: Path, *, selector: str | None = None, whole: bool = False, quality: int | None = None
+        self,
+        path: Path,
+        *,
+        selector: str | None = None,
+        until: str | None = None,
+        margin: int = 0,
+        whole: bool = False,
+        quality: int | None = None,
     ) -> None:
-        """Write a screenshot of the window, of the whole page or of an element."""
+        """Write a screenshot of the window, of the whole page, of an element, or from one element ``until`` another."""
         options: dict[str, Any] = {"format": "png"} if quality is None else {"format": "webp", "quality": quality}
         if selector is not None or whole:
-            element = f"document.querySelector({json.dumps(selector or 'html')})"
-            box = f"(b => [b.left + scrollX, b.top + scrollY, b.width, b.height])({element}.getBoundingClientRect())"
-            x, y, width, height = self.run(box)
+            boxes = [self._box(each) for each in (selector or "html", until or selector or "html")]
+            x, y = (min(box[axis] for box in boxes) - margin for axis in (0, 1))
+            width, height = (max(box[axis] + box[axis + 2] for box in boxes) + margin - (x, y)[axis] for axis in (0, 1))
             clip = {"x": x, "y": y, "width": width, "height": height, "scale": 1}
             # Capture beyond the window only if needed: it moves the pointer off the element below it.
             beyond = y + height > self.run("scrollY + innerHeight") or y < self.run("scrollY")
             options |= {"clip": clip, "captureBeyondViewport": beyond}
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", **options)["data"]))
+
+    def _box(self, selector: str) -> list[float]:
+        """Return left, top, width and height of an element on the page."""
+        element = f"document.querySelector({json.dumps(selector)})"
+        box: list[float] = self.run(
+            f"(b => [b.left + scrollX, b.top + scrollY, b.width, b.height])({element}.getBoundingClientRect())"
+        )
+        return box
 
     @property
     def errors(self) -> list[str]:

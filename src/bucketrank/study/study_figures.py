@@ -17,6 +17,7 @@ COLOURS = {"rs": "#0072B2", "ap": "#009E73", "alrp": "#CC79A7", "dr": "#E69F00",
 LINES = {"pairwise": ":", "bucketed": "--"}
 ALPHAS = {"pairwise": 0.45, "bucketed": 0.7}
 PANEL = (4.2, 3.2)  # width and height in inches
+MIN_LINE = 3  # evaluations of a run
 
 
 def draw_study(outcome: StudyOutcome, out: Path) -> list[tuple[str, str]]:
@@ -83,16 +84,23 @@ def _over_time(axes: Axes, results: Sequence[RowResult]) -> None:
 
 
 def _curves(axes: Axes, results: Sequence[RowResult], scale: Callable[[RowResult], float]) -> None:
-    """Draw the mean over seeds as a line, and a band from the lowest to the highest seed."""
+    """Draw the mean over seeds as a line, and a band from the lowest to the highest seed.
+
+    Fewer than MIN_LINE evaluations are drawn as dots with ranges: a line through two points says nothing about a course.
+    """
     for result in results:
         curves = [run.curve() for run in result.runs]
         steps = np.asarray(curves[0][0]) * scale(result)
         values = np.asarray([curve for _, curve in curves if len(curve) == len(steps)])
-        colour = COLOURS[result.row.loss]
+        mean, low, high = values.mean(axis=0), values.min(axis=0), values.max(axis=0)
+        colour, title = COLOURS[result.row.loss], result.row.title
+        if len(steps) < MIN_LINE:
+            axes.errorbar(steps, mean, [mean - low, high - mean], fmt="o", color=colour, markersize=4, label=title)
+            continue
         line = LINES.get(result.row.method, "-")
-        axes.plot(steps, values.mean(axis=0), line, color=colour, marker="o", markersize=3, label=result.row.title)
+        axes.plot(steps, mean, line, color=colour, marker="o", markersize=3, label=title)
         if len(values) > 1:
-            axes.fill_between(steps, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.12, linewidth=0)
+            axes.fill_between(steps, low, high, color=colour, alpha=0.12, linewidth=0)
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False, fontsize=7, loc="lower right")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -44,7 +45,10 @@ def calibrate(
         return detections
 
     settings = FitSettings(target, per_class, method)
-    return calibrate_head(model, head, Samples.of(data, detect, most=most), settings)
+    samples = Samples.of(data, detect, most=most)
+    if samples.split is not None:  # the labels of a data set start at 1; RetinaNet has a score for label 0, too
+        samples = replace(samples, detect=lambda image: _without_label_0(detect(image)))
+    return calibrate_head(model, head, samples, settings)
 
 
 def score_head(model: nn.Module) -> ScoreHead:
@@ -74,6 +78,11 @@ def score_head(model: nn.Module) -> ScoreHead:
         "calibrate: expected torchvision's FasterRCNN, MaskRCNN, KeypointRCNN, RetinaNet or SSD, got "
         f"{type(model).__name__}; pass a wrapped model without its wrapper; for other models see docs/calibration.md"
     )
+
+
+def _without_label_0(detections: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    keep = detections["labels"] > 0
+    return {name: value[keep] for name, value in detections.items()}
 
 
 def _last_layer(block: Any) -> Any:
