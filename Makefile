@@ -77,10 +77,10 @@ docs: $(STAMP)  ## build the documentation into site/, warnings are errors
 serve: $(STAMP)  ## the documentation in a browser, rebuilt at every save
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
-# The branch gh-pages holds every version; the page at its root leads to the latest release.
+# The branch gh-pages holds every version; the page at its root leads to the latest release. mike looks for mkdocs on the path.
 pages: docs  ## add the documentation to the local branch gh-pages: make pages VERSION=dev, make pages VERSION=0.1.0 ALIAS=latest
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --update-aliases $(VERSION) $(ALIAS)
-	$(if $(ALIAS),$(BIN)/mike set-default $(ALIAS))
+	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/mike deploy --update-aliases $(VERSION) $(ALIAS)
+	$(if $(ALIAS),NO_MKDOCS_2_WARNING=1 $(BIN)/mike set-default $(ALIAS))
 
 figures: $(STAMP)  ## draw the documentation's figures again
 	$(BIN)/python -m docs.figures.exact_bucketing
@@ -95,7 +95,7 @@ package: $(STAMP)  ## build sdist and wheel into dist/, and check what PyPI will
 
 sbom: $(STAMP)  ## list the pinned packages in the format of CycloneDX, in build/bucketrank.cdx.json
 	mkdir -p build
-	$(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible \
+	$(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --mc-type library --output-reproducible \
 		--output-file build/bucketrank.cdx.json requirements-dev.txt
 
 tagcheck: $(STAMP)  ## check that a tag can be released: make tagcheck TAG=v0.1.0

@@ -67,7 +67,8 @@ def environment(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     program = "import sysconfig; print(sysconfig.get_path('purelib'))"
     packages = Path(subprocess.run([python, "-c", program], check=True, capture_output=True, text=True).stdout.strip())
     for distribution in torch_and_its_requirements():
-        tops = {Path(file).parts[0] for file in distribution.files or []} - {"..", "__pycache__"}
+        record = distribution.read_text("RECORD") or ""
+        tops = {re.split("[/,]", line, maxsplit=1)[0] for line in record.splitlines()} - {"..", "__pycache__"}
         for top in tops:
             source, link = Path(str(distribution.locate_file(top))), packages / top
             if not link.exists():
