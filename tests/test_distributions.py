@@ -100,7 +100,7 @@ def test_metadata_has_the_addresses_and_no_relative_link(dist):
         assert any(each.endswith("bucketrank/py.typed") for each in archive.namelist())
     addresses = dict(line.split(", ") for line in metadata.get_all("Project-URL", []))
     assert addresses == project_table()["urls"]
-    description = metadata.get_payload()
+    description = str(metadata.get_payload())
     targets = re.findall(r"\]\(([^)]+)\)", re.sub(r"^```.*?^```$", "", description, flags=re.MULTILINE | re.DOTALL))
     assert targets
     assert [target for target in targets if not target.startswith(("https://", "http://", "#"))] == []

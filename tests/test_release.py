@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,42 @@ def test_the_oldest_packages_are_the_lower_bounds():
     for pin in pinned:
         (version,) = pin.specifier
         assert Version(version.version) == lowest[pin.name], f"{pin.name} in .ci/oldest.txt"
+
+
+def test_the_hooks_of_git_use_installed_tools():
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    entries = [hook["entry"].split() for source in config["repos"] for hook in source["hooks"]]
+    tools = [entry[0].removeprefix(".venv/bin/") for entry in entries if entry[0] != "make"]
+    scripts = Path(sysconfig.get_path("scripts"))
+    assert [tool for tool in tools if not shutil.which(tool, path=str(scripts))] == []
+    assert [entry[1] for entry in entries if entry[0] == "make"] == ["workflows"]
+    assert "workflows" in TARGETS
+
+
+@pytest.mark.parametrize("name", ["bug", "proposal", "results"])
+def test_issue_forms_ask_for_something(name):
+    form = yaml.safe_load((ROOT / f".github/ISSUE_TEMPLATE/{name}.yml").read_text(encoding="utf-8"))
+    assert form["name"]
+    assert form["description"]
+    fields = [each for each in form["body"] if each["type"] != "markdown"]
+    assert len({each["id"] for each in fields}) == len(fields) > 0
+
+
+def test_the_documentation_has_the_addresses_of_the_package(monkeypatch):
+    defaults = pytest.importorskip("mkdocs.config.defaults", reason="needs the extra docs")
+    from docs.hooks.addresses import on_config, on_post_page
+
+    config = defaults.MkDocsConfig()
+    config.extra = {}
+    monkeypatch.delenv("MIKE_DOCS_VERSION", raising=False)
+    on_config(config)
+    urls = project_table()["urls"]
+    assert (config.site_url, config.repo_url) == (urls["Documentation"], urls["Repository"])
+    assert "version" not in config.extra
+    monkeypatch.setenv("MIKE_DOCS_VERSION", "0.1.0")
+    assert on_config(config).extra["version"]["provider"] == "mike"
+    assert on_post_page('<a class="md-source" data-md-component="source">') == '<a class="md-source">'
+    assert not {"site_url", "repo_url"} & set(re.findall(r"^(\w+):", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
 
 
 def files_of_the_repository() -> list[Path]:
