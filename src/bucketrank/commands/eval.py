@@ -9,7 +9,7 @@ from bucketrank.arguments import UsageError, require, require_device
 
 
 def evaluate(
-    weights: Annotated[Path, "weights.safetensors of a run"],
+    weights: Annotated[Path, "weights file, folder of a run or of save_pretrained, or owner/name on the hub"],
     data: Annotated[Path, "folder of the data set"],
     *,
     split: Annotated[str, "val or train"] = "val",

@@ -1,4 +1,4 @@
-"""A trained detector in use: predictions, evaluation, calibration, and export to ONNX."""
+"""A trained detector in use: predictions, evaluation, calibration, export to ONNX, and sharing on the hub."""
 
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from bucketrank.deploy.onnx import export_onnx as export_onnx
     from bucketrank.deploy.prediction import predict as predict
     from bucketrank.deploy.prediction_files import predict_files as predict_files
+    from bucketrank.deploy.trained_detector import TrainedDetector as TrainedDetector
+    from bucketrank.deploy.trained_detector import from_pretrained as from_pretrained
 
 __all__, __getattr__ = import_on_use(
     __name__,
@@ -22,5 +24,6 @@ __all__, __getattr__ = import_on_use(
         "bucketrank.deploy.onnx": ("Agreement", "ExportError", "export_onnx"),
         "bucketrank.deploy.prediction": ("predict",),
         "bucketrank.deploy.prediction_files": ("predict_files",),
+        "bucketrank.deploy.trained_detector": ("TrainedDetector", "from_pretrained"),
     },
 )

@@ -8,7 +8,7 @@ from bucketrank.calibration import Calibration, calibrate
 from bucketrank.calibration.calibrate_model import MOST_IMAGES
 from bucketrank.calibration.calibration_result import Method, Target
 from bucketrank.deploy.evaluate import prepare_evaluation
-from bucketrank.model_files.weights import save_weights
+from bucketrank.model_files.weights import WeightsError, save_weights
 
 
 def calibrate_weights(
@@ -30,6 +30,10 @@ def calibrate_weights(
     untouched. A calibrated file may be calibrated again. CannotCalibrateError if the scores cannot be calibrated; then
     nothing is written.
     """
+    if out is None and not Path(weights).is_file():
+        raise WeightsError(
+            f"{weights}: expected a weights file to replace, got no such file; choose the file with --out"
+        )
     setup = prepare_evaluation(weights, data, split=split, layout=layout, device=device)
     calibration = calibrate(setup.model, setup.images, target=target, per_class=per_class, method=method, most=most)
     save_weights(weights if out is None else out, setup.model.cpu(), setup.meta.calibrated(calibration))

@@ -30,7 +30,8 @@ INIT = Setting(
     "init",
     str | None,
     None,
-    "weights to start from: a file of an earlier run, or torchvision:MODEL; tensors that do not fit are skipped",
+    "weights to start from: a file or folder of an earlier run, a name on the hub, or torchvision:MODEL; "
+    "tensors that do not fit are skipped",
 )
 # The groups whose settings are the same for every detector and every loss.
 SHARED_GROUPS: tuple[type[Settings], ...] = (DataSettings, ScheduleSettings, TrainerSettings)

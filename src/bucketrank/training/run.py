@@ -274,6 +274,7 @@ def _prepare(
             recipe=without_weights(complete).to_dict(),
             metrics=module.metrics,
             versions={name: version(name) for name in VERSIONED},
+            images={"train": len(data_module.train), "val": len(data_module.val)},
         )
 
     keeper = RunKeeper(
