@@ -24,7 +24,7 @@ def evaluate(
     require("rich", "PIL", "faster_coco_eval", "yaml", "timm", extra="detect")
     from rich.console import Console
 
-    from bucketrank.deploy.evaluate import evaluate, print_evaluation
+    from bucketrank.deploy.weights_evaluation import evaluate, print_evaluation
 
     if batch < 1:
         raise UsageError(f"eval: --batch: expected at least 1, got {batch}")

@@ -61,8 +61,8 @@ def model_card(
 
 
 def _eval_results(meta: Meta, dataset: str) -> Iterator[EvalResult]:
-    for kind, noun in (("boxes", "box"), ("masks", "mask")):
-        value = meta.metrics.get(f"{kind}/AP", math.nan)
+    for group, noun in (("boxes", "box"), ("masks", "mask")):
+        value = meta.metrics.get(f"{group}/AP", math.nan)
         if math.isfinite(value):
             yield EvalResult(
                 task_type=TASK,
@@ -121,13 +121,13 @@ def _results(meta: Meta) -> Iterator[str]:
         yield "The weights file holds no metrics."
         yield ""
         return
-    kinds = list(dict.fromkeys(name.rpartition("/")[0] for name in metrics))
+    groups = list(dict.fromkeys(name.rpartition("/")[0] for name in metrics))
     yield "On the validation images; AP, AR and optimal LRP error (oLRP, less is better) in percent."
     yield ""
-    yield f"| metric | {' | '.join(_escaped(kind) for kind in kinds)} |"
-    yield f"|---|{'---:|' * len(kinds)}"
+    yield f"| metric | {' | '.join(_escaped(group) for group in groups)} |"
+    yield f"|---|{'---:|' * len(groups)}"
     for name in dict.fromkeys(name.rpartition("/")[2] for name in metrics):
-        values = (metrics.get(f"{kind}/{name}" if kind else name, math.nan) for kind in kinds)
+        values = (metrics.get(f"{group}/{name}" if group else name, math.nan) for group in groups)
         yield f"| {_escaped(name)} | {' | '.join(_value(name, value) for value in values)} |"
     yield ""
 

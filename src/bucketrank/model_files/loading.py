@@ -25,6 +25,9 @@ def load_model(path: Path | str) -> tuple[Detector, Meta]:
 
     ``path`` is a weights file, the folder of a run, a folder of ``save_pretrained``, or a model repository on the hub,
     like ``"owner/name"``. A file or folder of that name comes first.
+
+    Args:
+        path: the weights, as described above.
     """
     path = find_weights(path)
     state, meta = read_weights(path)
@@ -84,7 +87,12 @@ def _first_line(error: Exception) -> str:
 
 
 def build_detector(recipe: Recipe, *, num_classes: int) -> Detector:
-    """Build the detector of a recipe."""
+    """Build the detector of a recipe.
+
+    Args:
+        recipe: the recipe of the detector.
+        num_classes: number of classes of objects.
+    """
     backbone = recipe.backbone if detector_spec(recipe.detector.name).backbone else None
     return build(recipe.detector, num_classes=num_classes, backbone=backbone, loss=recipe.loss, inputs=recipe.inputs)
 

@@ -36,12 +36,12 @@ class Meta:
 
     classes: list[str]  # names of label 1, 2, ...
     category_ids: list[int]  # ids of the same labels in the annotations
-    threshold: float
-    recipe: dict[str, Any]
+    threshold: float  # minimum score to report
+    recipe: dict[str, Any]  # the settings of the run, as groups
     metrics: dict[str, float] = field(default_factory=dict)  # on the validation set
-    versions: dict[str, str] = field(default_factory=dict)
-    calibration: Calibration | None = None
-    images: dict[str, int] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)  # of the packages that trained it
+    calibration: Calibration | None = None  # None if the scores are those of the loss
+    images: dict[str, int] = field(default_factory=dict)  # numbers of images, train and val
 
     def calibrated(self, calibration: Calibration) -> Meta:
         """Return the description after a calibration: threshold, minimum score of the recipe and errors are its own."""
@@ -59,7 +59,13 @@ class Meta:
 
 
 def save_weights(path: Path | str, model: torch.nn.Module | Mapping[str, Tensor], meta: Meta) -> None:
-    """Write the tensors of a model or of its state with their description, atomically."""
+    """Write the tensors of a model or of its state with their description, atomically.
+
+    Args:
+        path: the file to write.
+        model: a model, or its state.
+        meta: the description.
+    """
     state = model.state_dict() if isinstance(model, torch.nn.Module) else model
     metadata = {
         "bucketrank": FORMAT,
@@ -78,7 +84,11 @@ def save_weights(path: Path | str, model: torch.nn.Module | Mapping[str, Tensor]
 
 
 def read_weights(path: Path | str) -> tuple[dict[str, Tensor], Meta]:
-    """Return the tensors and the description of a weights file; WeightsError if it is not one."""
+    """Return the tensors and the description of a weights file; WeightsError if it is not one.
+
+    Args:
+        path: the weights file.
+    """
     path = Path(path)
     if not path.is_file():
         raise WeightsError(f"{path}: there is no such file; training writes weights.safetensors into its run folder")
