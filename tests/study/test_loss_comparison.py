@@ -12,7 +12,7 @@ import torch
 from bucketrank.cli import main
 from bucketrank.data import find_splits
 from bucketrank.evaluation import Evaluator
-from bucketrank.study.loss_comparison import TITLES, LossComparison, LossRun
+from bucketrank.study.loss_comparison import DETECTORS, ONE_HEAD, LossComparison, LossRun
 from bucketrank.study.loss_document import headline_rows, loss_rows, to_markdown, write_losses
 from bucketrank.study.loss_outcome import collect_losses
 from tests.study.finished_runs import finish
@@ -32,11 +32,11 @@ def finish_trials(plan: LossComparison, data: Path, loss: str, *aps: float) -> N
 
 def test_trials_never_see_the_validation_images_and_all_losses_have_as_many(shapes, tmp_path):
     plan = comparison(shapes, tmp_path)
-    for loss in TITLES:
+    for loss in ONE_HEAD:
         finish_trials(plan, shapes, loss, 20.0, 30.0, 25.0)
         trials = plan.trials(shapes, loss)
         assert all(trial.load().data.holdout == 0.2 for trial in trials)
-        usual = loss in {"rs", "rsq", "ap"}
+        usual = loss in {"rs", "rsq"}
         tried = [(trial.rate, trial.load().loss.box_balance) for trial in trials]
         assert tried == [(0.001, usual), (0.002, usual), (0.002, not usual)]
 
@@ -62,6 +62,34 @@ def test_the_best_trial_decides_rate_and_boxes_once_all_are_finished(shapes, tmp
     runs = plan.runs(shapes, "qfl")
     assert [(run.rate, run.balanced, run.seed) for run in runs] == [(0.002, True, 0), (0.002, True, 1)]
     assert runs[0].name == f"{shapes.name}-qfl-lr0.002-balanced-seed0"
+
+
+@pytest.mark.parametrize("name", [name for name, detector in DETECTORS.items() if detector.same_head])
+def test_one_head_means_the_same_model_for_every_loss(name, shapes, tmp_path):
+    from bucketrank.model_files.loading import build_detector
+
+    plan = comparison(shapes, tmp_path, detector=DETECTORS[name], flags=("--backbone.weights", "null"))
+    built = {}
+    for loss in ONE_HEAD:
+        detector = build_detector(plan.rate_trials(shapes, loss)[0].load(), num_classes=3)
+        tensors = {key: tuple(value.shape) for key, value in detector.state_dict().items()}
+        built[loss] = (tensors, detector.criterion.box_loss, vars(detector.anchors)["_buffers"])
+    assert len({str(each) for each in built.values()}) == 1
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_as_published_the_trials_choose_the_rate_alone(name, shapes, tmp_path):
+    detector = DETECTORS[name]
+    losses = detector.default_losses("published")
+    plan = comparison(shapes, tmp_path, detector=detector, head="published", losses=losses)
+    for loss in losses:
+        for trial, ap in zip(plan.trials(shapes, loss), (30.0, 20.0), strict=True):
+            finish(trial, ap)
+        first, _ = plan.runs(shapes, loss)
+        assert first.rate == plan.rates[0]
+        assert first.load().loss.box_balance is None
+        assert first.name == f"{shapes.name}-{loss}-lr{first.rate:g}-published-seed0"
+    assert plan.total == len(losses) * 4
 
 
 def detections_of(data: Path, *, missing: float, seed: int) -> list[dict[str, Any]]:
@@ -146,4 +174,18 @@ def test_commands_of_the_trials_can_be_printed(shapes, tmp_path, capsys):
     assert len(lines) == 2
     assert all("--inputs.min_size 64" in line and "--data.holdout 0.2" in line for line in lines)
     assert main(["study", "losses", "--data", str(shapes), "--only", "qfx"]) == 2
-    assert "--only: expected one of rs, rsq, ap, focal, qfl, vfl, bce, got 'qfx'" in capsys.readouterr().err
+    assert "--only: expected one of rs, focal, ce, qfl, vfl, bce, mal, iabce, rsq, ap, got 'qfx'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["losses", "--rounds", "3", "--dry-run"], "losses does not use --rounds"),
+        (["detectors", "--steps", "30", "--head", "published", "--dry-run"], "detectors does not use --head, --steps"),
+        (["losses", "--recipe", "paa-laptop", "--dry-run"], "--head: expected published for paa-laptop"),
+        (["losses", "--recipe", "yolo", "--dry-run"], "--recipe: expected"),
+    ],
+)
+def test_flags_that_a_study_does_not_use_are_refused(flags, message, shapes, capsys):
+    assert main(["study", flags[0], "--data", str(shapes), *flags[1:]]) == 2
+    assert message in capsys.readouterr().err

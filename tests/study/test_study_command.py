@@ -27,11 +27,11 @@ def test_a_study_from_beginning_to_end_and_again(shapes, tmp_path, capfd):
     words += ["--schedule.epochs=1", "--schedule.clip=null"]
     assert main(words) == 1, "the run with a huge learning rate fails"
     printed = capfd.readouterr().out
-    assert "3 runs; all files go to" in printed
-    assert "2 of 3  atss-rs-exact-lr1e+07-seed0  failed (see " in printed
+    assert "4 runs; all files go to" in printed
+    assert "2 of 4  atss-rs-exact-lr1e+07-trial  failed (see " in printed
     assert "the loss is not finite" in printed
-    assert "3 of 3  atss-rs-pairwise-lr0.01-seed0  AP " in printed
-    assert "- `atss-rs-exact-lr1e+07-seed0`: failed" in (tmp_path / "study/detectors.md").read_text()
+    assert "4 of 4  atss-rs-pairwise-lr0.01-seed0  AP " in printed
+    assert "- `atss-rs-exact-lr1e+07-trial`: failed" in (tmp_path / "study/detectors.md").read_text()
     document = json.loads((tmp_path / "study/detectors.json").read_text())
     assert [row["lr"] for row in document["rows"]] == [0.01, 0.01]
     assert [len(row["runs"]) for row in document["rows"]] == [1, 1]
@@ -39,7 +39,7 @@ def test_a_study_from_beginning_to_end_and_again(shapes, tmp_path, capfd):
     assert gradients["holds"] is True
     steps = (tmp_path / "study/steps.json").read_text()
     folders = {path: path.stat().st_mtime_ns for path in (tmp_path / "study/runs").glob("*/weights.safetensors")}
-    assert len(folders) == 2
+    assert len(folders) == 3  # one trial and two final runs
     # Finished runs are skipped.
     assert main([*words[:-1], "--only", "atss-rs-exact,atss-rs-pairwise", "--rates", "1", words[-1]]) == 0
     assert {path: path.stat().st_mtime_ns for path in folders} == folders
@@ -113,6 +113,6 @@ def test_dry_run(shapes, tmp_path, capsys):
     words = ["study", "detr", "--data", str(shapes), "--out", str(tmp_path / "study"), "--seeds", "1", "--dry-run"]
     assert main(words) == 0
     printed = capsys.readouterr().out.splitlines()
-    assert len(printed) == 4 + 2 * 2
+    assert len(printed) == 4 + 2 * 3
     assert all(line.startswith("bucketrank train brs-detr-laptop ") for line in printed)
     assert not (tmp_path / "study").exists()

@@ -20,7 +20,8 @@ def test_the_best_rate_of_the_first_row_is_that_of_all_methods(tmp_path):
     rows = {row.key: row for row in study.rows}
     assert [row.key for row in study.families()] == ["atss-rs-exact", "atss-ap-exact", "atss-focal"]
     trials = study.trials(rows["atss-rs-bucketed"])
-    assert [trial.name for trial in trials] == [f"atss-rs-exact-lr{rate}-seed0" for rate in ("0.001", "0.002", "0.004")]
+    assert [trial.name for trial in trials] == [f"atss-rs-exact-lr{rate}-trial" for rate in ("0.001", "0.002", "0.004")]
+    assert all(trial.load().data.holdout == 0.2 for trial in trials)
     for trial, ap in zip(trials, (30.0, 40.0, 35.0), strict=True):
         finish(trial, 10.0, ap)
     results = study.results(rows["atss-rs-bucketed"])
@@ -39,8 +40,8 @@ def test_a_rate_whose_run_failed_is_not_chosen(tmp_path):
 def test_the_number_of_runs(tmp_path):
     study = plan(tmp_path, factors=(1.0, 2.0, 4.0), seeds=3)
     assert len(study.rows) == 7
-    # Two more rates for each of three losses; the best trial is also the run with seed 0.
-    assert study.total == 7 * 3 + 2 * 3
+    # Three trials for each of three losses.
+    assert study.total == 7 * 3 + 3 * 3
     one = plan(tmp_path, only="atss-rs-*", seeds=2)
     assert one.total == len(training_commands(one)) == 6
     assert training_commands(one)[0].startswith("bucketrank train atss-laptop --data cells --out ")

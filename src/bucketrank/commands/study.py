@@ -17,13 +17,23 @@ def study(
     data: Annotated[str | None, "folder of the data set; losses takes several, separated by commas"] = None,
     out: Annotated[Path | None, "folder for the runs, tables and figures (default: runs/study-NAME)"] = None,
     seeds: Annotated[int, "runs per row, with seeds 0, 1, ..."] = 3,
-    budget: Annotated[str, "small (laptop recipes) or paper (the paper's recipes, for its hardware)"] = "small",
+    budget: Annotated[
+        str, "small (laptop recipes) or paper (the paper's recipes, for its hardware; not for losses)"
+    ] = "small",
     only: Annotated[str | None, "rows to train, separated by commas, like atss-rs-*,atss-focal (default: all)"] = None,
     rates: Annotated[
-        str | None, "learning rates to try, as factors of the recipe's (1,2,4; losses: 0.5,1,2,4,8; paper: 1)"
+        str | None, "learning rates to try, as factors of the recipe's (1,2,4; losses: 0.25,0.5,1,2,4,8; paper: 1)"
     ] = None,
+    recipe: Annotated[
+        str,
+        "losses: atss-laptop, retinanet-laptop, paa-laptop, faster-rcnn-laptop, cascade-rcnn-laptop, mask-rcnn-laptop "
+        "or brs-detr-laptop",
+    ] = "atss-laptop",
+    head: Annotated[
+        str, "losses: same (only the loss differs; atss-laptop and retinanet-laptop) or published"
+    ] = "same",
     steps: Annotated[int, "losses: steps of a run; its trials have an eighth of them"] = 1000,
-    rounds: Annotated[int, "timed steps, in which the losses of a detector take turns"] = 12,
+    rounds: Annotated[int, "timed steps, in which the losses of a detector take turns (not for losses)"] = 12,
     dry_run: Annotated[bool, "print the commands of the runs instead of running them"] = False,
     settings: Annotated[SettingFlags, "settings of every run"],
 ) -> int:
@@ -33,32 +43,35 @@ def study(
     from bucketrank.study.grid import LOSSES, STUDIES, SYNTHETIC
     from bucketrank.suggestions import require_choice
 
-    out = out or Path("runs") / f"study-{name}"
     try:
         require_choice("study", name, (LOSSES, *STUDIES, SYNTHETIC))
         require_choice("--budget", budget, ("small", "paper"))
-        usual = "0.5,1,2,4,8" if name == LOSSES else "1" if budget == "paper" else "1,2,4"
+        usual = "0.25,0.5,1,2,4,8" if name == LOSSES else "1" if budget == "paper" else "1,2,4"
         factors = listed("--rates", rates or usual, float)
     except ValueError as error:
         raise UsageError(str(error)) from error
     if seeds < 1 or rounds < 2 or min(factors) <= 0:
         expected = "--seeds of at least 1, --rounds of at least 2 and --rates above 0"
         raise UsageError(f"study: expected {expected}, got {seeds}, {rounds} and {rates}")
+    values = {"data": data, "seeds": seeds, "budget": budget, "only": only, "rates": rates, "rounds": rounds}
+    values |= {"dry_run": dry_run, "steps": steps, "recipe": recipe, "head": head}
+    for_losses = ("recipe", "head", "steps")
     if name == SYNTHETIC:
         from bucketrank.study.synthetic_study import run_synthetic_study
 
-        given = {"data": data, "seeds": seeds, "budget": budget, "only": only, "rates": rates, "rounds": rounds}
-        given |= {"dry_run": dry_run, "steps": steps}
-        known = inspect.signature(study).parameters
-        unused = ["--" + flag.replace("_", "-") for flag in given if given[flag] != known[flag].default]
-        if unused := unused + ["settings"] * bool(list(settings)):
+        unused = _changed(values, tuple(values)) + ["settings"] * bool(list(settings))
+        if unused:
             raise UsageError(f"study: synthetic trains nothing and takes --out alone; remove {', '.join(unused)}")
-        run_synthetic_study(out)
+        run_synthetic_study(out or Path("runs/study-synthetic"))
         return 0
     if data is None:
         raise UsageError("study: expected --data, the folder of the data set")
+    if unused := _changed(values, ("budget", "rounds") if name == LOSSES else for_losses):
+        raise UsageError(f"study: {name} does not use {', '.join(unused)}; remove it")
     if name == LOSSES:
-        return _compare_losses(data.split(","), out, only, seeds, steps, factors, tuple(settings), dry_run=dry_run)
+        plan_values = {"seeds": seeds, "steps": steps, "factors": factors, "flags": tuple(settings)}
+        return _compare_losses(data.split(","), out, only, recipe, head, plan_values, dry_run=dry_run)
+    out = out or Path("runs") / f"study-{name}"
     from bucketrank.study.study_command import plan_study, run_study, training_commands
     from bucketrank.study.study_run import StudyError
 
@@ -84,39 +97,52 @@ def study(
         raise DataError(f"study: {error}") from error
 
 
+def _changed(values: dict[str, Any], names: tuple[str, ...]) -> list[str]:
+    """Return the flags among ``names`` whose values are not the defaults."""
+    known = inspect.signature(study).parameters
+    return ["--" + name.replace("_", "-") for name in names if values[name] != known[name].default]
+
+
 def _compare_losses(
     data: list[str],
-    out: Path,
+    out: Path | None,
     only: str | None,
-    seeds: int,
-    steps: int,
-    factors: tuple[float, ...],
-    flags: tuple[str, ...],
+    recipe: str,
+    head: str,
+    plan_values: dict[str, Any],
     *,
     dry_run: bool,
 ) -> int:
     """Run the study ``losses``, or print the commands of its trials."""
     from bucketrank.recipes import RecipeError
-    from bucketrank.study.loss_comparison import TITLES, LossComparison
+    from bucketrank.study.loss_comparison import DETECTORS, TITLES, Head, LossComparison
     from bucketrank.study.study_command import run_loss_comparison
     from bucketrank.study.study_run import StudyError
     from bucketrank.suggestions import require_choice
 
+    steps = plan_values["steps"]
     if steps < 8:
         raise UsageError(f"study: --steps: expected at least 8, got {steps}")
-    losses = tuple(TITLES) if only is None else tuple(only.split(","))
     try:
+        require_choice("--recipe", recipe, tuple(DETECTORS))
+        require_choice("--head", head, ("same", "published"))
+        compared = DETECTORS[recipe]
+        chosen: Head = "same" if head == "same" else "published"
+        if head == "same" and not compared.same_head:
+            raise UsageError(
+                f"study: --head: expected published for {recipe}, whose head depends on the loss, got same"
+            )
+        losses = compared.default_losses(chosen) if only is None else tuple(only.split(","))
         for loss in losses:
             require_choice("--only", loss, tuple(TITLES))
         plan = LossComparison(
             data=tuple(map(Path, data)),
-            out=out,
+            out=out or Path("runs") / f"study-losses-{recipe}-{head}",
             losses=losses,
-            seeds=seeds,
-            steps=steps,
+            detector=compared,
+            head=chosen,
             trial_steps=steps // 8,
-            factors=factors,
-            flags=flags,
+            **plan_values,
         )
         if dry_run:
             trials = [trial for each in plan.data for loss in losses for trial in plan.trials(each, loss)]

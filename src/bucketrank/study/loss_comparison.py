@@ -1,4 +1,4 @@
-"""The study ``losses``: detectors that differ by the loss alone, with a protocol that never tunes on reported images.
+"""The study ``losses``: one detector with several losses, by a protocol that never tunes on reported images.
 
 For each data set and loss, short trials on the training images choose the learning rate and then the weighting of the
 boxes, by the AP on images that are held out of the training set. All losses have the same number of trials. Then each
@@ -12,29 +12,69 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from bucketrank.data import DataError, find_splits
 from bucketrank.recipes import load_recipe
 from bucketrank.study.grid import Row
-from bucketrank.study.study_run import StudyRun
+from bucketrank.study.study_run import HOLDOUT, StudyRun
 
-RECIPE = "atss-laptop"
 TITLES = {
     "rs": "RS",
     "focal": "focal",
+    "ce": "cross-entropy",
     "qfl": "QFL",
     "vfl": "VFL",
     "bce": "BCE, IoU targets",
+    "mal": "MAL",
+    "iabce": "IoU-aware BCE",
     "rsq": "RS + QFL",
     "ap": "AP",
 }
-OURS, USUAL = "rs", "focal"  # the loss under test, and the loss that this detector is usually trained with
-RIVALS = ("qfl", "vfl", "bce")  # score-based losses that see the IoU, as RS does
-BALANCED = ("rs", "rsq", "ap")  # losses whose papers balance the box loss; the others give it a fixed weight
-SAME_HEAD = (
-    *("--detector.anchors", "3", "--detector.quality_branch", "false"),
-    *("--loss.box_loss", "giou", "--loss.box_confidence", "true"),
-)
+OURS = "rs"  # the loss under test
+RIVALS = ("qfl", "vfl", "bce", "mal", "iabce")  # score-based losses that see the IoU, as RS does
+BALANCED = ("rs", "rsq")  # losses whose papers balance the box loss; the others give it a fixed weight
+Head = Literal["same", "published"]
+ONE_HEAD = ("rs", "focal", "qfl", "vfl", "bce", "rsq", "ap")  # compared in one head
+SAME_BOXES = ("--loss.box_loss", "giou", "--loss.box_confidence", "true")
+
+
+@dataclass(frozen=True)
+class ComparedDetector:
+    """A detector of the comparison.
+
+    ``usual`` is the loss that it is usually trained with. ``same_head`` are the flags that give every loss the same
+    head and box loss; a detector without them is compared as published only. ``losses`` are compared by default.
+    """
+
+    title: str
+    recipe: str
+    usual: str
+    same_head: tuple[str, ...] = ()
+    losses: tuple[str, ...] = ()
+
+    def default_losses(self, head: Head) -> tuple[str, ...]:
+        """Return the losses that are compared unless others are asked for."""
+        return self.losses or (ONE_HEAD if head == "same" else (OURS, self.usual))
+
+
+DETECTORS = {
+    detector.recipe: detector
+    for detector in (
+        ComparedDetector(
+            "ATSS",
+            "atss-laptop",
+            "focal",
+            ("--detector.anchors", "3", "--detector.quality_branch", "false", *SAME_BOXES),
+        ),
+        ComparedDetector("RetinaNet", "retinanet-laptop", "focal", ("--detector.scales", "3", *SAME_BOXES)),
+        ComparedDetector("PAA", "paa-laptop", "focal"),
+        ComparedDetector("Faster R-CNN", "faster-rcnn-laptop", "ce"),
+        ComparedDetector("Cascade R-CNN", "cascade-rcnn-laptop", "ce"),
+        ComparedDetector("Mask R-CNN", "mask-rcnn-laptop", "ce"),
+        ComparedDetector("Co-DETR", "brs-detr-laptop", "focal", losses=("rs", "focal", "vfl", "mal")),
+    )
+}
 EVALUATIONS = 10  # approximate number per final run
 NEVER = 1_000_000  # epochs between evaluations: a trial is evaluated at its end alone
 
@@ -43,23 +83,28 @@ NEVER = 1_000_000  # epochs between evaluations: a trial is evaluated at its end
 class LossRun(StudyRun):
     """A run of the comparison: a trial, or a final run with a seed."""
 
-    balanced: bool = False
-    trial: bool = False
+    balanced: bool | None = None  # None: as published
 
     @property
     def name(self) -> str:
-        boxes = "balanced" if self.balanced else "fixed"
-        ending = "trial" if self.trial else f"seed{self.seed}"
-        return f"{self.data.name}-{self.row.loss}-lr{self.rate:g}-{boxes}-{ending}"
+        return f"{self.data.name}-{self.row.loss}-lr{self.rate:g}-{weighting(self.balanced)}-{self.ending}"
 
     def detections(self, step: int) -> Path:
         """Return the file with the detections of the evaluation after ``step``."""
         return self.folder / "detections" / f"{step}.json"
 
 
+def weighting(balanced: bool | None) -> str:  # noqa: FBT001 (the one argument of a name)
+    """Return the name of a box weighting."""
+    return "published" if balanced is None else "balanced" if balanced else "fixed"
+
+
 @dataclass(frozen=True)
 class LossComparison:
     """The plan of the comparison.
+
+    With the head ``"same"``, nothing differs but the loss and the weighting of the boxes. With ``"published"``, each
+    loss has the head, box loss and weighting of its publication, and the trials choose the learning rate alone.
 
     ``factors`` of the recipe's learning rate are tried for ``trial_steps`` steps, with the box weighting of the loss's
     paper; one more trial has the best rate and the other weighting. ``holdout`` is the share of the training images
@@ -68,28 +113,31 @@ class LossComparison:
 
     data: tuple[Path, ...]
     out: Path
-    losses: tuple[str, ...] = tuple(TITLES)
+    losses: tuple[str, ...] = ONE_HEAD
+    detector: ComparedDetector = DETECTORS["atss-laptop"]
+    head: Head = "same"
     seeds: int = 3
     steps: int = 1000
     trial_steps: int = 125
-    factors: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0)
-    holdout: float = 0.2
+    factors: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+    holdout: float = HOLDOUT
     flags: tuple[str, ...] = ()
 
     @property
     def rates(self) -> list[float]:
         """The learning rates to try."""
-        usual = load_recipe(RECIPE, list(self.flags)).schedule.lr
+        usual = load_recipe(self.detector.recipe, list(self.flags)).schedule.lr
         return [float(f"{usual * factor:.6g}") for factor in self.factors]
 
     def rate_trials(self, data: Path, loss: str) -> list[LossRun]:
         """Return the runs that choose the learning rate of a loss on a data set."""
-        return [self._trial(data, loss, rate, balanced=loss in BALANCED) for rate in self.rates]
+        balanced = loss in BALANCED if self.head == "same" else None
+        return [self._trial(data, loss, rate, balanced=balanced) for rate in self.rates]
 
     def trials(self, data: Path, loss: str) -> list[LossRun]:
         """Return all trials of a loss; the one with the other box weighting follows once the rate is chosen."""
         by_rate = self.rate_trials(data, loss)
-        if not all(trial.finished for trial in by_rate):
+        if self.head == "published" or not all(trial.finished for trial in by_rate):
             return by_rate
         best = _best(by_rate)
         return [*by_rate, self._trial(data, loss, best.rate, balanced=not best.balanced)]
@@ -114,14 +162,14 @@ class LossComparison:
     @property
     def trials_per_loss(self) -> int:
         """The number of trials of each loss on each data set."""
-        return len(self.factors) + 1
+        return len(self.factors) + (self.head == "same")
 
     @property
     def total(self) -> int:
         """The number of all runs."""
         return len(self.data) * len(self.losses) * (self.trials_per_loss + self.seeds)
 
-    def _trial(self, data: Path, loss: str, rate: float, *, balanced: bool) -> LossRun:
+    def _trial(self, data: Path, loss: str, rate: float, *, balanced: bool | None) -> LossRun:
         held_out = ("--data.holdout", f"{self.holdout:g}")
         return self._run(data, loss, rate, balanced=balanced, steps=self.trial_steps, extra=held_out, trial=True)
 
@@ -131,25 +179,26 @@ class LossComparison:
         loss: str,
         rate: float,
         *,
-        balanced: bool,
+        balanced: bool | None,
         steps: int,
         extra: Sequence[str],
         seed: int = 0,
         trial: bool = False,
     ) -> LossRun:
+        same = () if balanced is None else (*self.detector.same_head, "--loss.box_balance", str(balanced).lower())
         flags = (
-            *("--loss", loss, *SAME_HEAD, "--loss.box_balance", str(balanced).lower()),
+            *("--loss", loss, *same),
             *("--schedule.max_steps", str(steps), "--schedule.epochs", str(steps)),
             *("--trainer.validate_every", str(NEVER if trial else self._epochs_between_evaluations(data, steps))),
             *("--trainer.pictures", "0", "--trainer.calibrate", "false"),
             *extra,
             *self.flags,
         )
-        row = Row("ATSS", loss, small=RECIPE)
-        return LossRun(row, RECIPE, flags, rate, seed, data, self.out, balanced=balanced, trial=trial)
+        row = Row(self.detector.title, loss, small=self.detector.recipe)
+        return LossRun(row, self.detector.recipe, flags, rate, seed, data, self.out, balanced=balanced, trial=trial)
 
     def _epochs_between_evaluations(self, data: Path, steps: int) -> int:
-        batch_size = load_recipe(RECIPE, list(self.flags)).data.batch_size
+        batch_size = load_recipe(self.detector.recipe, list(self.flags)).data.batch_size
         return max(1, round(steps / EVALUATIONS / math.ceil(_training_images(data) / batch_size)))
 
 

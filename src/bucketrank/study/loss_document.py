@@ -16,7 +16,7 @@ from bucketrank.bench.bench_documents import markdown_table
 from bucketrank.evaluation import Difference
 from bucketrank.model_files.atomic import write_text
 from bucketrank.provenance.figure_style import STYLE, save_figure
-from bucketrank.study.loss_comparison import TITLES, LossComparison
+from bucketrank.study.loss_comparison import TITLES, LossComparison, weighting
 from bucketrank.study.loss_outcome import QUARTER, SHARES, LossResult, SetOutcome
 from bucketrank.study.study_tables import DASH, with_deviation
 
@@ -28,6 +28,9 @@ COLOURS = {
     "qfl": "#E69F00",
     "vfl": "#CC79A7",
     "bce": "#7F7F7F",
+    "ce": "#D55E00",
+    "mal": "#E69F00",
+    "iabce": "#F0E442",
 }
 PANEL = (4.2, 3.4)  # width and height in inches
 
@@ -48,7 +51,7 @@ def write_losses(plan: LossComparison, outcomes: Sequence[SetOutcome]) -> None:
 
 def to_markdown(plan: LossComparison, outcomes: Sequence[SetOutcome]) -> str:
     """Return the page."""
-    lines = ["# Losses compared in one head", "", _protocol(plan), ""]
+    lines = [f"# {title(plan)}", "", _protocol(plan), ""]
     headline = [row for outcome in outcomes for row in headline_rows(outcome)]
     names = ["data", "RS minus", "at a quarter", "", "at the end", ""]
     lines += ["![AP over steps](ap_over_steps.svg)", "", markdown_table(names, headline), ""]
@@ -62,14 +65,24 @@ def to_markdown(plan: LossComparison, outcomes: Sequence[SetOutcome]) -> str:
     )
 
 
+def title(plan: LossComparison) -> str:
+    """Return the title of the page."""
+    return f"{plan.detector.title}: losses " + ("compared in one head" if plan.head == "same" else "as published")
+
+
 def _protocol(plan: LossComparison) -> str:
     rates = ", ".join(f"{rate:g}" for rate in plan.rates)
+    if plan.head == "same":
+        same = "Architecture, anchors, assignment and box loss are the same for all losses. Learning rate"
+        chosen = "and box weighting (fixed or balanced) of each loss"
+    else:
+        same = "Head, box loss and box weighting are those of each loss's publication. Learning rate"
+        chosen = "of each loss"
     return (
-        "ATSS; architecture, anchors, assignment and box loss are the same for all losses. Learning rate (of "
-        f"{rates}) and box weighting (fixed or balanced) of each loss: the best of {plan.trials_per_loss} trials of "
-        f"{plan.trial_steps} steps, by AP on {plan.holdout:.0%} of the training images, which were held out. Then "
-        f"{plan.steps} steps with {plan.seeds} seeds, evaluated on the validation images. Intervals: 95 % of 500 "
-        "bootstrap draws over images and seeds, paired."
+        f"{same} (of {rates}) {chosen}: the best of {plan.trials_per_loss} trials of {plan.trial_steps} steps, by AP "
+        f"on {plan.holdout:.0%} of the training images, which were held out. Then {plan.steps} steps with {plan.seeds} "
+        "seeds, evaluated on the validation images. Intervals: 95 % of 500 bootstrap draws over images and seeds, "
+        "paired."
     )
 
 
@@ -105,7 +118,7 @@ def loss_rows(outcome: SetOutcome) -> list[list[str]]:
             [
                 TITLES[result.loss],
                 f"{result.rate:g}",
-                "balanced" if result.balanced else "fixed",
+                weighting(result.balanced),
                 f"{result.mean_at(QUARTER)[1]:.1f}",
                 *(with_deviation(mean.mean, mean.deviation) for mean in means),
                 " ".join(_cells(differences[result.loss])) if result.loss in differences else DASH,
@@ -123,7 +136,7 @@ def to_json(plan: LossComparison, outcomes: Sequence[SetOutcome]) -> dict[str, A
             {
                 "loss": result.loss,
                 "lr": result.rate,
-                "balanced": result.balanced,
+                "boxes": weighting(result.balanced),
                 "runs": [_described(run.command, run.environment) | {"curve": run.curve()} for run in result.runs],
             }
             for result in outcome.results
@@ -133,15 +146,17 @@ def to_json(plan: LossComparison, outcomes: Sequence[SetOutcome]) -> dict[str, A
         sets.append({"data": outcome.data.name, "losses": losses, "rs_minus": {"quarter": early, "end": late}})
     trials = [
         {
-            "name": trial.name,
+            "data": data.name,
+            "loss": loss,
             "lr": trial.rate,
-            "balanced": trial.balanced,
+            "boxes": weighting(trial.balanced),
+            "usual_boxes": number < len(plan.factors),  # the last trial has the other weighting
             "AP": trial.metric(),
             "command": trial.command,
         }
         for data in plan.data
         for loss in plan.losses
-        for trial in plan.trials(data, loss)
+        for number, trial in enumerate(plan.trials(data, loss))
         if trial.finished
     ]
     return {"sets": sets, "trials": trials}

@@ -11,7 +11,7 @@ import numpy as np
 
 from bucketrank.data import find_splits
 from bucketrank.evaluation import Difference, Evaluator, ImageAP, paired_difference
-from bucketrank.study.loss_comparison import OURS, RIVALS, USUAL, LossComparison, LossRun
+from bucketrank.study.loss_comparison import OURS, RIVALS, LossComparison, LossRun
 from bucketrank.study.study_results import SeedMean
 
 SHARES = (0.5, 0.8, 0.95)  # of the best AP of any loss
@@ -24,7 +24,7 @@ class LossResult:
 
     loss: str
     rate: float
-    balanced: bool
+    balanced: bool | None
     runs: tuple[LossRun, ...]
 
     def curve(self) -> tuple[list[int], list[list[float]]]:
@@ -54,10 +54,11 @@ class LossResult:
 
 @dataclass(frozen=True)
 class SetOutcome:
-    """All losses on one data set."""
+    """All losses on one data set; ``usual`` is the loss that the detector is usually trained with."""
 
     data: Path
     results: tuple[LossResult, ...]
+    usual: str
 
     def of(self, loss: str) -> LossResult | None:
         """Return the result of a loss; None if it has no finished run."""
@@ -87,7 +88,7 @@ class SetOutcome:
     def compared(self) -> list[str]:
         """The losses of the headline: the usual loss and the best rival, as far as they are finished."""
         best = self.best_rival()
-        return [loss for loss in (USUAL, best.loss if best else None) if loss is not None and self.of(loss)]
+        return [loss for loss in (self.usual, best.loss if best else None) if loss is not None and self.of(loss)]
 
 
 def collect_losses(plan: LossComparison) -> list[SetOutcome]:
@@ -101,7 +102,7 @@ def collect_losses(plan: LossComparison) -> list[SetOutcome]:
             if best is not None and finished:
                 results.append(LossResult(loss, best.rate, best.balanced, finished))
         if results:
-            outcomes.append(SetOutcome(data, tuple(results)))
+            outcomes.append(SetOutcome(data, tuple(results), plan.detector.usual))
     return outcomes
 
 

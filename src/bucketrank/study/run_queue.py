@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -81,12 +82,19 @@ class RunQueue:
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Return the exit status of the run; on Ctrl-C wait until the run, which receives it too, has ended its step."""
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:  # noqa: PERF203 (rare)
-            continue
+    """Return the exit status of the run, after it has ended its step if it is stopped.
+
+    Ctrl-C reaches the run and the study. SIGTERM reaches the study alone, which passes it on.
+    """
+    before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    try:
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:  # noqa: PERF203 (rare)
+                continue
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _last_line(log: Path) -> str:

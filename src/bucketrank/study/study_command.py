@@ -17,7 +17,7 @@ from bucketrank.model_files.atomic import write_text
 from bucketrank.study.claims import claims
 from bucketrank.study.grid import STUDIES, Study
 from bucketrank.study.loss_comparison import LossComparison
-from bucketrank.study.loss_document import write_losses
+from bucketrank.study.loss_document import title, write_losses
 from bucketrank.study.loss_outcome import collect_losses
 from bucketrank.study.run_queue import RESUME, RunQueue, StoppedError
 from bucketrank.study.step_measurements import StepMeasurements, load_measurements, measure_steps
@@ -74,7 +74,7 @@ def run_loss_comparison(plan: LossComparison, console: Console | None = None) ->
     console = console or Console()
     say = _printer(console)
     names = ", ".join(data.name for data in plan.data)
-    say(f"Losses compared in one head, on {names}: {plan.total} runs; all files go to {plan.out}")
+    say(f"{title(plan)}, on {names}: {plan.total} runs; all files go to {plan.out}")
     queue = RunQueue(console, plan.total)
     stopped = ""
     try:

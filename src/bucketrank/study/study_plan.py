@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
 from bucketrank.recipes import load_recipe
 from bucketrank.study.grid import SCORED, Row, Study
-from bucketrank.study.study_run import StudyError, StudyRun
+from bucketrank.study.study_run import HOLDOUT, StudyError, StudyRun
 
 
 @dataclass(frozen=True)
 class StudyPlan:
     """The rows of a study on one data set with one budget.
 
-    The recipe's learning rate times each of ``factors`` is tried with seed 0 for the first row of each loss; all rows
-    of this loss use the best rate. ``seconds`` per step, by the keys of the rows, decide how many epochs a row may
-    train in the time of the row that it is ``like``. ``flags`` are settings for every run.
+    The recipe's learning rate times each of ``factors`` is tried for the first row of each loss, and judged by images
+    that are held out of the training set; all rows of this loss use the best rate. ``seconds`` per step, by the keys of
+    the rows, decide how many epochs a row may train in the time of the row that it is ``like``. ``flags`` are settings
+    for every run.
     """
 
     study: Study
@@ -69,7 +70,9 @@ class StudyPlan:
     def trials(self, row: Row) -> list[StudyRun]:
         """Return the runs that choose the learning rate of the row."""
         first = next(candidate for candidate in self.rows if candidate.family == row.family)
-        return [self.run(first, rate=rate, seed=0) for rate in self.rates(first)]
+        held_out = ("--data.holdout", f"{HOLDOUT:g}")
+        runs = [self.run(first, rate=rate, seed=0) for rate in self.rates(first)]
+        return [replace(run, flags=(*run.flags, *held_out), trial=True) for run in runs]
 
     def rate(self, row: Row) -> float | None:
         """Return the learning rate of the best finished trial; None if no trial is finished."""
@@ -87,9 +90,9 @@ class StudyPlan:
 
     @property
     def total(self) -> int:
-        """The number of runs; the best trial of a row is also its run with seed 0."""
-        extra = len(self.factors) - 1
-        return len(self.rows) * self.seeds + extra * len(self.families())
+        """The number of runs, with the trials."""
+        trials = len(self.factors) if len(self.factors) > 1 else 0
+        return len(self.rows) * self.seeds + trials * len(self.families())
 
 
 def scored(rows: Sequence[Row], row: Row) -> Row | None:

@@ -14,6 +14,8 @@ from bucketrank.recipes.recipe import fixed_differences
 from bucketrank.study.grid import Row
 from bucketrank.training.csv_table import CsvTable
 
+HOLDOUT = 0.2  # share of the training images that judges trials
+
 
 class StudyError(RuntimeError):
     """The study cannot continue; the message says what to do."""
@@ -21,7 +23,10 @@ class StudyError(RuntimeError):
 
 @dataclass(frozen=True)
 class StudyRun:
-    """One call of ``bucketrank train`` with its own folder; ``out`` is the folder of the study."""
+    """One call of ``bucketrank train`` with its own folder; ``out`` is the folder of the study.
+
+    A ``trial`` helps to choose the learning rate and is judged by images that are held out of the training set.
+    """
 
     row: Row
     recipe: str
@@ -30,11 +35,17 @@ class StudyRun:
     seed: int
     data: Path
     out: Path
+    trial: bool = False
 
     @property
     def name(self) -> str:
         """The name of the run and of its folder."""
-        return f"{self.row.key}-lr{self.rate:g}-seed{self.seed}"
+        return f"{self.row.key}-lr{self.rate:g}-{self.ending}"
+
+    @property
+    def ending(self) -> str:
+        """The end of the name: the seed, or that this is a trial."""
+        return "trial" if self.trial else f"seed{self.seed}"
 
     @property
     def folder(self) -> Path:

@@ -1,0 +1,75 @@
+"""AP over steps and over learning rates, from the file of a finished study: python -m docs.figures.losses.
+
+The file is the ``losses.json`` of ``bucketrank study losses``.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from bucketrank.study.loss_comparison import TITLES
+from docs.figures.theme import ASSETS, Palette, save
+
+STUDY = ASSETS / "losses-atss.json"
+SIZE = (3.6, 2.9)  # inches; three of them stand in a row, or below each other on a phone
+DRAWN = ("rs", "focal", "qfl", "vfl", "bce", "rsq", "ap")  # the order of the legend
+
+
+def colour(loss: str, palette: Palette) -> str:
+    """Return the colour of a loss; the same in all figures."""
+    colours = (*palette.series, palette.rival, palette.point, palette.band, palette.faint)
+    return dict(zip(DRAWN, colours, strict=True))[loss]
+
+
+def over_steps(data: dict[str, Any], palette: Palette) -> Figure:
+    """Draw the mean AP over the seeds at each evaluation, and the range of the seeds as a band."""
+    figure, axes = plt.subplots(figsize=SIZE, layout="constrained")
+    for entry in data["losses"]:
+        steps = entry["runs"][0]["curve"][0]
+        aps = np.array([run["curve"][1] for run in entry["runs"]])
+        _line(axes, entry["loss"], steps, aps.mean(0), palette)
+        axes.fill_between(steps, aps.min(0), aps.max(0), color=colour(entry["loss"], palette), alpha=0.15, linewidth=0)
+    axes.set(xlabel="step", ylabel="AP", xlim=(0, None), ylim=(0, None))
+    return _finish(figure, axes, data["data"])
+
+
+def over_rates(name: str, trials: list[dict[str, Any]], palette: Palette) -> Figure:
+    """Draw the AP of the trials, on held-out training images, over the learning rate."""
+    figure, axes = plt.subplots(figsize=SIZE, layout="constrained")
+    rates = sorted({trial["lr"] for trial in trials})
+    for loss in DRAWN:
+        aps = {trial["lr"]: trial["AP"] for trial in trials if trial["loss"] == loss}
+        if aps:
+            _line(axes, loss, sorted(aps), [aps[rate] for rate in sorted(aps)], palette)
+    axes.set_xscale("log", base=2)
+    axes.minorticks_off()
+    axes.set_xticks(rates, [f"{1000 * rate:g}" for rate in rates])
+    axes.set(xlabel="learning rate, in thousandths", ylabel="AP of a short trial", ylim=(0, None))
+    return _finish(figure, axes, name)
+
+
+def _line(axes: Axes, loss: str, x: Any, y: Any, palette: Palette) -> None:
+    width = 2.4 if loss == "rs" else 1.4
+    axes.plot(x, y, color=colour(loss, palette), marker="o", markersize=3, linewidth=width, label=TITLES[loss])
+
+
+def _finish(figure: Figure, axes: Axes, title: str) -> Figure:
+    axes.set_title(title.replace("_", " "), fontsize=10, loc="left", fontweight="bold")
+    axes.legend(loc="lower right", fontsize=8)
+    return figure
+
+
+if __name__ == "__main__":
+    study = json.loads(STUDY.read_text(encoding="utf-8"))
+    for each in study["sets"]:
+        name = each["data"]
+        save(f"losses-steps-{name.replace('_', '-')}", partial(over_steps, each))
+        of_set = [trial for trial in study["trials"] if trial["data"] == name and trial["usual_boxes"]]
+        save(f"losses-rates-{name.replace('_', '-')}", partial(over_rates, name, of_set))
