@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import yaml
@@ -28,7 +29,7 @@ META = Meta(
 )
 
 
-def parts(card: ModelCard) -> tuple[dict[str, object], str]:
+def parts(card: ModelCard) -> tuple[dict[str, Any], str]:
     """Return the YAML and the text of a card, read as the hub reads them."""
     match = re.fullmatch(r"---\n(.*?)\n---\n(.*)", str(card), re.DOTALL)
     assert match
@@ -40,7 +41,7 @@ def test_everything_known_is_stated() -> None:
     assert front["license"] == "apache-2.0"
     assert front["datasets"] == ["me/cats-and-dogs"]
     assert (front["library_name"], front["pipeline_tag"]) == ("bucketrank", "object-detection")
-    (index,) = front["model-index"]  # type: ignore[misc]
+    (index,) = front["model-index"]
     assert index["name"] == "my-model"
     values = [metric["value"] for result in index["results"] for metric in result["metrics"]]
     assert values == [42.1, 35.0]
