@@ -9,11 +9,12 @@ STAMP := $(VENV)/.installed
 DEMO := runs/demo
 LOCK := requirements-dev.txt
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
+LOSSES := build/losses/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 COMPILE := build/lock/bin/uv pip compile --quiet pyproject.toml --extra dev --extra docs --universal --python-version 3.11.5 \
 	--generate-hashes --only-binary :all: --custom-compile-command 'make lock' --output-file requirements-dev.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint format docs serve figures lock upgrade clean
+.PHONY: help setup demo test check losses lint workflows format docs serve pages figures package sbom tagcheck lock upgrade clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## /\1\t/' | awk -F '\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -41,11 +42,30 @@ test: $(STAMP)  ## the tests and the docstrings' examples
 check: lint  ## linters, types and the tests that are not slow: the daily loop (about 5 minutes on two cores)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal -m 'not slow'
 
-lint: $(STAMP)  ## ruff (rules and format), the import contracts and mypy over the whole tree
+losses: build/losses/.installed  ## the tests of the losses alone, with torch, numba and pytest; also on macOS and Windows
+	OMP_NUM_THREADS=1 $(LOSSES)/python -m pytest tests/losses src/bucketrank/losses
+
+build/losses/.installed: pyproject.toml
+	$(PYTHON) -m venv build/losses
+	$(LOSSES)/python -m pip install --disable-pip-version-check -e '.[fast,test]'
+	@touch $@
+
+lint: workflows  ## ruff (rules and format), the import contracts, mypy over the whole tree, and the workflows
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
+
+workflows: $(STAMP)  ## zizmor and actionlint over the GitHub workflows; actionlint only where github.com answers
+	$(BIN)/zizmor --offline --no-progress --persona pedantic .
+	@if [ -x $(BIN)/actionlint ] || [ -n "$$GITHUB_ACTIONS" ] \
+		|| $(BIN)/python -c 'import urllib.request as web; web.urlopen("https://github.com", timeout=5)' 2> /dev/null; then \
+		$(MAKE) --no-print-directory $(BIN)/actionlint && echo actionlint && $(BIN)/actionlint -shellcheck= -pyflakes=; \
+	else echo 'actionlint: skipped; its program is downloaded from github.com, which does not answer'; fi
+
+$(BIN)/actionlint: .ci/actionlint.txt | $(STAMP)
+	$(INSTALL) --require-hashes --no-deps --no-build-isolation -r $<
+	@touch $@
 
 format: $(STAMP)  ## let ruff put the code in order
 	$(BIN)/ruff check --fix .
@@ -57,10 +77,29 @@ docs: $(STAMP)  ## build the documentation into site/, warnings are errors
 serve: $(STAMP)  ## the documentation in a browser, rebuilt at every save
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
+# The branch gh-pages holds every version; the page at its root leads to the latest release. mike looks for mkdocs on the path.
+pages: docs  ## add the documentation to the local branch gh-pages: make pages VERSION=dev, make pages VERSION=0.1.0 ALIAS=latest
+	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/mike deploy --update-aliases $(VERSION) $(ALIAS)
+	$(if $(ALIAS),NO_MKDOCS_2_WARNING=1 $(BIN)/mike set-default $(ALIAS))
+
 figures: $(STAMP)  ## draw the documentation's figures again
 	$(BIN)/python -m docs.figures.exact_bucketing
 	$(BIN)/python -m docs.figures.delta
 	$(BIN)/python -m docs.figures.detectors
+
+# The wheel is built from the sdist, so that the sdist is known to be complete.
+package: $(STAMP)  ## build sdist and wheel into dist/, and check what PyPI will show
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
+
+sbom: $(STAMP)  ## list the pinned packages in the format of CycloneDX, in build/bucketrank.cdx.json
+	mkdir -p build
+	$(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --mc-type library --output-reproducible \
+		--output-file build/bucketrank.cdx.json requirements-dev.txt
+
+tagcheck: $(STAMP)  ## check that a tag can be released: make tagcheck TAG=v0.1.0
+	$(BIN)/python -m tests.release_check $(TAG)
 
 lock: build/lock/bin/uv  ## pin the packages of pyproject.toml in requirements-dev.txt; those that are pinned keep their version
 	$(COMPILE)

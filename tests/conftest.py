@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from bucketrank.data import write_shapes
 from tests.threads import one_thread, two_threads
 
 __all__ = ["one_thread", "two_threads"]
@@ -18,4 +17,6 @@ settings.load_profile("house")
 @pytest.fixture(scope="session")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a small data set of drawn shapes: 12 training images and 3 validation images."""
+    from bucketrank.data import write_shapes  # here: the tests of the losses run without the packages for images
+
     return write_shapes(tmp_path_factory.mktemp("data") / "shapes", train=12, val=3, size=64, seed=0)

@@ -1,4 +1,4 @@
-"""What README and docs show: pages that exist and code that runs."""
+"""README and docs: pages, links and anchors that exist, and code that runs and fits on a page."""
 
 import doctest
 import re
@@ -13,6 +13,13 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(python|pycon)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+FENCE = re.compile(r"^( *)```[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+INLINE_CODE = re.compile(r"`[^`\n]*`")
+LINK = re.compile(r"\]\(([^()\s]+)\)")
+HEADING = re.compile(r"^#+ +(.+?)(?: *\{ *#([\w-]+) *\})?$", re.MULTILINE)
+WIDEST = 85  # columns of a code block that a page shows without scrolling
+# Pages whose code blocks are still wider; take a page off this list once it is narrower.
+WIDE = {"README.md", "docs/index.md", "docs/results.md"}
 
 
 def test_navigation_names_every_page_once():
@@ -49,3 +56,62 @@ def test_that_test_bites():
         run_blocks("```pycon\n>>> 1 + 1\n3\n```\n", "planted")
     with pytest.raises(ZeroDivisionError):
         run_blocks("```python\n1 / 0\n```\n", "planted")
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, by the rule of GitHub for README and of mkdocs for the other pages."""
+    on_github = page.name == "README.md"
+    names: list[str] = []
+    for title, explicit in HEADING.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).lower()
+        slug = re.sub(r"[^\w\s-]", "", plain).strip()
+        slug = explicit or (slug.replace(" ", "-") if on_github else re.sub(r"[-\s]+", "-", slug))
+        count = sum(name == slug or re.fullmatch(rf"{re.escape(slug)}[-_]\d+", name) is not None for name in names)
+        names.append(f"{slug}{'-' if on_github else '_'}{count}" if count else slug)
+    return set(names)
+
+
+def broken_links(page: Path) -> list[str]:
+    """Return the links of a page to files and anchors in this repository that do not exist."""
+    text = INLINE_CODE.sub("", FENCE.sub("", page.read_text(encoding="utf-8")))
+    broken = []
+    for link in LINK.findall(text):
+        if re.match(r"[a-z]+:", link):  # https: and the like
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        known = anchors(target) if target.is_file() and target.suffix == ".md" else {"only-light", "only-dark", ""}
+        if not target.exists() or (anchor and anchor not in known):
+            broken.append(link)
+    return broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_and_anchors_exist(page):
+    assert broken_links(page) == []
+
+
+def test_broken_links_are_noticed(tmp_path):
+    other = "# Other\n\n## Rank & Sort\n\n## Rank & Sort\n"
+    (tmp_path / "other.md").write_text(other, encoding="utf-8")
+    links = "[a](other.md) [b](other.md#rank-sort) [c](other.md#rank-sort_1) [d](https://example.org) `[e](none.md)`\n"
+    broken = "[f](none.md) [g](other.md#rank--sort) [h](#nowhere) [i](other.md#rank-sort_2)\n"
+    (tmp_path / "page.md").write_text(links + "```\n[j](none.md)\n```\n" + broken, encoding="utf-8")
+    expected = ["none.md", "other.md#rank--sort", "#nowhere", "other.md#rank-sort_2"]
+    assert broken_links(tmp_path / "page.md") == expected
+
+
+def wide_lines(text: str) -> list[str]:
+    """Return the lines of code blocks that are wider than a page shows."""
+    return [line for _, code in FENCE.findall(text) for line in code.splitlines() if len(line) > WIDEST]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_code_blocks_fit_on_the_page(page):
+    if page.relative_to(ROOT).as_posix() not in WIDE:
+        assert wide_lines(page.read_text(encoding="utf-8")) == []
+
+
+def test_wide_lines_are_noticed():
+    text = f"{'w' * 90}\n```python\n{'a' * 85}\n{'b' * 86}\n```\n- a list\n  ```\n  {'c' * 84}\n  ```\n"
+    assert [line.strip()[0] for line in wide_lines(text)] == ["b", "c"]

@@ -17,19 +17,19 @@ NEGATIVES = np.array([-1.45, -1.0, -0.85, -0.5, -0.4, -0.1, 0.15, 0.25, 0.35, 0.
 
 
 def compare(others: Array, positives: Array) -> Array:
-    """H(others_j - positives_i), one row a positive."""
+    """Return H(others_j - positives_i), one row per positive."""
     clipped: Array = np.clip((others - positives[:, None]) / (2 * DELTA) + 0.5, 0, 1)
     return clipped
 
 
 def ranks(others: Array, sizes: Array) -> Array:
-    """rank(i) of each positive, with ``sizes`` negatives at each of ``others``."""
+    """Return rank(i) of each positive, with ``sizes`` negatives at each of ``others``."""
     total: Array = compare(POSITIVES, POSITIVES).sum(1) + compare(others, POSITIVES) @ sizes
     return total
 
 
 def gradient(logits: Array, rank: Array) -> Array:
-    """What a negative at each of ``logits`` is pushed down by."""
+    """Return the gradient of a negative at each of ``logits``."""
     pushed: Array = (compare(logits, POSITIVES) / rank[:, None]).mean(0)
     return pushed
 
@@ -45,6 +45,7 @@ def draw(palette: Palette) -> Figure:
     for axes in (top, bottom):
         for left, right in zip(edges[::2], edges[1::2], strict=True):
             axes.axvspan(left, right, color=palette.band, alpha=0.1, linewidth=0)
+        axes.axvspan(span[0], edges[0], facecolor="none", edgecolor=palette.faint, alpha=0.5, hatch="///", linewidth=0)
         mark(axes, edges, palette)
 
     for index, positive in enumerate(POSITIVES):
@@ -55,8 +56,13 @@ def draw(palette: Palette) -> Figure:
             f"$s_{index + 1}$", (positive, 0.5), (7, -9), textcoords="offset points", color=colour, fontsize=11
         )
     top.plot(NEGATIVES, np.full_like(NEGATIVES, -0.13), "|", color=palette.point, markersize=9, markeredgewidth=1.3)
-    top.set(ylabel=r"$H(s - s_i)$", ylim=(-0.25, 1.08), yticks=[0, 0.5, 1])
-    top.set_title("six edges cut the axis into seven buckets: in each, every ramp is straight", fontsize=9, loc="left")
+    top.set(ylabel=r"$H(s - s_i)$", ylim=(-0.25, 1.24), yticks=[0, 0.5, 1])
+    top.set_title("six edges, six buckets: in each of them, every ramp is straight", fontsize=9, loc="left")
+    # Numbers in the middle of the buckets; the last bucket ends with the drawing.
+    ends = np.append(edges, span[1])
+    for number, middle in enumerate((ends[:-1] + ends[1:]) / 2, start=1):
+        top.annotate(f"$B_{number}$", (middle, 1.1), ha="center", color=palette.text, fontsize=9)
+    top.annotate("discarded", ((span[0] + edges[0]) / 2, 1.1), ha="center", color=palette.text, fontsize=8)
 
     exact = ranks(NEGATIVES, np.ones_like(NEGATIVES))
     bucket = np.searchsorted(POSITIVES, NEGATIVES, side="right")

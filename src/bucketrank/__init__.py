@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bucketrank.calibration import calibrate as calibrate
+    from bucketrank.deploy.trained_detector import from_pretrained as from_pretrained
     from bucketrank.losses import *
 
 try:
@@ -38,11 +39,16 @@ __all__ = [
     "varifocal_loss",
 ]
 
+HOMES = {  # of names that are not in __all__, because they need more than torch
+    "calibrate": "bucketrank.calibration",
+    "from_pretrained": "bucketrank.deploy",
+}
+
 
 def __getattr__(name: str) -> Any:
     # The losses are imported when first used: torch takes seconds to import, and the command line's help needs none.
-    if name == "calibrate":  # not in __all__: it needs more than torch
-        return import_module("bucketrank.calibration").calibrate
+    if name in HOMES:
+        return getattr(import_module(HOMES[name]), name)
     if name in __all__:
         return getattr(import_module("bucketrank.losses"), name)
     raise AttributeError(f"module 'bucketrank' has no attribute {name!r}")

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from bucketrank.cli import main
 from bucketrank.data import CocoDataset, eval_transform, find_splits, write_shapes
-from bucketrank.deploy.evaluate import evaluate
+from bucketrank.deploy.weights_evaluation import evaluate
 from bucketrank.model_files import load_model, read_weights
 from tests.deploy.untrained_weights import CATEGORIES, CLASSES, write_weights
 

@@ -22,6 +22,8 @@ from bucketrank.losses.fused import Fused
 
 from .cases import answer, synthetic, total
 
+FORKS_WORKERS = pytest.mark.skipif(sys.platform != "linux", reason="DataLoader forks its workers on Linux alone")
+
 
 def _train(seed: int) -> tuple[float, float]:
     """Return the loss and a fingerprint of its gradient, for an input large enough for several threads."""
@@ -54,7 +56,7 @@ class _Losses(Dataset[tuple[float, float]]):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("two_threads")
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", [pytest.param("fork", marks=FORKS_WORKERS), "spawn"])
 # Torch and pytest hold threads of their own, of which Python 3.12 warns at a fork; DataLoader forks all the same.
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_survives_dataloader_workers(start: str) -> None:

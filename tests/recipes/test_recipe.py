@@ -64,7 +64,9 @@ def test_every_recipe_opens_with_its_command_and_the_papers_numbers(name):
     assert row is not None
     accuracy = ", ".join(f"{key} {value}" for key, value in row.texts().items() if key != "seconds")
     metric = "mask " if row.metric == "mask" else ""
-    seconds = f", {row.texts()['seconds']} s/iteration" if "seconds" in row.numbers else ""
+    # The paper did not run the exact loss, so its time is not that of an exact recipe.
+    timed = "seconds" in row.numbers and name != row.exact_recipe
+    seconds = f", {row.texts()['seconds']} s/iteration" if timed else ""
     assert head.notes[0] == f"Paper: table {row.table}, {row.title(name)}: {metric}{accuracy}{seconds}."
     assert head.notes[1] == f"Hardware of the paper: {row.hardware}."
     recipe = load_recipe(name)
@@ -212,9 +214,11 @@ def test_a_recipe_that_is_not_there():
         from_dict({})
 
 
-def test_the_table_of_the_documentation_is_that_of_the_recipes():
+def test_the_tables_of_the_documentation_are_those_of_the_recipes():
     page = Path(__file__).parents[2] / "docs/recipes.md"
-    assert markdown() in page.read_text(encoding="utf-8"), "write the table anew: bucketrank recipes --markdown"
+    text = page.read_text(encoding="utf-8")
+    for table in markdown().split("\n\n"):
+        assert table.strip() in text, "write the tables again: bucketrank recipes --markdown"
 
 
 def test_recipes_need_no_torch():

@@ -10,7 +10,7 @@ import pytest
 
 from bucketrank.cli import main
 from bucketrank.data import write_shapes
-from bucketrank.deploy.evaluate import evaluate
+from bucketrank.deploy.weights_evaluation import evaluate
 from bucketrank.model_files.weights import read_weights, save_weights
 
 

@@ -174,7 +174,10 @@ def test_commands_of_the_trials_can_be_printed(shapes, tmp_path, capsys):
     assert len(lines) == 2
     assert all("--inputs.min_size 64" in line and "--data.holdout 0.2" in line for line in lines)
     assert main(["study", "losses", "--data", str(shapes), "--only", "qfx"]) == 2
-    assert "--only: expected one of rs, focal, ce, qfl, vfl, bce, mal, iabce, rsq, ap, got 'qfx'" in capsys.readouterr().err
+    assert (
+        "--only: expected one of rs, focal, ce, qfl, vfl, bce, mal, iabce, rsq, ap, got 'qfx'"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ def test_the_last_layer_holds_the_map_and_the_file_says_so(shapes: Path, tmp_pat
     assert changed == {"head.classes.weight", "head.classes.bias"}
     assert_close(state["head.classes.weight"], before["head.classes.weight"] * A)
     assert_close(state["head.classes.bias"], before["head.classes.bias"] * A + B)
+    assert meta.images == {"train": 12, "val": 3}
     assert meta.calibration is not None
     assert (meta.calibration.a, meta.calibration.b, meta.calibration.images) == ((A,), (B,), 12)
     errors = {"calibration/D-ECE before", "calibration/D-ECE after"}

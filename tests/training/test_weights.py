@@ -149,7 +149,7 @@ VALUES = [
 ]
 VALUES += ['["\\ud800", "b", "c"]', "[Infinity, 1, 2]", '{"detector": 5}', '{"detector": {"name": []}}', "[3, 3, 3]"]
 VALUES += [json.dumps(["a" * 10**5, "b\n[/red]\0", "c"]), json.dumps([2**70, 1, 2]), json.dumps([True, False, None])]
-KEYS = ["bucketrank", "classes", "category_ids", "threshold", "recipe", "metrics", "versions"]
+KEYS = ["bucketrank", "classes", "category_ids", "threshold", "recipe", "metrics", "versions", "images"]
 
 
 @pytest.mark.slow

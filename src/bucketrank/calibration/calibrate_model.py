@@ -75,6 +75,14 @@ def calibrate(
 
     Raises CannotCalibrateError, and leaves the model as it was, for scores that are products with a predicted quality,
     for too few right or wrong detections, and if higher scores are not right more often.
+
+    Args:
+        model: a detector of bucketrank.
+        data: data folder, split, or pairs of image and target.
+        target: ``"match"``, the probability of an IoU of at least 0.5 with an object, or ``"iou"``, the expected IoU.
+        per_class: fit each class on its own.
+        method: ``"platt"`` for sigmoid scores, ``"temperature"`` for a softmax.
+        most: maximum number of images; None for all.
     """
     settings = FitSettings(target, per_class, method)
     if not isinstance(model, HasScoreHead):
@@ -144,6 +152,14 @@ def fit(
     Both are dicts per image as torchvision has them: ``boxes`` (n, 4) as corners, ``labels`` (n,), ``scores`` (n,) and,
     optionally, ``iscrowd`` of the ground truth. Labels are from ``first_label`` on. Give the map and the last
     classification layers to :func:`fold`.
+
+    Args:
+        detections: boxes, labels and scores per image.
+        ground_truths: boxes and labels per image.
+        num_classes: number of classes of objects.
+        first_label: label of the first class.
+        target: ``"match"``, the probability of an IoU of at least 0.5 with an object, or ``"iou"``, the expected IoU.
+        per_class: fit each class on its own.
     """
     settings = FitSettings(target, per_class)
     head = ScoreHead("other", columns=num_classes, first_label=first_label)

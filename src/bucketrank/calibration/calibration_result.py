@@ -25,14 +25,14 @@ class Calibration:
     object, or ``iou``, the expected IoU.
     """
 
-    method: Method
-    target: Target
+    method: Method  # platt or temperature
+    target: Target  # match or iou
     a: tuple[float, ...]  # one for all classes, or one per class
-    b: tuple[float, ...]
+    b: tuple[float, ...]  # as many as there are of a
     d_ece: tuple[float, float]  # before and after
-    la_ece: tuple[float, float]
-    images: int
-    detections: int
+    la_ece: tuple[float, float]  # before and after
+    images: int  # of the fit
+    detections: int  # of the fit
     right: int  # detections that match an object at an IoU of 0.5
     best_threshold: float  # the calibrated score of the best F1 on these images
 

@@ -22,6 +22,10 @@ def fold(head: ScoreHead, score_map: ScoreMap) -> None:
 
     The arithmetic is in float64 and the result is rounded once to the dtype of the layer. Minimum scores in
     ``head.thresholds`` are mapped, too, so that the same detections pass them.
+
+    Args:
+        head: the last classification layers and their minimum scores.
+        score_map: the map to fold in.
     """
     if head.link != "sigmoid":
         raise CannotCalibrateError(f"fold: expected a head with sigmoid scores, got another: {unfoldable(head)}")

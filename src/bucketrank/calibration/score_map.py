@@ -21,8 +21,8 @@ class ScoreMap:
     0.7311
     """
 
-    a: tuple[float, ...]
-    b: tuple[float, ...]
+    a: tuple[float, ...]  # factors on the logits
+    b: tuple[float, ...]  # shifts of the logits
 
     def __post_init__(self) -> None:
         finite = all(map(math.isfinite, (*self.a, *self.b)))

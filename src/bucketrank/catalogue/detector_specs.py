@@ -167,14 +167,14 @@ class DetectorSpec:
     images.
     """
 
-    name: str
-    detector: str | Callable[..., Any]
-    settings: type[DetectorSettings] = DetectorSettings
-    title: str = ""
-    reference: str = ""
-    losses: tuple[str, ...] | None = None
-    backbone: bool = True
-    inputs: type[Settings] = InputSettings
+    name: str  # in recipes and flags
+    detector: str | Callable[..., Any]  # class or import path
+    settings: type[DetectorSettings] = DetectorSettings  # class of the settings
+    title: str = ""  # for readers
+    reference: str = ""  # the publication
+    losses: tuple[str, ...] | None = None  # names of its losses; None for all with a criterion
+    backbone: bool = True  # whether it takes settings of a backbone
+    inputs: type[Settings] = InputSettings  # class of the settings of its images
 
     @property
     def groups(self) -> tuple[type[Settings], ...]:

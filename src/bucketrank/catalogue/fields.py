@@ -18,10 +18,10 @@ from bucketrank.suggestions import require_choice
 class Setting(NamedTuple):
     """One field of a group of settings."""
 
-    name: str
-    type: Any
-    default: Any
-    help: str
+    name: str  # of the field
+    type: Any  # of its values
+    default: Any  # its value if none is given
+    help: str  # one line for --help
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,11 @@ class Settings:
 
 
 def describe(settings: type[Settings]) -> tuple[Setting, ...]:
-    """Return the fields of a group of settings, in the order of their declaration."""
+    """Return the fields of a group of settings, in the order of their declaration.
+
+    Args:
+        settings: the class of the settings.
+    """
     if settings not in _described:
         _described[settings] = tuple(_read_fields(settings))
     return _described[settings]

@@ -171,7 +171,7 @@ class TransformersSettings(LibrarySettings):
 class LibrarySpec(DetectorSpec):
     """A library of detectors. ``example`` is the name of one of its models, for messages."""
 
-    example: str = ""
+    example: str = ""  # name of one of its models
 
     def load(self) -> Any:
         """Import the class that holds a model of the library; ValueError if the library or its version is missing."""

@@ -236,12 +236,12 @@ class LossSpec:
     how to read the loss's gradients.
     """
 
-    name: str
-    criterion: str | Callable[..., Any] | None
-    settings: type[LossSettings] = LossSettings
-    title: str = ""
-    reference: str = ""
-    gradient_note: str = ""
+    name: str  # in recipes and flags
+    criterion: str | Callable[..., Any] | None  # class or import path; None if part of the model
+    settings: type[LossSettings] = LossSettings  # class of the settings
+    title: str = ""  # for readers
+    reference: str = ""  # the publication
+    gradient_note: str = ""  # for readers of a report
 
     @property
     def heading(self) -> str:

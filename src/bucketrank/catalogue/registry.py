@@ -112,12 +112,22 @@ DETECTORS = Registry("detector", "bucketrank.detectors", DetectorSpec, DetectorS
 
 
 def register_loss(spec: LossSpec, *, replace: bool = False) -> None:
-    """Add a loss: ``build``, recipes, flags, training, weights files and reports then know it by its name."""
+    """Add a loss: ``build``, recipes, flags, training, weights files and reports then know it by its name.
+
+    Args:
+        spec: the specification of the loss.
+        replace: allow a loss of this name to be replaced.
+    """
     LOSSES.register(spec, replace=replace)
 
 
 def register_detector(spec: DetectorSpec, *, replace: bool = False) -> None:
-    """Add a detector: ``build``, recipes, flags, training, weights files and reports then know it by its name."""
+    """Add a detector: ``build``, recipes, flags, training, weights files and reports then know it by its name.
+
+    Args:
+        spec: the specification of the detector.
+        replace: allow a detector of this name to be replaced.
+    """
     DETECTORS.register(spec, replace=replace)
 
 
@@ -149,12 +159,19 @@ def libraries() -> Mapping[str, LibrarySpec]:
 
 
 def loss_spec(name: str) -> LossSpec:
-    """Return the specification of a loss; ValueError names the nearest one."""
+    """Return the specification of a loss; ValueError names the nearest one.
+
+    Args:
+        name: name of a loss.
+    """
     return LOSSES.get(name, setting="loss.name")
 
 
 def detector_spec(name: str) -> DetectorSpec:
     """Return the specification of a detector, or of its library; ValueError names the nearest one.
+
+    Args:
+        name: name of a detector.
 
     >>> detector_spec("torchvision/fcos_resnet50_fpn").name
     'torchvision'
@@ -173,6 +190,9 @@ def detector_spec(name: str) -> DetectorSpec:
 def loss_names(detector: str) -> tuple[str, ...]:
     """Return the names of the losses that a detector can be trained with.
 
+    Args:
+        detector: name of a detector.
+
     >>> loss_names("torchvision/fcos_resnet50_fpn")
     ('own', 'rs', 'ap')
     """
@@ -183,6 +203,10 @@ def loss_names(detector: str) -> tuple[str, ...]:
 def loss_settings(name: str = "rs", **settings: object) -> LossSettings:
     """Return the settings of a loss.
 
+    Args:
+        name: name of a loss in the catalogue.
+        settings: settings that differ from the defaults, by their names.
+
     >>> loss_settings("ap", delta=0.25).delta
     0.25
     """
@@ -191,6 +215,10 @@ def loss_settings(name: str = "rs", **settings: object) -> LossSettings:
 
 def detector_settings(name: str, **settings: object) -> DetectorSettings:
     """Return the settings of a detector.
+
+    Args:
+        name: name of a detector in the catalogue.
+        settings: settings that differ from the defaults, by their names.
 
     >>> detector_settings("atss", channels=64).topk
     9

@@ -9,7 +9,7 @@ from bucketrank.arguments import UsageError, require, require_device
 
 
 def evaluate(
-    weights: Annotated[Path, "weights.safetensors of a run"],
+    weights: Annotated[Path, "weights file, folder of a run or of save_pretrained, or owner/name on the hub"],
     data: Annotated[Path, "folder of the data set"],
     *,
     split: Annotated[str, "val or train"] = "val",
@@ -24,7 +24,7 @@ def evaluate(
     require("rich", "PIL", "faster_coco_eval", "yaml", "timm", extra="detect")
     from rich.console import Console
 
-    from bucketrank.deploy.evaluate import evaluate, print_evaluation
+    from bucketrank.deploy.weights_evaluation import evaluate, print_evaluation
 
     if batch < 1:
         raise UsageError(f"eval: --batch: expected at least 1, got {batch}")

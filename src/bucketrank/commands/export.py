@@ -11,7 +11,7 @@ from bucketrank.data.problems import DataError
 
 
 def export(
-    weights: Annotated[Path, "weights.safetensors of a run"],
+    weights: Annotated[Path, "weights file, folder of a run or of save_pretrained, or owner/name on the hub"],
     *,
     out: Annotated[Path, "the file to write"] = Path("model.onnx"),
     size: Annotated[

@@ -9,7 +9,7 @@ from bucketrank.arguments import UsageError, require, require_device
 
 
 def predict(
-    weights: Annotated[Path, "weights.safetensors of a run"],
+    weights: Annotated[Path, "weights file, folder of a run or of save_pretrained, or owner/name on the hub"],
     images: Annotated[list[Path], "image files, or folders that are searched recursively"],
     *,
     out: Annotated[Path, "folder for the drawn images and predictions.json"] = Path("predictions"),

@@ -31,12 +31,12 @@ class Split:
     not see the validation images.
     """
 
-    annotations: Path
-    images: Path
-    part: Part = "all"
-    seed: int = 0
-    tuning: Part = "all"
-    share: float = HELD_OUT
+    annotations: Path  # file in COCO's format
+    images: Path  # folder of the images
+    part: Part = "all"  # all, train or val
+    seed: int = 0  # of both divisions
+    tuning: Part = "all"  # all, train or val
+    share: float = HELD_OUT  # of the images that are val in the second division
 
     def read(self) -> Document:
         """Return the file's content with the images and annotations of this part only."""

@@ -17,6 +17,10 @@ def repeat_factors(labels: Iterable[Iterable[int]], *, threshold: float = 0.001)
     ``r(c) = max(1, sqrt(threshold / f_c))``, where f_c is the share of images that contain class c. An image gets the
     largest r of its classes, rounded up; an image without objects gets 1. ``labels`` has the labels of every image.
 
+    Args:
+        labels: the labels of every image.
+        threshold: share of images below which a class counts as rare.
+
     >>> repeat_factors([[1], [1], [1], [1, 2]], threshold=1.0)  # class 1 is in all images, class 2 in 1/4: sqrt(4)
     [1, 1, 1, 2]
     """
@@ -40,6 +44,15 @@ class GroupedBatchSampler(Sampler[list[int]]):
 
     To resume in the middle of an epoch, call ``skip(batches)`` with the number of batches this process has finished.
     The sampler cannot count them itself, because a DataLoader fetches batches in advance.
+
+    Args:
+        sizes: height and width of every image.
+        batch_size: images per batch.
+        repeats: how often all images, or each image, occurs per epoch.
+        seed: seed of the order.
+        rank: number of this process.
+        world_size: number of processes.
+        shuffle: shuffle the images in each epoch.
 
     >>> sampler = GroupedBatchSampler([(480, 640), (640, 480)] * 4, batch_size=2)
     >>> sorted(sorted(index % 2 for index in batch) for batch in sampler)  # even indices are wide, odd ones tall
@@ -118,7 +131,11 @@ class GroupedBatchSampler(Sampler[list[int]]):
 
 
 def collate(items: Sequence[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
-    """Return images and targets as two lists; images differ in size, and the detector pads them."""
+    """Return images and targets as two lists; images differ in size, and the detector pads them.
+
+    Args:
+        items: pairs of image and target.
+    """
     return [image for image, _ in items], [target for _, target in items]
 
 

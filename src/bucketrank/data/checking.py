@@ -35,6 +35,13 @@ def check(
     object. ``depth`` says how much of the image files is read: "annotations" nothing, "headers" the sizes, "pixels"
     everything. None means "pixels" for up to 5000 images and "headers" for more. ``progress(done, total)`` is called
     after each image.
+
+    Args:
+        split: annotation file and image folder.
+        masks: require a mask for every object.
+        depth: how much of the image files is read: annotations, headers or pixels.
+        workers: threads that read images; by default one per CPU core.
+        progress: function that is called after each image with the number of images done and their total.
     """
     report = AnnotationReport(split)
     document = report.read()
@@ -52,7 +59,13 @@ def check(
 
 
 def require_sound(split: Split, *, masks: bool = False, depth: Depth | None = None) -> None:
-    """Raise one DataError with the first 20 errors that ``check`` returns, if there are any."""
+    """Raise one DataError with the first 20 errors that ``check`` returns, if there are any.
+
+    Args:
+        split: annotation file and image folder.
+        masks: require a mask for every object.
+        depth: how much of the image files is read, as in ``check``.
+    """
     raise_errors(check(split, masks=masks, depth=depth))
 
 

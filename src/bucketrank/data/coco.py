@@ -29,20 +29,26 @@ class CocoDataset(Dataset[Item]):
 
     An item is an image (3, H, W) of 8 bits and a target:
 
-    ==========  ===========================================================================================
-    boxes       (n, 4) corners in pixels, clipped to the image; boxes without area are left out
-    labels      (n,) from 1, in ascending order of the category ids
-    masks       (n, H, W) of 0 and 1, if ``masks`` is true
-    area        (n,) from the annotation, or else of the box
-    iscrowd     (n,) zeros: crowds are left out of the target; evaluation reads them from the file
-    image_id    () the id of the image in the file
-    ==========  ===========================================================================================
+    | key | value |
+    |---|---|
+    | boxes | (n, 4) corners in pixels, clipped to the image; boxes without area are left out |
+    | labels | (n,) from 1, in ascending order of the category ids |
+    | masks | (n, H, W) of 0 and 1, if ``masks`` is true |
+    | area | (n,) from the annotation, or else of the box |
+    | iscrowd | (n,) zeros: crowds are left out of the target; evaluation reads them from the file |
+    | image_id | () the id of the image in the file |
 
     ``keep_empty=False`` leaves out images without objects, as the published code does for CNN detectors. ``transform``
     takes and returns image and target. Annotations are stored in a few arrays, so that they reach a data-loading worker
     quickly, whether it is forked or spawned.
 
     The data must have passed ``require_sound``. Reading an item decodes its image and, with ``masks``, its n masks.
+
+    Args:
+        split: annotation file and image folder.
+        masks: read the masks, too.
+        keep_empty: keep images without objects.
+        transform: function of image and target that returns both.
     """
 
     def __init__(

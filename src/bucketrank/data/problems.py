@@ -25,11 +25,11 @@ class Problem:
     'train.json: annotation 7: category 9 is not listed; add it'
     """
 
-    file: str
-    kind: str
-    id: str | None
-    message: str
-    severity: Literal["error", "warning"] = "error"
+    file: str  # where the problem is
+    kind: str  # name of this sort of problem
+    id: str | None  # image, annotation or category
+    message: str  # the problem and a remedy
+    severity: Literal["error", "warning"] = "error"  # an error stops training
 
     def __str__(self) -> str:
         return ": ".join(part for part in (self.file, self.id, self.message) if part)

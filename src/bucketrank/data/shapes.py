@@ -71,11 +71,11 @@ class Shapes:
     ((96, 96, 3), [...])
     """
 
-    size: int = 160
-    fewest: int = 4
-    most: int = 12
-    seed: int = 0
-    series: int = 0
+    size: int = 160  # side of an image in pixels
+    fewest: int = 4  # objects per image
+    most: int = 12  # objects per image
+    seed: int = 0  # of all series
+    series: int = 0  # number of the series
 
     def __post_init__(self) -> None:
         if self.size < 32:
@@ -175,6 +175,13 @@ def write_shapes(folder: Path | str, *, train: int = 400, val: int = 100, size: 
     """Draw a data set in COCO's format: images/, train.json and val.json, with boxes and masks.
 
     The validation images do not depend on the number of training images. Return the folder.
+
+    Args:
+        folder: folder to write; it is created.
+        train: number of training images.
+        val: number of validation images.
+        size: side of an image in pixels.
+        seed: seed of the drawings.
     """
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):

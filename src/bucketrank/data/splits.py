@@ -13,8 +13,8 @@ from bucketrank.data.problems import DataError
 class Splits(NamedTuple):
     """The training and validation splits of a folder; at least one of them is not None."""
 
-    train: Split | None
-    val: Split | None
+    train: Split | None  # None if only the validation file exists
+    val: Split | None  # the validation images
 
     def with_holdout(self, share: float | None) -> Splits:
         """Return splits whose validation images are ``share`` of the training images; None changes nothing."""
@@ -44,18 +44,21 @@ LAYOUTS = {
 def find_splits(folder: Path | str, *, layout: str | None = None, seed: int = 0) -> Splits:
     """Return the splits of a folder in one of the known layouts.
 
-    ==========  =====================================  =====================================
-    layout      annotations                            images
-    ==========  =====================================  =====================================
-    own         train.json, val.json                   images/ (or next to the files)
-    coco        annotations/instances_train2017.json   train2017/, val2017/
-    lvis        annotations/lvis_v1_train.json         train2017/, val2017/, by ``coco_url``
-    roboflow    train/_annotations.coco.json           train/, valid/
-    ==========  =====================================  =====================================
+    | layout | annotations | images |
+    |---|---|---|
+    | own | train.json, val.json | images/ (or next to the files) |
+    | coco | annotations/instances_train2017.json | train2017/, val2017/ |
+    | lvis | annotations/lvis_v1_train.json | train2017/, val2017/, by ``coco_url`` |
+    | roboflow | train/_annotations.coco.json | train/, valid/ |
 
     Without ``layout``, the first layout with an existing annotation file is chosen. If only the validation file exists,
     ``train`` is None. If only the training file exists, or a single ``*.json`` of any other name, it is divided: a
     tenth of the images, chosen by id and ``seed``, is kept for validation (see Split).
+
+    Args:
+        folder: folder of the data set.
+        layout: own, coco, lvis or roboflow; by default the first that fits.
+        seed: seed of the division of a single file.
     """
     folder = Path(folder)
     if not folder.is_dir():

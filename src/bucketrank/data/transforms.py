@@ -43,6 +43,12 @@ def train_transform(
     window with sides of 384 to 600 pixels. Objects outside the image, or with a side below one pixel, are removed with
     their labels and masks; ``area`` stays that of the annotation.
     Pixels are returned as float32 in [0, 1].
+
+    Args:
+        flip: probability of a horizontal flip.
+        jitter: change the colours.
+        crop: use DETR's random crops.
+        augment: names of further steps.
     """
     steps: list[Any] = [v2.RandomHorizontalFlip(flip)]
     if jitter:

@@ -53,12 +53,12 @@ class ExportError(RuntimeError):
 class Agreement:
     """Largest differences between the exported detector and the original, over all images compared."""
 
-    images: int
-    detections: int
+    images: int  # compared
+    detections: int  # compared
     unpaired: int  # detections without an equal one on the other side
     tied: int  # those of them that follow from scores that are equal to rounding
     box: float  # in pixels
-    score: float
+    score: float  # largest difference of two scores
     mask: float  # for any pixel of a mask, from 0 to 1; 0 without masks
 
     def __str__(self) -> str:
@@ -104,6 +104,15 @@ def export_onnx(
     The detections are compared in the argument ``image``, its mirror image and its enlarged centre, or in drawn shapes
     if no image is given. Raises ExportError and writes no file if they differ by more than the tolerances above. For
     RetinaNet and ATSS, detections may also differ because scores are equal to rounding (see tied_scores).
+
+    Args:
+        model: a detector.
+        path: the file to write.
+        size: height and width of the images that the graph takes.
+        classes: names of label 1, 2, ...
+        category_ids: ids of the same labels in the annotations, for the metadata.
+        threshold: minimum score to report, for the metadata.
+        image: image for the comparison; by default drawn shapes.
     """
     path = Path(path)
     try:

@@ -33,6 +33,13 @@ def predict(
     ``load_model`` sets on the model; a model that was not loaded from a weights file reports all detections. The model
     is moved to ``device`` (auto: cuda if available, else cpu) and stays there.
 
+    Args:
+        model: a detector.
+        images: the images, in any of the forms above.
+        threshold: minimum score to report; by default the stored threshold.
+        batch_size: images per batch.
+        device: a torch device; auto is cuda if available.
+
     >>> from bucketrank.detectors import build
     >>> model = build("atss", num_classes=3, backbone="test_resnet", channels=32, min_size=96, max_size=128)
     >>> (detections,) = predict(model, [torch.zeros(3, 80, 100)])  # untrained: 100 detections with low scores

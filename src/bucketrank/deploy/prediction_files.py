@@ -28,7 +28,7 @@ from bucketrank.deploy.scores_in_words import scores_in_words
 from bucketrank.detectors import Detector
 from bucketrank.devices import resolve_device
 from bucketrank.drawing import draw
-from bucketrank.evaluation.coco_records import coco_records
+from bucketrank.evaluation.detection_records import coco_records
 from bucketrank.model_files.atomic import write_text
 from bucketrank.model_files.loading import load_model
 from bucketrank.model_files.weights import Meta
@@ -85,6 +85,15 @@ def predict_files(
     (default: the threshold stored with the weights). An image that cannot be read, or on which the detector fails, is
     reported and skipped. Raise DataError if ``out`` has files that would be overwritten and are not earlier
     predictions.
+
+    Args:
+        weights: weights file, folder of a run or of ``save_pretrained``, or a name on the hub.
+        sources: image files and folders.
+        out: folder for the results.
+        threshold: minimum score to draw and write; by default the stored threshold.
+        device: a torch device; auto is cuda if available.
+        batch_size: images per batch.
+        console: where progress is printed; by default the terminal.
     """
     out = Path(out)
     console = console or Console()

@@ -38,6 +38,14 @@ def build(
     is resnet50. Further keywords are settings of the detector, the loss, the backbone or the inputs; no two groups that
     a detector takes have a setting of the same name.
 
+    Args:
+        name: name of a detector in the catalogue, ``library/model``, or settings.
+        num_classes: number of classes of objects, without the background.
+        backbone: name of a backbone, or its settings.
+        loss: name of a loss in the catalogue, or its settings.
+        inputs: settings of the images: their size and their normalisation.
+        settings: any setting of the detector, the loss, the backbone or the inputs, by its name.
+
     >>> model = build("atss", num_classes=3, backbone="resnet18", loss="rs", delta=0.25, min_size=320, max_size=512)
     >>> model.criterion.delta
     0.25

@@ -28,6 +28,11 @@ class Detector(nn.Module):
 
     A subclass adds its neck and heads, :meth:`losses` and :meth:`detect`. A model of another library has neither
     ``backbone`` nor ``inputs``; it sets its own ``transform`` and overrides :meth:`forward`.
+
+    Args:
+        num_classes: number of classes of objects, without the background.
+        backbone: settings of the backbone.
+        inputs: settings of the images.
     """
 
     masks = False  # whether targets must have masks

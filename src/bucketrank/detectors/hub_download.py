@@ -1,4 +1,4 @@
-"""Downloads of pretrained weights from the Hugging Face hub, or from its cache."""
+"""Access to the Hugging Face hub, or to its cache."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def downloading(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def hub_access(content: str, remedy: str) -> Iterator[None]:
-    """Let ``content`` be downloaded; a failure becomes a ConnectionError with the reason and the ``remedy``.
+def hub_access(content: str, remedy: str, *, action: str = "downloaded") -> Iterator[None]:
+    """Let ``content`` be downloaded (or ``action``); a failure becomes a ConnectionError with reason and ``remedy``.
 
     If the hub is unreachable only the cache is read, because the hub's library would retry for a minute.
     """
@@ -33,7 +33,7 @@ def hub_access(content: str, remedy: str) -> Iterator[None]:
         except OSError as error:
             host = urlsplit(constants.ENDPOINT).hostname
             reason = f"no connection to {host}" if constants.HF_HUB_OFFLINE else f"{error}".partition("\n")[0]
-            raise ConnectionError(f"{content} cannot be downloaded ({reason:.200}); {remedy}") from error
+            raise ConnectionError(f"{content} cannot be {action} ({reason:.200}); {remedy}") from error
 
 
 @contextmanager

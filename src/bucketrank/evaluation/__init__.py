@@ -7,7 +7,7 @@ from bucketrank.lazy import import_on_use
 if TYPE_CHECKING:
     from bucketrank.evaluation.calibration_error import CalibrationErrors as CalibrationErrors
     from bucketrank.evaluation.calibration_error import Reliability as Reliability
-    from bucketrank.evaluation.coco_records import coco_records as coco_records
+    from bucketrank.evaluation.detection_records import coco_records as coco_records
     from bucketrank.evaluation.evaluator import EvaluationResult as EvaluationResult
     from bucketrank.evaluation.evaluator import Evaluator as Evaluator
     from bucketrank.evaluation.image_bootstrap import Difference as Difference
@@ -22,7 +22,7 @@ __all__, __getattr__ = import_on_use(
     __name__,
     {
         "bucketrank.evaluation.calibration_error": ("CalibrationErrors", "Reliability"),
-        "bucketrank.evaluation.coco_records": ("coco_records",),
+        "bucketrank.evaluation.detection_records": ("coco_records",),
         "bucketrank.evaluation.evaluator": ("EvaluationResult", "Evaluator"),
         "bucketrank.evaluation.image_bootstrap": ("Difference", "ImageAP", "paired_difference"),
         "bucketrank.evaluation.matched_detections": ("MatchedDetections",),

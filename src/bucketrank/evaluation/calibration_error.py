@@ -19,9 +19,9 @@ Values = NDArray[np.float64]
 class Reliability:
     """Mean score and mean outcome of the detections in each bin of scores; bins without detections are left out."""
 
-    counts: NDArray[np.int64]
-    scores: Values
-    outcomes: Values
+    counts: NDArray[np.int64]  # (bins,) detections
+    scores: Values  # (bins,) mean scores
+    outcomes: Values  # (bins,) mean outcomes
 
     @classmethod
     def of(cls, scores: Values, outcomes: Values, *, bins: int = BINS) -> Reliability:
@@ -48,9 +48,9 @@ class Reliability:
 class CalibrationErrors:
     """The two errors of a set of detections from 0 to 1 (NaN without detections), and the bins behind ``d_ece``."""
 
-    d_ece: float
-    la_ece: float
-    reliability: Reliability
+    d_ece: float  # detection expected calibration error: scores against matches
+    la_ece: float  # localisation-aware error: scores against IoUs, per class
+    reliability: Reliability  # the bins of d_ece
 
     @classmethod
     def of(cls, matched: MatchedDetections, overlapping: MatchedDetections) -> CalibrationErrors:

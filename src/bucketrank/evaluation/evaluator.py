@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bucketrank.data.annotations import Document, Split, category_ids, usable_polygons
 from bucketrank.evaluation.calibration_error import OVERLAP, CalibrationErrors
-from bucketrank.evaluation.coco_records import Record, coco_records, highest_scoring
+from bucketrank.evaluation.detection_records import Record, coco_records, highest_scoring
 from bucketrank.evaluation.matched_detections import MatchedDetections
 from bucketrank.evaluation.optimal_lrp import OptimalLRP
 from bucketrank.evaluation.threshold import Curve, best_threshold
@@ -50,9 +50,9 @@ class EvaluationResult:
     APf, and AR300 instead of AR1, AR10 and AR100. ``per_class`` has the AP of each class by name.
     """
 
-    metrics: dict[str, float]
-    per_class: dict[str, float]
-    lrp: OptimalLRP
+    metrics: dict[str, float]  # by name
+    per_class: dict[str, float]  # AP by the name of the class
+    lrp: OptimalLRP  # with its parts
 
     @property
     def columns(self) -> dict[str, float]:
@@ -70,6 +70,11 @@ class Evaluator:
     ``style="lvis"`` keeps the 300 detections of highest score per image and drops those without area. It counts a class
     only in the images that LVIS annotated for that class. ``style="auto"`` is ``"lvis"`` if every category has a
     frequency, otherwise ``"coco"``.
+
+    Args:
+        annotations: a split, or the content of an annotation file.
+        masks: evaluate masks, too.
+        style: evaluation rules: coco, lvis or auto.
 
     >>> document = {
     ...     "images": [{"id": 7, "width": 20, "height": 20}],

@@ -80,9 +80,9 @@ class ImageAP:
 class Difference:
     """The difference of two mean APs with the interval that holds 95 % of its bootstrap draws, in AP from 0 to 100."""
 
-    value: float
-    low: float
-    high: float
+    value: float  # in AP from 0 to 100
+    low: float  # lower end of the interval
+    high: float  # upper end of the interval
 
     @property
     def verdict(self) -> str:
@@ -97,6 +97,12 @@ def paired_difference(
 
     Run number i of both has the same random seed. A draw takes as many images as there are, with replacement, the same
     for all runs, and as many pairs of runs, too. So the interval covers the choice of images and of seeds.
+
+    Args:
+        one: the runs to compare.
+        other: the runs to compare with, in the same order of seeds.
+        draws: number of bootstrap draws.
+        seed: seed of the draws.
     """
     if len(one) != len(other) or not one:
         raise ValueError(f"paired_difference: expected as many runs on both sides, got {len(one)} and {len(other)}")

@@ -21,10 +21,10 @@ class OptimalLRP:
     three parts: they add up to ``error``.
     """
 
-    error: float
-    localisation: float
-    false_positives: float
-    false_negatives: float
+    error: float  # the sum of the three parts
+    localisation: float  # part of badly localised boxes
+    false_positives: float  # part of wrong detections
+    false_negatives: float  # part of missed objects
 
     @classmethod
     def of(cls, matched: MatchedDetections, *, tau: float = 0.5) -> OptimalLRP:

@@ -21,9 +21,9 @@ class Curve:
     Recall is NaN if there are no objects.
     """
 
-    scores: Values
-    precision: Values
-    recall: Values
+    scores: Values  # (n,) in descending order
+    precision: Values  # (n,) at or above each score
+    recall: Values  # (n,) at or above each score
 
     @classmethod
     def of(cls, *, scores: Values, right: NDArray[np.bool_], objects: int) -> Curve:
@@ -55,6 +55,9 @@ def best_threshold(curve: Curve) -> float:
 
     The midpoint, because the scores of new images never equal those of the validation set exactly. If several scores
     reach the best F1, the highest counts. Return NaN if no detection is right.
+
+    Args:
+        curve: precision and recall by score.
     """
     f1 = np.nan_to_num(curve.f1)
     if not len(f1) or f1.max() <= 0:

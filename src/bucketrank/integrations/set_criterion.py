@@ -76,6 +76,13 @@ def use_ranking_loss(
     The ranking loss has the key of the loss that it replaces, such as ``loss_ce``, and is not divided by the number of
     boxes. Matching and all other losses stay the criterion's own. A second call replaces the settings. :func:`undo`
     restores the criterion's own loss.
+
+    Args:
+        criterion: a criterion with the protocol of DETR's.
+        loss: ``"rs"`` (Rank & Sort) or ``"ap"``.
+        method: how the ranks are computed: ``"exact"``, ``"pairwise"`` or ``"bucketed"``.
+        delta: half the width of the ramp of the smoothed step; by default 0.5 for Rank & Sort and 1 for AP loss.
+        box_weight: factor on the box losses; by default they are self-balanced.
     """
     ranking_loss = RankingLoss(loss, method, delta, box_weight)
     classification = _classification("use_ranking_loss", criterion)
@@ -92,6 +99,9 @@ def undo(criterion: Criterion) -> Criterion:
     """Restore the loss and the weights that ``criterion`` had before :func:`use_ranking_loss`, in place; return it.
 
     Raises ``TypeError`` for an unsupported criterion and ``ValueError`` for one without a ranking loss.
+
+    Args:
+        criterion: a criterion with a ranking loss.
     """
     _classification("undo", criterion)
     changed: Any = criterion

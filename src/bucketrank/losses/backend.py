@@ -38,6 +38,9 @@ def use_backend(name: Backend) -> Iterator[None]:
     Meant for tests and benchmarks. ``"fused"`` is the numba kernel, for CPU tensors; ``"triton"`` are the GPU kernels;
     ``"torch"`` is plain torch operations; ``"auto"`` chooses.
 
+    Args:
+        name: ``"auto"``, ``"fused"``, ``"triton"`` or ``"torch"``.
+
     >>> import torch
     >>> from bucketrank import ap_loss, use_backend
     >>> with use_backend("torch"):

@@ -11,6 +11,10 @@ def self_balance(loss: Tensor, to: Tensor) -> Tensor:
 
     A ``loss`` of 0 is returned unchanged, with its own gradient.
 
+    Args:
+        loss: a tensor with one value.
+        to: a tensor with the value that the loss is scaled to.
+
     >>> box = torch.tensor(0.5, requires_grad=True)
     >>> balanced = self_balance(box * 2, to=torch.tensor(3.0))
     >>> balanced.backward()

@@ -28,6 +28,15 @@ def dr_loss(
     ``weight * softplus(smoothing * (p- - p+ + margin)) / smoothing``. Without positives p+ is 1; without negatives
     the loss is 0. The gradient is ordinary autograd's; targets have the same meaning as in the other losses.
 
+    Args:
+        logits: scores before the sigmoid, of any shape.
+        targets: of the same shape: above 0 for a positive, 0 for a negative, below 0 for an entry to ignore.
+        margin: by how much the hardest positives should exceed the hardest negatives, as probabilities.
+        positive_temperature: temperature of the weights of the positives; lower values look at harder positives only.
+        negative_temperature: temperature of the weights of the negatives; lower values look at harder negatives only.
+        smoothing: steepness of the smoothed hinge; higher values come closer to a hinge.
+        weight: factor on the loss.
+
     >>> dr_loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]))  # p+ = p- = 1/2: 4 * ln(1 + e^3) / 6
     tensor(2.0324)
     """

@@ -36,14 +36,24 @@ REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
 
 
 class RankSortTerms(NamedTuple):
-    """The two terms of Rank & Sort loss. Each has its own gradient, so each can have its own weight."""
+    """The two terms of Rank & Sort loss. Each has its own gradient, so each can have its own weight.
+
+    Attributes:
+        ranking: AP loss.
+        sorting: the sorting error of the positives.
+    """
 
     ranking: Tensor
     sorting: Tensor
 
 
 class ALRPTerms(NamedTuple):
-    """The two terms of aLRP loss: the first trains the logits, the second the localisation errors."""
+    """The two terms of aLRP loss: the first trains the logits, the second the localisation errors.
+
+    Attributes:
+        classification: the ranking error, with its gradient at the logits.
+        localisation: the localisation error, with its gradient at the localisation errors.
+    """
 
     classification: Tensor
     localisation: Tensor
@@ -66,6 +76,20 @@ def ap_loss(
     all entries, the positive itself included as H(0). ``method="bucketed"`` is the paper's Bucketed AP loss.
     ``interpolate=True`` is the original AP loss: each positive counts itself as 1 and takes the best precision at or
     below its score.
+
+    Args:
+        logits: scores before the sigmoid, of any shape; all entries are ranked together as one list.
+        targets: of the same shape: above 0 for a positive, 0 for a negative, below 0 for an entry to ignore.
+        delta: half the width of the ramp of the smoothed step H; at 0 logits are compared with ``>=``.
+        method: ``"exact"`` (the default), ``"pairwise"`` (the definition, slower, the same numbers) or ``"bucketed"``
+            (the paper's approximation).
+        interpolate: compute the original AP loss, as described above.
+        sizes: lengths of consecutive rankings, like the argument of ``torch.split``; by default all entries are one
+            ranking.
+        reduction: with ``sizes``: ``"mean"`` over the rankings that have positives, or ``"none"``, one value per
+            ranking.
+        max_positives: the most positives that one call may have; more of them make the loss NaN. On a GPU the host then
+            does not wait for their number.
 
     >>> logits, targets = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0])
     >>> ap_loss(logits, targets, delta=0)  # nothing above the first, one of three above the second: (0/1 + 1/3) / 2
@@ -98,6 +122,19 @@ def rank_sort_loss(
     ``method="bucketed"`` is the paper's Bucketed RS loss. A positive of IoU 0 would count as a negative: give it a
     small label instead, for example with ``iou.clamp(min=1e-6)``.
 
+    Args:
+        logits: scores before the sigmoid, of any shape; all entries are ranked together as one list.
+        targets: of the same shape: the IoU label of a positive, 0 for a negative, below 0 for an entry to ignore.
+        delta: half the width of the ramp of the smoothed step H; at 0 logits are compared with ``>=``.
+        method: ``"exact"`` (the default), ``"pairwise"`` (the definition, slower, the same numbers) or ``"bucketed"``
+            (the paper's approximation).
+        sizes: lengths of consecutive rankings, like the argument of ``torch.split``; by default all entries are one
+            ranking.
+        reduction: with ``sizes``: ``"mean"`` over the rankings that have positives, or ``"none"``, one value per
+            ranking.
+        max_positives: the most positives that one call may have; more of them make the loss NaN. On a GPU the host then
+            does not wait for their number.
+
     >>> logits, targets = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([0.5, 0.0, 0.9])
     >>> rank_sort_loss(logits, targets, delta=0)  # sorting: of the last, (0.5 + 0.1) / 2 instead of 0.1, halved
     RankSortTerms(ranking=tensor(0.1667), sorting=tensor(0.1000))
@@ -127,6 +164,19 @@ def alrp_loss(
     also lifts a positive past badly localised ones. ``localisation`` is the mean over positives i of ``sum of
     localisation_j over s_j >= s_i, divided by rank(i)``; its gradient is at the localisation errors. There is no
     bucketed method.
+
+    Args:
+        logits: scores before the sigmoid, of any shape; all entries are ranked together as one list.
+        targets: of the same shape: above 0 for a positive, 0 for a negative, below 0 for an entry to ignore.
+        localisation: one error per positive, in the order of ``logits[targets > 0]``.
+        delta: half the width of the ramp of the smoothed step H; at 0 logits are compared with ``>=``.
+        method: ``"exact"`` (the default) or ``"pairwise"`` (the definition, slower, the same numbers).
+        sizes: lengths of consecutive rankings, like the argument of ``torch.split``; by default all entries are one
+            ranking.
+        reduction: with ``sizes``: ``"mean"`` over the rankings that have positives, or ``"none"``, one value per
+            ranking.
+        max_positives: the most positives that one call may have; more of them make the loss NaN. On a GPU the host then
+            does not wait for their number.
 
     >>> logits, targets = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0])
     >>> alrp_loss(logits, targets, torch.tensor([0.2, 0.4]), delta=0)  # boxes: (0.2 / 1 + (0.2 + 0.4) / 3) / 2

@@ -27,6 +27,12 @@ def quality_focal_loss(
 ) -> Tensor:
     """Quality Focal Loss (Li et al., Generalized Focal Loss, NeurIPS 2020): ``|q - p|^beta BCE(p, q)``.
 
+    Args:
+        logits: scores before the sigmoid, of any shape.
+        targets: of the same shape: the IoU label of a positive, 0 for a negative, below 0 for an entry to ignore.
+        beta: exponent of the distance between score and label.
+        reduction: ``"mean"`` (the sum divided by the number of positives, at least 1), ``"sum"`` or ``"none"``.
+
     >>> quality_focal_loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]))  # twice 1/4 * ln 2
     tensor(0.3466)
     """
@@ -48,6 +54,13 @@ def varifocal_loss(
     A positive has ``q BCE(p, q)``, a negative ``alpha p^gamma BCE(p, 0)``. The weight of a negative takes part in the
     gradient, as in the paper's formula and published code.
 
+    Args:
+        logits: scores before the sigmoid, of any shape.
+        targets: of the same shape: the IoU label of a positive, 0 for a negative, below 0 for an entry to ignore.
+        alpha: weight of the negatives.
+        gamma: exponent of a negative's score in its weight.
+        reduction: ``"mean"`` (the sum divided by the number of positives, at least 1), ``"sum"`` or ``"none"``.
+
     >>> varifocal_loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]))  # ln 2 + 0.75 * 1/4 * ln 2
     tensor(0.8231)
     """
@@ -60,6 +73,11 @@ def soft_bce_loss(logits: Tensor, targets: Tensor, *, reduction: QualityReductio
     """Binary cross-entropy with soft targets, ``BCE(p, q)``: the loss of task-aligned one-stage detectors.
 
     Here ``"mean"`` divides by the sum of the positives' targets (at least 1), as these detectors do.
+
+    Args:
+        logits: scores before the sigmoid, of any shape.
+        targets: of the same shape: the IoU label of a positive, 0 for a negative, below 0 for an entry to ignore.
+        reduction: ``"mean"``, as described above, ``"sum"`` or ``"none"``.
 
     >>> soft_bce_loss(torch.tensor([0.0, 0.0]), torch.tensor([0.5, 0.0]))  # twice ln 2, divided by 1
     tensor(1.3863)
@@ -76,6 +94,12 @@ def mal_loss(logits: Tensor, targets: Tensor, *, gamma: float = 1.5, reduction: 
 
     A positive has ``BCE(p, q^gamma)``, a negative ``p^gamma BCE(p, 0)``. The weight of a negative is a constant in the
     gradient, as in the published code.
+
+    Args:
+        logits: scores before the sigmoid, of any shape.
+        targets: of the same shape: the IoU label of a positive, 0 for a negative, below 0 for an entry to ignore.
+        gamma: exponent of the IoU label of a positive, and of a negative's score in its weight.
+        reduction: ``"mean"`` (the sum divided by the number of positives, at least 1), ``"sum"`` or ``"none"``.
 
     >>> mal_loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]), gamma=2.0)  # ln 2 + 1/4 * ln 2
     tensor(0.8664)
@@ -98,6 +122,13 @@ def iou_aware_bce_loss(
 
     A positive has ``BCE(p, t)`` with the target ``t = p^alpha q^(1 - alpha)``, a constant in the gradient; a negative
     has ``p^gamma BCE(p, 0)``.
+
+    Args:
+        logits: scores before the sigmoid, of any shape.
+        targets: of the same shape: the IoU label of a positive, 0 for a negative, below 0 for an entry to ignore.
+        alpha: share of the score in the target of a positive; the rest is the IoU's.
+        gamma: exponent of a negative's score in its weight.
+        reduction: ``"mean"`` (the sum divided by the number of positives, at least 1), ``"sum"`` or ``"none"``.
 
     >>> iou_aware_bce_loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]), alpha=0.0)  # ln 2 + 1/4 * ln 2
     tensor(0.8664)

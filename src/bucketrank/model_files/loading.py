@@ -14,13 +14,22 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from bucketrank.catalogue import detector_spec
 from bucketrank.detectors import Detector, build
 from bucketrank.model_files.weights import Meta, WeightsError, read_weights
+from bucketrank.model_files.weights_source import find_weights
 from bucketrank.recipes import Recipe, RecipeError, from_dict
 
 SPARE_ELEMENTS = 2**26  # that building may allocate beyond the file's, such as a classifier that is dropped again
 
 
 def load_model(path: Path | str) -> tuple[Detector, Meta]:
-    """Return the detector of a weights file, in evaluation mode on the CPU, and the description of the file."""
+    """Return the detector of a weights file, in evaluation mode on the CPU, and the description of the file.
+
+    ``path`` is a weights file, the folder of a run, a folder of ``save_pretrained``, or a model repository on the hub,
+    like ``"owner/name"``. A file or folder of that name comes first.
+
+    Args:
+        path: the weights, as described above.
+    """
+    path = find_weights(path)
     state, meta = read_weights(path)
     broken = [name for name, tensor in state.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
     if broken:
@@ -78,7 +87,12 @@ def _first_line(error: Exception) -> str:
 
 
 def build_detector(recipe: Recipe, *, num_classes: int) -> Detector:
-    """Build the detector of a recipe."""
+    """Build the detector of a recipe.
+
+    Args:
+        recipe: the recipe of the detector.
+        num_classes: number of classes of objects.
+    """
     backbone = recipe.backbone if detector_spec(recipe.detector.name).backbone else None
     return build(recipe.detector, num_classes=num_classes, backbone=backbone, loss=recipe.loss, inputs=recipe.inputs)
 
@@ -101,7 +115,7 @@ def without_weights(recipe: Recipe) -> Recipe:
 
 def load_matching_weights(model: Detector, path: str) -> list[str]:
     """Load every tensor of a weights file whose name and shape match; return the names that keep their values."""
-    state, _ = read_weights(path)
+    state, _ = read_weights(find_weights(path))
     own = model.state_dict()
     _require_same_dtypes(path, state, own)
     matching = {name: tensor for name, tensor in state.items() if name in own and own[name].shape == tensor.shape}

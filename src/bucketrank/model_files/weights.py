@@ -29,17 +29,19 @@ class Meta:
     """The description inside a weights file.
 
     ``threshold`` is the minimum score to report: the one with the best F1 on the validation set, or 0 if none could be
-    chosen. ``calibration`` is the map from the trained logits to probabilities, which the tensors already hold. None
+    chosen. ``images`` are the numbers of images that the run used, ``train`` and ``val``; files of earlier versions
+    have none. ``calibration`` is the map from the trained logits to probabilities, which the tensors already hold. None
     means that the scores are those of the loss. Those of a ranking loss are ranks, so that 0.5 means nothing.
     """
 
     classes: list[str]  # names of label 1, 2, ...
     category_ids: list[int]  # ids of the same labels in the annotations
-    threshold: float
-    recipe: dict[str, Any]
+    threshold: float  # minimum score to report
+    recipe: dict[str, Any]  # the settings of the run, as groups
     metrics: dict[str, float] = field(default_factory=dict)  # on the validation set
-    versions: dict[str, str] = field(default_factory=dict)
-    calibration: Calibration | None = None
+    versions: dict[str, str] = field(default_factory=dict)  # of the packages that trained it
+    calibration: Calibration | None = None  # None if the scores are those of the loss
+    images: dict[str, int] = field(default_factory=dict)  # numbers of images, train and val
 
     def calibrated(self, calibration: Calibration) -> Meta:
         """Return the description after a calibration: threshold, minimum score of the recipe and errors are its own."""
@@ -57,7 +59,13 @@ class Meta:
 
 
 def save_weights(path: Path | str, model: torch.nn.Module | Mapping[str, Tensor], meta: Meta) -> None:
-    """Write the tensors of a model or of its state with their description, atomically."""
+    """Write the tensors of a model or of its state with their description, atomically.
+
+    Args:
+        path: the file to write.
+        model: a model, or its state.
+        meta: the description.
+    """
     state = model.state_dict() if isinstance(model, torch.nn.Module) else model
     metadata = {
         "bucketrank": FORMAT,
@@ -68,13 +76,19 @@ def save_weights(path: Path | str, model: torch.nn.Module | Mapping[str, Tensor]
         "metrics": json.dumps({name: repr(value) for name, value in meta.metrics.items()}),
         "versions": json.dumps(meta.versions),
     }
+    if meta.images:
+        metadata["images"] = json.dumps(meta.images)
     if meta.calibration is not None:
         metadata["calibration"] = json.dumps(meta.calibration.to_dict())
     write_tensors(Path(path), dict(state), metadata)
 
 
 def read_weights(path: Path | str) -> tuple[dict[str, Tensor], Meta]:
-    """Return the tensors and the description of a weights file; WeightsError if it is not one."""
+    """Return the tensors and the description of a weights file; WeightsError if it is not one.
+
+    Args:
+        path: the weights file.
+    """
     path = Path(path)
     if not path.is_file():
         raise WeightsError(f"{path}: there is no such file; training writes weights.safetensors into its run folder")
@@ -103,9 +117,12 @@ def _described(metadata: Mapping[str, str]) -> Meta:
         raise ValueError("expected classes to be a list of names")
     if not isinstance(numbers, list) or not all(map(usable_id, numbers)) or len({*numbers}) != len(classes):
         raise ValueError("expected category_ids to be as many different whole numbers as there are classes")
-    recipe, metrics, versions = (json.loads(metadata.get(name, "{}")) for name in ("recipe", "metrics", "versions"))
-    if not all(isinstance(each, dict) for each in (recipe, metrics, versions)):
-        raise TypeError("expected recipe, metrics and versions to be names with values")
+    groups = [json.loads(metadata.get(name, "{}")) for name in ("recipe", "metrics", "versions", "images")]
+    if not all(isinstance(each, dict) for each in groups):
+        raise TypeError("expected recipe, metrics, versions and images to be names with values")
+    recipe, metrics, versions, images = groups
+    if not all(isinstance(number, int) for number in images.values()):
+        raise TypeError("expected images to be whole numbers")
     threshold = float(metadata["threshold"])
     if not 0 <= threshold <= 1:  # NaN, too, under which nothing would be reported
         raise ValueError(f"expected threshold to be a score from 0 to 1, got {threshold}")
@@ -118,4 +135,5 @@ def _described(metadata: Mapping[str, str]) -> Meta:
         metrics={name: float(value) for name, value in metrics.items()},
         versions=versions,
         calibration=None if calibration is None else Calibration.from_dict(calibration),
+        images=images,
     )

@@ -24,6 +24,13 @@ class Anchors(AnchorGenerator):
     Usual settings: scale 8 and ratios 1/2, 1 and 2 for an RPN; one anchor of scale 8, or ``octave(4, 3)``, for ATSS and
     PAA; ``octave(4, 3)`` and three ratios for RetinaNet. :meth:`valid` uses ``size_divisor`` and ``border``.
 
+    Args:
+        strides: stride of each pyramid level in pixels.
+        scales: sides in units of the stride.
+        ratios: height divided by width.
+        size_divisor: the number that padded sizes are divisible by.
+        border: how far valid anchors may reach beyond their image, in pixels; None for any distance.
+
     >>> anchors = Anchors([8, 16], scales=[4])
     >>> first, second = anchors([torch.zeros(1, 256, 2, 3), torch.zeros(1, 256, 1, 2)])
     >>> first.shape, second

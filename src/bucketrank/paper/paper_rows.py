@@ -45,11 +45,11 @@ class PaperRow:
         """Return the title of the row, with a note if ``recipe`` trains it with the exact loss.
 
         >>> paper_row("atss-r50-rs").title("atss-r50-rs")
-        'ATSS R-50 RS (the same loss, by pairs)'
+        'ATSS R-50 RS (pairwise there, exact here)'
         """
         if recipe != self.exact_recipe:
             return self.row
-        return f"{self.row} ({'here RS, exact' if self.loss in BUCKETED else 'the same loss, by pairs'})"
+        return f"{self.row} ({'bucketed' if self.loss in BUCKETED else 'pairwise'} there, exact here)"
 
     def texts(self) -> dict[str, str]:
         """Return the numbers with the paper's decimals.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass
 
@@ -43,13 +44,43 @@ def list_recipes() -> None:
 
 
 def markdown() -> str:
-    """Return the table of docs/recipes.md."""
-    lines = ["| recipe | the paper's row | AP | AP50 | AP75 | s/iteration |", "|---|---|---|---|---|---|"]
-    rows = [(row.table, name, row) for name in recipe_names() if (row := paper_row(name)) is not None]
-    for table, name, row in sorted(rows, key=lambda entry: entry[:2]):
-        cells = [_ap(row), *(row.texts().get(key, "") for key in ("AP50", "AP75", "seconds"))]
-        lines.append(f"| `{name}` | table {table}, {row.title(name)} | " + " | ".join(cells) + " |")
+    """Return the tables of docs/recipes.md: exact recipes with pairwise and bucketed variants, then the others."""
+    rows = {name: row for name in recipe_names() if (row := paper_row(name)) is not None}
+    names = sorted(rows, key=lambda name: (rows[name].table or 0, name))
+    exact = [name for name in names if name == rows[name].exact_recipe]
+    lines = [
+        "| exact recipe | the paper's table and row | AP, pairwise / bucketed | s/iteration, pairwise / bucketed |",
+        "|---|---|---|---|",
+    ]
+    listed = set(exact)
+    for name in exact:
+        row, variants = rows[name], (f"{name}-pairwise", _bucketed(name))
+        listed.update(variants)
+        # The row may be of the bucketed loss: BRS, where the recipe has RS.
+        title = row.row.replace(f" {row.loss}", f" {row.loss.removeprefix('B')}")
+        texts = [rows[variant].texts() if variant in rows else {} for variant in variants]
+        ap, seconds = (_pair([text.get(key, "") for text in texts]) for key in ("AP", "seconds"))
+        lines.append(f"| `{name}` | {row.table}, {title} | {ap}{_metric(row)} | {seconds} |")
+    lines += ["", "| recipe | the paper's table and row | AP | s/iteration |", "|---|---|---|---|"]
+    for name in names:
+        if name not in listed:
+            row = rows[name]
+            lines.append(f"| `{name}` | {row.table}, {row.row} | {_ap(row)} | {row.texts().get('seconds', '')} |")
     return "\n".join(lines) + "\n"
+
+
+def _bucketed(exact: str) -> str:
+    """Return the name of the bucketed recipe beside an exact one.
+
+    >>> _bucketed("cascade-rcnn-r50-rs-36"), _bucketed("paa-r50-ap")
+    ('cascade-rcnn-r50-brs-36', 'paa-r50-bap')
+    """
+    return re.sub(r"-(rs|ap)(?=-|$)", r"-b\1", exact)
+
+
+def _pair(values: list[str]) -> str:
+    """Return the values of the pairwise and of the bucketed recipe; a dash where the paper has none."""
+    return " / ".join(value or "\N{EN DASH}" for value in values) if any(values) else ""
 
 
 def show_recipe(name: str, flags: list[str]) -> str:
@@ -59,5 +90,8 @@ def show_recipe(name: str, flags: list[str]) -> str:
 
 
 def _ap(row: PaperRow) -> str:
-    ap = row.texts().get("AP", "")
-    return f"{ap} (mask)" if row.metric == "mask" else ap
+    return row.texts().get("AP", "") + _metric(row)
+
+
+def _metric(row: PaperRow) -> str:
+    return " (mask)" if row.metric == "mask" else ""

@@ -30,7 +30,8 @@ INIT = Setting(
     "init",
     str | None,
     None,
-    "weights to start from: a file of an earlier run, or torchvision:MODEL; tensors that do not fit are skipped",
+    "weights to start from: a file or folder of an earlier run, a name on the hub, or torchvision:MODEL; "
+    "tensors that do not fit are skipped",
 )
 # The groups whose settings are the same for every detector and every loss.
 SHARED_GROUPS: tuple[type[Settings], ...] = (DataSettings, ScheduleSettings, TrainerSettings)
@@ -53,14 +54,14 @@ class RecipeError(ValueError):
 class Recipe:
     """All settings of a run. A detector whose backbone is part of the model does not use those of ``backbone``."""
 
-    detector: DetectorSettings
-    backbone: BackboneSettings = field(default_factory=BackboneSettings)
-    loss: LossSettings = field(default_factory=lambda: loss_spec("rs").settings())
-    inputs: InputSettings | LibraryInputSettings = field(default_factory=InputSettings)
-    data: DataSettings = field(default_factory=DataSettings)
-    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
-    trainer: TrainerSettings = field(default_factory=TrainerSettings)
-    init: str | None = None
+    detector: DetectorSettings  # the detector
+    backbone: BackboneSettings = field(default_factory=BackboneSettings)  # its backbone
+    loss: LossSettings = field(default_factory=lambda: loss_spec("rs").settings())  # its loss
+    inputs: InputSettings | LibraryInputSettings = field(default_factory=InputSettings)  # size and normalisation
+    data: DataSettings = field(default_factory=DataSettings)  # batches and augmentation
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)  # optimiser and learning rate
+    trainer: TrainerSettings = field(default_factory=TrainerSettings)  # devices and files
+    init: str | None = None  # weights to start from
 
     @property
     def backbone_name(self) -> str | None:
@@ -83,6 +84,10 @@ def from_dict(content: Mapping[str, Any], *, source: str = "recipe") -> Recipe:
     """Return the recipe with these values and the defaults.
 
     RecipeError names ``source``, the setting and the nearest one that exists.
+
+    Args:
+        content: groups of settings, as in a recipe's file.
+        source: name of the recipe in messages.
 
     >>> from_dict({"detector": {"name": "atss"}, "loss": {"delta": 0.25}}).loss.delta
     0.25

@@ -20,6 +20,10 @@ from bucketrank.suggestions import nearest
 def load_recipe(recipe: str | Path, flags: Sequence[str] = ()) -> Recipe:
     """Return a recipe of the package by its name, or of a file, with the settings that ``flags`` change.
 
+    Args:
+        recipe: name of a recipe of the package, or path of a file.
+        flags: settings as on the command line.
+
     >>> load_recipe("atss-laptop", ["--loss.delta", "0.25", "--loss", "ap"]).loss.delta
     0.25
     """
@@ -43,7 +47,11 @@ def recipe_text(recipe: str | Path) -> str:
 
 
 def recipe_to_yaml(recipe: Recipe) -> str:
-    """Return the recipe as YAML with every setting in it."""
+    """Return the recipe as YAML with every setting in it.
+
+    Args:
+        recipe: the recipe to write.
+    """
     text: str = yaml.safe_dump(recipe.to_dict(), sort_keys=False, width=110)
     return text
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bucketrank.calibration import fold
 from bucketrank.data import CocoDataset, DataError, Split, eval_transform
-from bucketrank.deploy.evaluate import EvaluationSetup, prepare_evaluation
+from bucketrank.deploy.weights_evaluation import EvaluationSetup, prepare_evaluation
 from bucketrank.detectors import Detector
 from bucketrank.devices import resolve_device
 from bucketrank.evaluation import CalibrationErrors, EvaluationResult

@@ -32,6 +32,15 @@ def write_report(
     trained on, or of the folder ``data``; ``most`` limits them to the first images. ``images`` is the number of best
     images to show, and of worst ones. Where files or data are missing, the page says so and shows the rest. DataError
     if a folder is not a run folder.
+
+    Args:
+        runs: run folders.
+        out: the file to write.
+        data: folder of another data set to measure on.
+        images: number of best and of worst images to show.
+        most: measure only the first images, this many.
+        device: a torch device; auto is cuda if available.
+        console: where progress is printed; by default the terminal.
     """
     console = console or Console()
     out = Path(out)

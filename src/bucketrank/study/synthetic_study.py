@@ -12,6 +12,7 @@ from bucketrank.bench.losses.loss_report import show_loss_bench, write_loss_benc
 from bucketrank.bench.losses.loss_results import LossBench, LossBenchSettings, LossResult
 from bucketrank.bench.losses.loss_timing import measure_losses
 from bucketrank.bench.session import present
+from bucketrank.bench.timing import Samples, ratio
 from bucketrank.bench.units import seconds_in_words, significant, size_in_words
 from bucketrank.provenance.machine import in_words
 from bucketrank.study.latex import latex_table
@@ -100,11 +101,19 @@ def _time(result: LossResult | None) -> str:
 
 
 def _ratio(cell: Cell, *names: str) -> str:
-    slow = _seconds(cell.get("pairwise"))
-    fast = next((timed for name in names if (timed := _seconds(cell.get(name))) is not None), None)
+    """Return the median of pairwise / other over the rounds, as in ``bench losses``; ``names`` are the others."""
+    slow = _samples(cell.get("pairwise"))
+    fast = next((samples for name in names if (samples := _samples(cell.get(name))) is not None), None)
     if slow is None or fast is None:
         return "\N{EN DASH}"
-    return _mark(estimated=slow[1] or fast[1]) + significant(slow[0] / fast[0])
+    return _mark(estimated=slow[1] or fast[1]) + significant(ratio(slow[0], fast[0]).median)
+
+
+def _samples(result: LossResult | None) -> tuple[Samples, bool] | None:
+    """Return the seconds of each round, and whether they are estimates; None if there are none."""
+    if result is None or not (samples := result.samples or result.estimated_samples):
+        return None
+    return samples, not result.samples
 
 
 def _mark(*, estimated: bool) -> str:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from bucketrank.lazy import import_on_use
 
 if TYPE_CHECKING:
-    from bucketrank.deploy.evaluate import evaluate as evaluate
+    from bucketrank.deploy.weights_evaluation import evaluate as evaluate
     from bucketrank.model_files.loading import load_model as load_model
     from bucketrank.model_files.weights import Meta as Meta
     from bucketrank.model_files.weights import save_weights as save_weights
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__, __getattr__ = import_on_use(
     __name__,
     {
-        "bucketrank.deploy.evaluate": ("evaluate",),
+        "bucketrank.deploy.weights_evaluation": ("evaluate",),
         "bucketrank.model_files.loading": ("load_model",),
         "bucketrank.model_files.weights": ("Meta", "save_weights"),
         "bucketrank.recipes": ("Recipe", "RecipeError", "load_recipe"),

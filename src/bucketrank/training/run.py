@@ -49,10 +49,10 @@ PACKAGES = ("bucketrank", "torch", "torchvision", "lightning", "timm", "transfor
 class RunResult:
     """The folder of a finished run, the metrics of its last evaluation and calibration, and its final weights."""
 
-    folder: Path
-    metrics: dict[str, float]
-    weights: Path
-    steps: int
+    folder: Path  # of the run
+    metrics: dict[str, float]  # by names like boxes/AP
+    weights: Path  # weights.safetensors in the folder
+    steps: int  # that the optimiser made
 
 
 def train(
@@ -72,6 +72,14 @@ def train(
 
     Raises DataError for data that cannot be trained on, RecipeError for invalid settings, RunFolderError for a folder
     in use, NonFiniteLossError with the ids of the images, and Interrupted after Ctrl-C or SIGTERM.
+
+    Args:
+        recipe: a recipe, its name, or its file.
+        data: folder of the data set.
+        out: folder of the run.
+        resume: continue the run in the folder, or start it.
+        allow_changed_data: resume although images or annotations changed.
+        console: where progress is printed; by default the terminal.
     """
     folder = Path(out)
     with stop_signals() as stop, lock_run_folder(folder) if is_first_process() else nullcontext():
@@ -274,6 +282,7 @@ def _prepare(
             recipe=without_weights(complete).to_dict(),
             metrics=module.metrics,
             versions={name: version(name) for name in VERSIONED},
+            images={"train": len(data_module.train), "val": len(data_module.val)},
         )
 
     keeper = RunKeeper(

@@ -70,6 +70,13 @@ def use_ranking_loss(
     the scores become ranks; inference still keeps the best ``detections_per_img``.
 
     A second call replaces the settings. :func:`undo` restores the model's own loss.
+
+    Args:
+        model: a detector of torchvision.
+        loss: ``"rs"`` (Rank & Sort) or ``"ap"``.
+        method: how the ranks are computed: ``"exact"``, ``"pairwise"`` or ``"bucketed"``.
+        delta: half the width of the ramp of the smoothed step; by default 0.5 for Rank & Sort and 1 for AP loss.
+        box_weight: factor on the box losses; by default they are self-balanced.
     """
     ranking_loss = RankingLoss(loss=loss, method=method, delta=delta, box_weight=box_weight)
     _check_model("use_ranking_loss", model)
@@ -93,6 +100,9 @@ def undo(model: Model) -> Model:
 
     Raises ``TypeError`` for a model that :func:`use_ranking_loss` does not support, and ``ValueError`` for a supported
     model that has no ranking loss.
+
+    Args:
+        model: a detector with a ranking loss.
     """
     _check_model("undo", model)
     if ORIGINAL not in vars(model):

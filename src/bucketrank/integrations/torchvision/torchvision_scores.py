@@ -33,8 +33,16 @@ def calibrate(
     """Make the scores of a torchvision detector probabilities, in place; return the fitted map with its errors.
 
     ``data`` is an iterable of (image, target) as in training, such as a data set without augmentation or a DataLoader.
-    The other arguments are those of :func:`bucketrank.calibrate`. RetinaNet takes ``method="platt"``, the R-CNNs and
-    SSD, whose scores are a softmax, ``method="temperature"``. FCOS is refused: its score is a product.
+    The other arguments are those of :func:`~bucketrank.calibration.calibrate`. RetinaNet takes ``method="platt"``, the
+    R-CNNs and SSD, whose scores are a softmax, ``method="temperature"``. FCOS is refused: its score is a product.
+
+    Args:
+        model: a detector of torchvision.
+        data: pairs of image and target, single or in batches.
+        target: ``"match"``, the probability of an IoU of at least 0.5 with an object, or ``"iou"``, the expected IoU.
+        per_class: fit each class on its own.
+        method: ``"platt"`` for sigmoid scores, ``"temperature"`` for a softmax.
+        most: maximum number of images; None for all.
     """
     untyped_model: Any = model
     head = score_head(model)
@@ -52,7 +60,11 @@ def calibrate(
 
 
 def score_head(model: nn.Module) -> ScoreHead:
-    """Return the last classification layers of a torchvision detector; labels are columns of their outputs."""
+    """Return the last classification layers of a torchvision detector; labels are columns of their outputs.
+
+    Args:
+        model: a detector of torchvision.
+    """
     untyped_model: Any = model
     if isinstance(model, RetinaNet):
         layer = untyped_model.head.classification_head.cls_logits

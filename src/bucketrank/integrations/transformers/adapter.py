@@ -131,6 +131,14 @@ def use_ranking_loss(
 
     A second call replaces the settings. :func:`undo` restores the model's own loss. The loss is not saved with the
     weights: call this function again after ``from_pretrained``.
+
+    Args:
+        model: a detection transformer.
+        loss: ``"rs"`` (Rank & Sort) or ``"ap"``.
+        method: how the ranks are computed: ``"exact"``, ``"pairwise"`` or ``"bucketed"``.
+        delta: half the width of the ramp of the smoothed step; by default 0.5 for Rank & Sort and 1 for AP loss.
+        box_weight: factor on the box losses; by default they are self-balanced.
+        class_cost: weight of the class in the Hungarian matching; by default the model's own.
     """
     settings = Settings(RankingLoss(loss, method, delta, box_weight), class_cost)
     family_loss = supported_family("use_ranking_loss", model)
@@ -157,6 +165,9 @@ def undo(model: Model) -> Model:
 
     Raises ``TypeError`` for a model that :func:`use_ranking_loss` does not support, and ``ValueError`` for a supported
     model that has no ranking loss.
+
+    Args:
+        model: a detection transformer with a ranking loss.
     """
     supported_family("undo", model)
     function = _ranking_function(model)

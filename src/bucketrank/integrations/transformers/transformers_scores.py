@@ -30,7 +30,14 @@ def calibrate(
 
     ``batches`` are those of training, without augmentation: mappings with ``pixel_values``, maybe ``pixel_mask``, and
     ``labels`` with ``class_labels`` and ``boxes`` per image. The detections of an image are the 100 highest scores of
-    all queries and classes. The other arguments are those of :func:`bucketrank.calibrate`.
+    all queries and classes. The other arguments are those of :func:`~bucketrank.calibration.calibrate`.
+
+    Args:
+        model: a detection transformer.
+        batches: batches as in training, without augmentation.
+        target: ``"match"``, the probability of an IoU of at least 0.5 with an object, or ``"iou"``, the expected IoU.
+        per_class: fit each class on its own.
+        most: maximum number of images; None for all.
     """
     head = score_head(model)
     untyped_model: Any = model
@@ -49,7 +56,11 @@ def calibrate(
 
 
 def score_head(model: nn.Module) -> ScoreHead:
-    """Return the classification layer whose logits a detection transformer returns; labels count from 0."""
+    """Return the classification layer whose logits a detection transformer returns; labels count from 0.
+
+    Args:
+        model: a detection transformer.
+    """
     supported_family("calibrate", model)
     untyped_model: Any = model
     columns = int(untyped_model.config.num_labels)

@@ -32,6 +32,13 @@ def assign_atss(
 
     Takes O(A G) time; the memory does not grow with G.
 
+    Args:
+        anchors: boxes (A, 4) of the anchors.
+        objects: boxes (G, 4) of the objects.
+        per_level: number of anchors on each level.
+        topk: candidates per object and level.
+        valid: which anchors take part (A,); by default all.
+
     >>> anchors = torch.tensor([[0.0, 0, 4, 4], [4, 0, 8, 4], [8, 0, 12, 4], [12, 0, 16, 4]])
     >>> objects = torch.tensor([[3.0, 0, 9, 4]])  # IoU 1/9, 4/6, 1/9 with the first three: mean 0.30, deviation 0.32
     >>> assign_atss(anchors, objects, per_level=[4], topk=3)
@@ -54,6 +61,13 @@ def assign_atss_batch(
 
     All images have the same anchors (A, 4); ``valid`` is (B, A). The operations and their number are those of one
     image, and none of them makes the host wait for the device.
+
+    Args:
+        anchors: boxes (A, 4) of the anchors.
+        objects: boxes (G, 4) of the objects of each image.
+        per_level: number of anchors on each level.
+        topk: candidates per object and level.
+        valid: which anchors take part (B, A); by default all.
     """
     name = "assign_atss"
     check_boxes(name, anchors=anchors)

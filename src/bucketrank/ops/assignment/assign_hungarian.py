@@ -67,6 +67,19 @@ def assign_hungarian(
     Computed in float32, also under autocast. Costs that are not finite raise a ValueError that names their source.
     Takes O(G^2 Q) time on the CPU in the worst case.
 
+    Args:
+        boxes: boxes (Q, 4) of the queries.
+        objects: boxes (G, 4) of the objects.
+        logits: class logits (Q, C) of the queries.
+        labels: labels (G,) of the objects, from 0.
+        image_size: height and width, by which the L1 distance is scaled.
+        class_cost: weight of the class.
+        l1_cost: weight of the L1 distance.
+        giou_cost: weight of the GIoU.
+        alpha: weight of the positive part of the focal cost of the class.
+        gamma: exponent of the focal cost of the class.
+        valid: which queries take part (Q,); by default all.
+
     >>> boxes, objects = torch.tensor([[0.0, 0, 4, 4], [4, 4, 8, 8], [0, 0, 8, 8]]), torch.tensor([[5.0, 5, 8, 8]])
     >>> assign_hungarian(boxes, objects, logits=torch.zeros(3, 1), labels=torch.tensor([0]), image_size=(8, 8))
     tensor([-1,  0, -1])
@@ -81,6 +94,10 @@ def assign_hungarian_batch(batch: Sequence[ImageQueries], weights: CostWeights) 
     """Return what :func:`assign_hungarian` assigns for each entry of ``batch``, such as all layers and images.
 
     The host waits for the device once, for the costs of the whole batch, and once more if an entry has ``valid``.
+
+    Args:
+        batch: boxes, logits, objects and labels of each entry.
+        weights: weights of the parts of the cost.
     """
     import numpy as np  # imported here, like scipy: only DETRs need them
     from scipy.optimize import linear_sum_assignment

@@ -32,6 +32,14 @@ def assign_max_iou(
 
     Takes O(A G) time; the memory does not grow with G.
 
+    Args:
+        candidates: boxes (A, 4) to assign.
+        objects: boxes (G, 4) of the objects.
+        positive: IoU from which on a candidate is positive.
+        negative: IoU below which a candidate is negative.
+        low_quality: least IoU of a candidate that an object claims; None for no claims.
+        valid: which candidates take part (A,); by default all.
+
     >>> candidates = torch.tensor([[0.0, 0, 4, 4], [0, 0, 4, 2], [0, 0, 2, 2], [8, 8, 9, 9]])
     >>> assign_max_iou(candidates, torch.tensor([[0.0, 0, 4, 4]]), positive=0.7, negative=0.3)  # IoU 1, 1/2, 1/4, 0
     tensor([ 0, -2, -1, -1])

@@ -26,6 +26,12 @@ def coco_records(
     ``masks`` (n, H, W) or (n, 1, H, W) of 0 and 1 or of probabilities. ``categories`` gives the category id of each
     label. A record has ``image_id``, ``category_id``, ``bbox`` (x, y, width, height), ``score`` and, with masks,
     ``segmentation`` as compressed RLE.
+
+    Args:
+        detections: boxes, labels, scores and maybe masks of one image.
+        image_id: id of the image.
+        categories: category id of each label.
+        masks: write the masks, too.
     """
     fields = ("boxes", "labels", "scores", "masks") if masks else ("boxes", "labels", "scores")
     missing = [name for name in fields if name not in detections]

@@ -39,12 +39,12 @@ class EvaluationSetup:
 class Evaluation:
     """The metrics of boxes and, if the model has them, masks; and the threshold with the best F1 on this data."""
 
-    boxes: EvaluationResult
-    masks: EvaluationResult | None
+    boxes: EvaluationResult  # metrics of the boxes
+    masks: EvaluationResult | None  # metrics of the masks; None without masks
     errors: CalibrationErrors  # of the boxes
-    threshold: float
-    images: int
-    meta: Meta
+    threshold: float  # score of the best F1 on these images
+    images: int  # number of images
+    meta: Meta  # the description in the weights file
 
 
 def evaluate(
@@ -62,6 +62,17 @@ def evaluate(
     """Evaluate a weights file on a split of the data folder ``data``, or on its first ``most`` images.
 
     Detections of every score count. ``detections`` is a file to write them to, in COCO's result format.
+
+    Args:
+        weights: weights file, folder of a run or of ``save_pretrained``, or a name on the hub.
+        data: folder of the data set.
+        split: ``"val"`` or ``"train"``.
+        layout: layout of the data folder; by default the first that fits.
+        batch_size: images per batch.
+        workers: data-loading workers.
+        device: a torch device; auto is cuda if available.
+        most: evaluate only the first images, this many.
+        detections: file to write the detections to.
     """
     setup = prepare_evaluation(weights, data, split=split, layout=layout, device=device)
     indices = range(len(setup.images) if most is None else min(most, len(setup.images)))
