@@ -27,7 +27,7 @@ def test_outputs_are_kept_and_small(path):
 def test_lines_of_code_fit_the_page(path):
     cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
     lines = [line for cell in cells for line in "".join(cell["source"]).splitlines()]
-    assert not [line for line in lines if len(line) > 90]
+    assert not [line for line in lines if len(line) > 85]
 
 
 @names

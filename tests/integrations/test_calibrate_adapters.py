@@ -82,7 +82,7 @@ def test_retinanet_ignores_label_0_in_a_data_set(tmp_path) -> None:
     model = tv_model("retinanet")
     split = find_splits(write_shapes(tmp_path / "shapes", train=2, val=1, size=96)).train
     dataset = CocoDataset(split, transform=eval_transform())
-    assert torchvision_models.CLASSES - 1 <= len(dataset.class_names)
+    assert len(dataset.class_names) >= torchvision_models.CLASSES - 1
     with torch.no_grad():
         assert any((model([image])[0]["labels"] == 0).any() for image, _ in dataset)
     with pytest.raises(CannotCalibrateError, match="right"):  # an untrained model has too few right detections

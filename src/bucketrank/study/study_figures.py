@@ -86,7 +86,7 @@ def _over_time(axes: Axes, results: Sequence[RowResult]) -> None:
 def _curves(axes: Axes, results: Sequence[RowResult], scale: Callable[[RowResult], float]) -> None:
     """Draw the mean over seeds as a line, and a band from the lowest to the highest seed.
 
-    Fewer than MIN_LINE evaluations are drawn as dots with ranges: a line through two points says nothing about a course.
+    Fewer than MIN_LINE evaluations are drawn as dots with ranges: a line would suggest a course that is not known.
     """
     for result in results:
         curves = [run.curve() for run in result.runs]
