@@ -11,7 +11,9 @@ import torch
 
 from bucketrank.cli import main
 from bucketrank.data import find_splits
+from bucketrank.detectors.dense_detector import DenseDetector
 from bucketrank.evaluation import Evaluator
+from bucketrank.model_files.loading import build_detector
 from bucketrank.study.loss_comparison import DETECTORS, ONE_HEAD, LossComparison, LossRun
 from bucketrank.study.loss_document import headline_rows, loss_rows, to_markdown, write_losses
 from bucketrank.study.loss_outcome import collect_losses
@@ -66,12 +68,11 @@ def test_the_best_trial_decides_rate_and_boxes_once_all_are_finished(shapes, tmp
 
 @pytest.mark.parametrize("name", [name for name, detector in DETECTORS.items() if detector.same_head])
 def test_one_head_means_the_same_model_for_every_loss(name, shapes, tmp_path):
-    from bucketrank.model_files.loading import build_detector
-
     plan = comparison(shapes, tmp_path, detector=DETECTORS[name], flags=("--backbone.weights", "null"))
     built = {}
     for loss in ONE_HEAD:
         detector = build_detector(plan.rate_trials(shapes, loss)[0].load(), num_classes=3)
+        assert isinstance(detector, DenseDetector)
         tensors = {key: tuple(value.shape) for key, value in detector.state_dict().items()}
         built[loss] = (tensors, detector.criterion.box_loss, vars(detector.anchors)["_buffers"])
     assert len({str(each) for each in built.values()}) == 1
