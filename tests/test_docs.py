@@ -18,8 +18,6 @@ INLINE_CODE = re.compile(r"`[^`\n]*`")
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 HEADING = re.compile(r"^#+ +(.+?)(?: *\{ *#([\w-]+) *\})?$", re.MULTILINE)
 WIDEST = 85  # columns of a code block that a page shows without scrolling
-# Pages whose code blocks are still wider; take a page off this list once it is narrower.
-WIDE = {"README.md", "docs/index.md", "docs/results.md"}
 
 
 def test_navigation_names_every_page_once():
@@ -108,8 +106,7 @@ def wide_lines(text: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_code_blocks_fit_on_the_page(page):
-    if page.relative_to(ROOT).as_posix() not in WIDE:
-        assert wide_lines(page.read_text(encoding="utf-8")) == []
+    assert wide_lines(page.read_text(encoding="utf-8")) == []
 
 
 def test_wide_lines_are_noticed():
