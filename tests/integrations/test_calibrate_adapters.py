@@ -81,10 +81,12 @@ def test_retinanet_is_calibrated() -> None:
 def test_retinanet_ignores_label_0_in_a_data_set(tmp_path) -> None:
     model = tv_model("retinanet")
     split = find_splits(write_shapes(tmp_path / "shapes", train=2, val=1, size=96)).train
+    assert split is not None
     dataset = CocoDataset(split, transform=eval_transform())
     assert len(dataset.class_names) >= torchvision_models.CLASSES - 1
+    images = [dataset[number][0] for number in range(len(dataset))]
     with torch.no_grad():
-        assert any((model([image])[0]["labels"] == 0).any() for image, _ in dataset)
+        assert any((model([image])[0]["labels"] == 0).any() for image in images)
     with pytest.raises(CannotCalibrateError, match="right"):  # an untrained model has too few right detections
         tv_adapter.calibrate(model, dataset)
 

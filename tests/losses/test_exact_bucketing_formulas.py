@@ -3,13 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from numpy.testing import assert_allclose
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from bucketrank import rank_sort_loss
 
 Array = NDArray[np.float64]
-TOLERANCE = {"rtol": 1e-11, "atol": 1e-12}
+
+
+def assert_close(actual: ArrayLike, expected: ArrayLike) -> None:
+    np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=1e-11, atol=1e-12)
 
 
 def step(x: Array) -> Array:
@@ -43,7 +45,8 @@ class Example:
         self.rank = self.above_positives.sum(1) + self.false_positives
 
     def members(self, number: int) -> Array:
-        return self.negatives[self.buckets == number]
+        members: Array = self.negatives[self.buckets == number]
+        return members
 
 
 @pytest.fixture(params=range(40))
@@ -53,7 +56,7 @@ def example(request) -> Example:
 
 def test_the_step_is_the_difference_of_two_ramps(example):
     s = np.linspace(-4, 4, 101)[:, None]
-    assert_allclose(step(s - example.positives), ramp(s - example.lower) - ramp(s - example.upper), **TOLERANCE)
+    assert_close(step(s - example.positives), ramp(s - example.lower) - ramp(s - example.upper))
 
 
 def test_proposition_1(example):
@@ -66,7 +69,7 @@ def test_proposition_1(example):
     for k in reversed(range(len(edges) - 1)):
         sums[k] = sums[k + 1] + offsets[k] + example.widths[k] * sizes[k + 1 :].sum()
     at_lower, at_upper = np.searchsorted(edges, example.lower), np.searchsorted(edges, example.upper)
-    assert_allclose(sums[at_lower] - sums[at_upper], example.false_positives, **TOLERANCE)
+    assert_close(sums[at_lower] - sums[at_upper], example.false_positives)
 
 
 def test_proposition_2(example):
@@ -79,7 +82,7 @@ def test_proposition_2(example):
             for k, s in zip(example.buckets, example.negatives, strict=True)
         ]
     )
-    assert_allclose(lines, weights @ example.above_negatives, **TOLERANCE)
+    assert_close(lines, weights @ example.above_negatives)
 
 
 def sorting(example: Example) -> tuple[Array, Array, Array]:
@@ -99,15 +102,15 @@ def test_sorting_error_and_its_gradient_by_pairs(example):
     worse = labels < labels[:, None]
     error = above @ (1 - labels) / above.sum(1) - (above * ~worse) @ (1 - labels) / (above * ~worse).sum(1)
     formula, f, gradient = sorting(example)
-    assert_allclose(formula, error, **TOLERANCE)
+    assert_close(formula, error)
     assert (f >= 0).all()
     of_worse = (above * worse).sum(1)
     pairs = error[:, None] * above * worse / np.where(of_worse > 0, of_worse, 1)[:, None]
-    assert_allclose(gradient, (pairs.sum(0) - pairs.sum(1)) / len(labels), **TOLERANCE)
-    assert_allclose(gradient.sum(), 0, atol=1e-12)
+    assert_close(gradient, (pairs.sum(0) - pairs.sum(1)) / len(labels))
+    assert_close(gradient.sum(), 0)
     # The mirrored list: "below and better" is "above and worse" of -s and -u.
     mirrored = step(-example.positives - -example.positives[:, None]) * (-labels < -labels[:, None])
-    assert_allclose(mirrored @ f, (f[:, None] * above * worse).sum(0), **TOLERANCE)
+    assert_close(mirrored @ f, (f[:, None] * above * worse).sum(0))
 
 
 @pytest.mark.parametrize("method", ["exact", "pairwise"])
@@ -117,10 +120,10 @@ def test_the_library_computes_these_formulas(example, method):
     terms = rank_sort_loss(logits, targets, delta=0.5, method=method)
     positives = len(example.positives)
     error, _, gradient = sorting(example)
-    assert_allclose(terms.sorting.item(), error.mean(), **TOLERANCE)
-    assert_allclose(terms.ranking.item(), (example.false_positives / example.rank).mean(), **TOLERANCE)
+    assert_close(terms.sorting.item(), error.mean())
+    assert_close(terms.ranking.item(), (example.false_positives / example.rank).mean())
     (at_logits,) = torch.autograd.grad(terms.sorting, logits, retain_graph=True)
-    assert_allclose(at_logits, np.concatenate([gradient, np.zeros_like(example.negatives)]), **TOLERANCE)
+    assert_close(at_logits, np.concatenate([gradient, np.zeros_like(example.negatives)]))
     (at_logits,) = torch.autograd.grad(terms.ranking, logits)
-    assert_allclose(at_logits[:positives], -example.false_positives / example.rank / positives, **TOLERANCE)
-    assert_allclose(at_logits[positives:], (1 / (positives * example.rank)) @ example.above_negatives, **TOLERANCE)
+    assert_close(at_logits[:positives], -example.false_positives / example.rank / positives)
+    assert_close(at_logits[positives:], (1 / (positives * example.rank)) @ example.above_negatives)
