@@ -131,7 +131,7 @@ def test_every_kind_has_a_case() -> None:
     named = {word for word in source.replace('"', " ").split() if "-" in word and word.replace("-", "").isalpha()}
     kinds = {word for word in named if f'"{word}"' in source}
     tested = {case[1] for case in CASES} | {"bad-json", "no-mask", "image-unreadable", "image-turned"}
-    tested |= {"no-objects", "other-classes"}
+    tested |= {"no-objects", "other-classes", "unseen-classes"}
     assert kinds == tested
 
 
@@ -207,6 +207,14 @@ def test_splits_that_do_not_fit_together(tmp_path: Path, capsys: pytest.CaptureF
     write_split(tmp_path, document)
     assert main(["check-data", str(tmp_path)]) == 1
     assert "no image has an object to learn" in capsys.readouterr().out
+
+    document = sound_document()
+    document["annotations"] = [entry for entry in document["annotations"] if entry["category_id"] != 9]
+    write_split(tmp_path, document)
+    assert main(["check-data", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "unseen-classes" in out
+    assert "0 errors, 1 warning" in out
 
 
 def test_a_single_image_cannot_be_divided(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -312,10 +320,16 @@ def test_no_value_makes_the_check_raise(
     check(write_split(tmp_path_factory.mktemp("any"), document), depth="headers")
 
 
-@pytest.mark.parametrize(("name", "masks"), [("bccd", False), ("nuclei", True), ("coco_by", True)])
-def test_real_data_is_sound(name: str, masks: bool, capsys: pytest.CaptureFixture[str]) -> None:
+# The small splits of coco_by share only some of their classes.
+@pytest.mark.parametrize(
+    ("name", "masks", "warnings"),
+    [("bccd", False, "0 warnings"), ("nuclei", True, "0 warnings"), ("coco_by", True, "1 warning")],
+)
+def test_real_data_is_sound(name: str, masks: bool, warnings: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-data", str(shared(f"data/{name}")), *(["--masks"] if masks else []), "--no-decode"]) == 0
-    assert "0 errors, 0 warnings: the data can be trained on." in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"0 errors, {warnings}: the data can be trained on." in out
+    assert ("unseen-classes" in out) == (warnings != "0 warnings")
 
 
 def test_the_command_lists_the_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,12 +70,13 @@ def require_sound(split: Split, *, masks: bool = False, depth: Depth | None = No
 
 
 class Content(NamedTuple):
-    """The classes of a split, and how many images and objects it has to learn from."""
+    """The classes of a split, how many images and objects it has to learn from, and the ids of the classes of these."""
 
     split: Split
     classes: list[tuple[int, str]]
     images: int
     objects: int
+    used: frozenset[int]
 
     @classmethod
     def of(cls, split: Split) -> Content:
@@ -83,12 +84,14 @@ class Content(NamedTuple):
         document = split.read()
         sizes = {image["id"]: size_of(image) for image in document["images"]}
         objects = (entry for entry in document["annotations"] if not entry.get("iscrowd", 0))
-        learnable = sum(clipped(entry["bbox"], sizes[entry["image_id"]]) is not None for entry in objects)
-        return cls(split, classes(document), len(sizes), learnable)
+        learnable = [
+            entry["category_id"] for entry in objects if clipped(entry["bbox"], sizes[entry["image_id"]]) is not None
+        ]
+        return cls(split, classes(document), len(sizes), len(learnable), frozenset(learnable))
 
 
 def check_pair(train: Content, val: Content) -> list[Problem]:
-    """Return the errors of two splits that have none alone: nothing to learn or evaluate, or different classes."""
+    """Return the problems of two splits without errors: nothing to learn or evaluate, or different classes."""
     problems = []
     file = str(train.split.annotations)
     if not train.objects:
@@ -100,4 +103,9 @@ def check_pair(train: Content, val: Content) -> list[Problem]:
         text = f"expected the categories of {file}, got others: {sorted({*train.classes} ^ {*val.classes})[:5]}"
         text += "; list the same ids and names in both"
         problems.append(Problem(str(val.split.annotations), "other-classes", None, text))
+    unseen = [name for number, name in val.classes if number in val.used - train.used]
+    if unseen and train.objects:
+        text = f"these classes have objects here, but none in {file}: {', '.join(unseen[:5])}"
+        text += f"{', ...' if len(unseen) > 5 else ''}; their AP will be 0, so move images between the splits"
+        problems.append(Problem(str(val.split.annotations), "unseen-classes", None, text, "warning"))
     return problems

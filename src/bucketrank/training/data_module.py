@@ -221,6 +221,7 @@ class DataModule(pl.LightningDataModule):
 
 
 def _content(images: CocoDataset) -> Content:
-    objects = sum(len(images.labels_of(index)) for index in range(len(images)))
+    labels = [label for index in range(len(images)) for label in images.labels_of(index)]
     classes = list(zip(images.category_ids, images.class_names, strict=True))
-    return Content(images.split, classes, len(images), objects)
+    used = frozenset(images.category_ids[label - 1] for label in set(labels))
+    return Content(images.split, classes, len(images), len(labels), used)
