@@ -86,6 +86,8 @@ figures: $(STAMP)  ## draw the documentation's figures again
 	$(BIN)/python -m docs.figures.exact_bucketing
 	$(BIN)/python -m docs.figures.delta
 	$(BIN)/python -m docs.figures.detectors
+	$(BIN)/python -m docs.figures.losses
+	$(BIN)/python -m docs.figures.speed
 
 # The wheel is built from the sdist, so that the sdist is known to be complete.
 package: $(STAMP)  ## build sdist and wheel into dist/, and check what PyPI will show

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -76,13 +76,7 @@ class SetOutcome:
 
     def differences(self, share: float) -> dict[str, Difference]:
         """Return the difference of RS to each other loss with a complete set of seeds, at a share of the budget."""
-        ours = self.of(OURS)
-        if ours is None:
-            return {}
-        step, _ = ours.mean_at(share)
-        own = _image_aps(self.data, ours, step)
-        others = [each for each in self.results if each.loss != OURS and len(each.runs) == len(ours.runs)]
-        return {each.loss: paired_difference(own, _image_aps(self.data, each, step)) for each in others}
+        return _differences(self, share)
 
     @property
     def compared(self) -> list[str]:
@@ -104,6 +98,17 @@ def collect_losses(plan: LossComparison) -> list[SetOutcome]:
         if results:
             outcomes.append(SetOutcome(data, tuple(results), plan.detector.usual))
     return outcomes
+
+
+@cache  # the tables ask for the same differences, and each takes hundreds of evaluations
+def _differences(outcome: SetOutcome, share: float) -> dict[str, Difference]:
+    ours = outcome.of(OURS)
+    if ours is None:
+        return {}
+    step, _ = ours.mean_at(share)
+    own = _image_aps(outcome.data, ours, step)
+    others = [each for each in outcome.results if each.loss != OURS and len(each.runs) == len(ours.runs)]
+    return {each.loss: paired_difference(own, _image_aps(outcome.data, each, step)) for each in others}
 
 
 def _image_aps(data: Path, result: LossResult, step: int) -> list[ImageAP]:
