@@ -77,6 +77,8 @@ def broken_links(page: Path) -> list[str]:
         if re.match(r"[a-z]+:", link):  # https: and the like
             continue
         path, _, anchor = link.partition("#")
+        # On GitHub, ../../actions/workflows/ in README leads to the runs of a workflow.
+        path = re.sub(r"^\.\./\.\./actions/workflows/([\w-]+\.yml).*", r".github/workflows/\1", path)
         target = (page.parent / path).resolve() if path else page
         known = anchors(target) if target.is_file() and target.suffix == ".md" else {"only-light", "only-dark", ""}
         if not target.exists() or (anchor and anchor not in known):
