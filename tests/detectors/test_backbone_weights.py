@@ -150,7 +150,7 @@ def test_a_pickle_is_refused_unread(name, file, tmp_path):
 
 def test_files_without_weights_are_refused(tmp_path):
     with pytest.raises(
-        FileNotFoundError, match=r"backbone\.weights: expected .* an existing file, got .*none\.safetensors"
+        FileNotFoundError, match=r"backbone\.weights: expected .* existing \.safetensors file, got .*none\.safetensors"
     ):
         build_backbone(BackboneSettings("resnet18", weights=str(tmp_path / "none.safetensors")))
     save_file({}, tmp_path / "empty.safetensors")  # timm would download other weights

@@ -26,7 +26,7 @@ folder = os.environ["TEST_FOLDER"]
 usual = run_keeper.RunKeeper.close_epoch
 def noted(self, trainer, module, *, evaluated):
     usual(self, trainer, module, evaluated=evaluated)
-    state = {name: value.clone() for name, value in module.detector.named_parameters()}
+    state = {name: value.detach().contiguous() for name, value in module.detector.named_parameters()}
     save_file(state, f"{folder}/rank{trainer.global_rank}-epoch{module.position.epoch}.safetensors")
 run_keeper.RunKeeper.close_epoch = noted
 sys.exit(main())

@@ -184,7 +184,7 @@ def test_without_a_network_it_says_what_to_do(shapes, tmp_path, monkeypatch, cap
 @pytest.mark.parametrize(
     ("flags", "status", "message"),
     [
-        ("--backbone.weights no.safetensors", 1, "backbone.weights: expected null, pretrained or an existing .safetensors file"),
+        ("--backbone.weights no.safetensors", 1, "expected null, pretrained or an existing .safetensors file"),
         ("--backbone.weights pickle.pth", 2, "backbone.weights: expected a .safetensors file"),
         ("--detector.channels 33", 2, "detector.channels: expected a multiple of 32"),
         ("--backbone resnet81", 2, "backbone.name: expected a timm model"),

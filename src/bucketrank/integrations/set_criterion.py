@@ -68,21 +68,14 @@ def use_ranking_loss(
 ) -> Criterion:
     """Replace the classification loss of ``criterion`` by a ranking loss; change it in place and return it.
 
-    ``loss`` is ``"rs"`` (Rank & Sort, whose labels are the IoUs of matched boxes) or ``"ap"``. ``method`` and ``delta``
-    are those of the losses. By default L1 and GIoU loss are each self-balanced to the ranking loss of the same layer,
-    and the weight of the classification loss in ``weight_dict`` replaces theirs. With a number for ``box_weight`` they
-    keep their own weights, multiplied by that number.
-
-    The ranking loss has the key of the loss that it replaces, such as ``loss_ce``, and is not divided by the number of
-    boxes. Matching and all other losses stay the criterion's own. A second call replaces the settings. :func:`undo`
-    restores the criterion's own loss.
+    It has the key of the loss that it replaces. Matching and all other losses stay. A second call replaces settings.
 
     Args:
         criterion: a criterion with the protocol of DETR's.
-        loss: ``"rs"`` (Rank & Sort) or ``"ap"``.
+        loss: ``"rs"`` (Rank & Sort, whose labels are the IoUs of matched boxes) or ``"ap"``.
         method: how the ranks are computed: ``"exact"``, ``"pairwise"`` or ``"bucketed"``.
         delta: half the width of the ramp of the smoothed step; by default 0.5 for Rank & Sort and 1 for AP loss.
-        box_weight: factor on the box losses; by default they are self-balanced.
+        box_weight: a factor on the own weights of L1 and GIoU loss; by default each layer's are self-balanced.
     """
     ranking_loss = RankingLoss(loss, method, delta, box_weight)
     classification = _classification("use_ranking_loss", criterion)
@@ -98,10 +91,8 @@ def use_ranking_loss(
 def undo(criterion: Criterion) -> Criterion:
     """Restore the loss and the weights that ``criterion`` had before :func:`use_ranking_loss`, in place; return it.
 
-    Raises ``TypeError`` for an unsupported criterion and ``ValueError`` for one without a ranking loss.
-
     Args:
-        criterion: a criterion with a ranking loss.
+        criterion: a criterion with a ranking loss; ValueError without one, TypeError if it is not supported.
     """
     _classification("undo", criterion)
     changed: Any = criterion
