@@ -193,3 +193,12 @@ def test_commands_of_the_trials_can_be_printed(shapes, tmp_path, capsys):
 def test_flags_that_a_study_does_not_use_are_refused(flags, message, shapes, capsys):
     assert main(["study", flags[0], "--data", str(shapes), *flags[1:]]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_all_data_sets_are_looked_at_before_the_first_run(shapes, capsys):
+    for data, message in (
+        ("none", "none: the folder does not exist"),
+        (str(shapes), "expected folders with different names"),
+    ):
+        assert main(["study", "losses", "--data", f"{shapes},{data}", "--dry-run"]) == 2
+        assert message in capsys.readouterr().err

@@ -144,6 +144,7 @@ def _compare_losses(
             trial_steps=steps // 8,
             **plan_values,
         )
+        plan.require_data()
         if dry_run:
             trials = [trial for each in plan.data for loss in losses for trial in plan.trials(each, loss)]
             sys.stdout.write("".join(f"{trial.command}\n" for trial in trials))

@@ -119,7 +119,7 @@ class TrainedDetector(ModelHubMixin):
         """Write the detector into a folder: ``model.safetensors``, ``config.json`` and the model card ``README.md``.
 
         The weights file holds everything that :meth:`from_pretrained` reads. ``config.json`` and the card repeat its
-        description for readers. A card that differs from the new one is not replaced: DataError.
+        description for readers. A card that differs from the new one is not replaced: WeightsError.
 
         Args:
             save_directory: the folder; it is created if it does not exist. The folder of a run is refused.

@@ -13,7 +13,7 @@ from bucketrank.model_files.weights import WeightsError
 
 RUN_FILE = "weights.safetensors"  # in the folder of a run
 HUB_FILE = "model.safetensors"  # in a folder of save_pretrained and in a repository; the hub's name for it
-CONFIG_FILE = "config.json"  # a copy of the description for readers; the hub counts its downloads
+CONFIG_FILE = "config.json"  # a copy of the description for readers
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*", re.ASCII)
 
 

@@ -123,6 +123,16 @@ class LossComparison:
     holdout: float = HOLDOUT
     flags: tuple[str, ...] = ()
 
+    def require_data(self) -> None:
+        """Raise DataError unless every data set has training and validation images and a name of its own."""
+        names = [data.name for data in self.data]
+        if len({*names}) < len(names):
+            raise DataError(f"--data: expected folders with different names, got {', '.join(names)}; rename one")
+        for data in self.data:
+            if find_splits(data).val is None:
+                raise DataError(f"{data}: expected validation images, got none; see docs/data.md for layouts")
+            _training_images(data)
+
     @property
     def rates(self) -> list[float]:
         """The learning rates to try."""
