@@ -18,6 +18,7 @@ from bucketrank.commands.export import export
 from bucketrank.commands.predict import predict
 from bucketrank.commands.recipes import recipes
 from bucketrank.commands.report import report
+from bucketrank.commands.split import split
 from bucketrank.commands.study import study
 from bucketrank.commands.train import train
 from bucketrank.data.problems import DataError
@@ -41,6 +42,7 @@ COMMANDS: Commands = {
     "predict": predict,
     "recipes": recipes,
     "report": report,
+    "split": split,
     "study": study,
     "train": train,
 }

@@ -106,6 +106,8 @@ def check_pair(train: Content, val: Content) -> list[Problem]:
     unseen = [name for number, name in val.classes if number in val.used - train.used]
     if unseen and train.objects:
         text = f"these classes have objects here, but none in {file}: {', '.join(unseen[:5])}"
-        text += f"{', ...' if len(unseen) > 5 else ''}; their AP will be 0, so move images between the splits"
+        text += (
+            f"{', ...' if len(unseen) > 5 else ''}; their AP will be 0; divide the images anew with bucketrank split"
+        )
         problems.append(Problem(str(val.split.annotations), "unseen-classes", None, text, "warning"))
     return problems

@@ -1,0 +1,125 @@
+"""A new division of a data set, class by class."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bucketrank.cli import main
+from bucketrank.data import DataError, check, find_splits
+from bucketrank.data.new_split import divide_by_class, write_new_split
+from tests.data.small_folders import sound_document, write_image, write_split
+
+CLASSES = ["cat", "dog", "bird"]
+
+
+def folder_of(folder: Path, **labels: list[list[str]]) -> Path:
+    """Write a data set; each split lists the classes of the objects in each of its images."""
+    categories = [{"id": 10 + number, "name": name} for number, name in enumerate(CLASSES)]
+    for split, images in labels.items():
+        document: dict[str, Any] = {"images": [], "annotations": [], "categories": categories}
+        for number, names in enumerate(images, start=1):
+            file = f"{split}-{number}.png"
+            write_image(folder / "images" / file)
+            document["images"].append({"id": number, "file_name": file, "width": 40, "height": 30})
+            for name in names:
+                entry = {"id": len(document["annotations"]) + 1, "image_id": number, "bbox": [number, 2, 8, 9]}
+                document["annotations"].append(entry | {"category_id": 10 + CLASSES.index(name)})
+        (folder / f"{split}.json").write_text(json.dumps(document), encoding="utf-8")
+    return folder
+
+
+def objects(path: Path) -> Counter[tuple[str, str, float]]:
+    """Return how often each file, class and left edge of a box occurs."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    files = {image["id"]: image["file_name"] for image in document["images"]}
+    names = {category["id"]: category["name"] for category in document["categories"]}
+    return Counter(
+        (files[entry["image_id"]].removeprefix("images/"), names[entry["category_id"]], entry["bbox"][0])
+        for entry in document["annotations"]
+    )
+
+
+def test_every_class_keeps_its_share(tmp_path: Path) -> None:
+    train = [["cat"]] * 6 + [["cat", "dog"]] * 3
+    source = folder_of(tmp_path / "old", train=train, val=[["bird"], ["bird", "bird"], ["dog"]])
+    written = write_new_split(source, tmp_path / "new", val=1 / 3)
+    assert [(each.images, each.annotations.name) for each in written] == [(8, "train.json"), (4, "val.json")]
+    before = objects(source / "train.json") + objects(source / "val.json")
+    parts = [objects(tmp_path / "new" / name) for name in ("train.json", "val.json")]
+    assert parts[0] + parts[1] == before, "nothing is lost, and files with equal ids stay apart"
+    assert {name for _, name, _ in parts[0]} == {name for _, name, _ in parts[1]} == set(CLASSES)
+    for split in find_splits(tmp_path / "new"):
+        assert split is not None
+        assert check(split) == []
+
+
+def test_masks_crowds_and_empty_images_are_kept(tmp_path: Path) -> None:
+    write_split(tmp_path / "old", sound_document(), name="all.json")
+    write_new_split(tmp_path / "old", tmp_path / "new", val=0.5)
+    documents = [json.loads((tmp_path / "new" / name).read_text()) for name in ("train.json", "val.json")]
+    assert sorted(len(document["annotations"]) for document in documents) == [0, 3]
+    entries = [entry for document in documents for entry in document["annotations"]]
+    assert [entry["iscrowd"] for entry in entries] == [0, 0, 1]
+    assert entries[2]["segmentation"] == sound_document()["annotations"][2]["segmentation"]
+    assert [entry["area"] for entry in entries] == [200, 48, 30], "without an area, that of the box"
+
+
+@given(
+    st.lists(st.lists(st.sampled_from("abcd"), max_size=3), min_size=2, max_size=40),
+    st.floats(0.05, 0.95),
+    st.integers(0, 3),
+)
+def test_shares_hold_for_any_labels(images: list[list[str]], share: float, seed: int) -> None:
+    labels = dict(enumerate(images))
+    val = divide_by_class(labels, share=share, seed=seed)
+    assert val <= set(labels)
+    assert val == divide_by_class(labels, share=share, seed=seed)
+    counts = Counter(label for own in images for label in set(own))
+    if counts:
+        rarest = min(counts, key=lambda label: (counts[label], label))
+        held_out = sum(rarest in labels[image] for image in val)
+        assert abs(held_out - share * counts[rarest]) <= 1, "the class that is divided first"
+
+
+def test_other_seeds_divide_otherwise() -> None:
+    labels = {image: ["cat"] for image in range(30)}
+    divisions = {frozenset(divide_by_class(labels, share=0.5, seed=seed)) for seed in range(5)}
+    assert len(divisions) == 5
+    assert {len(division) for division in divisions} == {15}
+
+
+def test_messages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = folder_of(tmp_path / "old", train=[["cat"]], val=[["dog"]])
+    with pytest.raises(DataError, match="--val: expected a share above 0 and below 1, got 1"):
+        write_new_split(source, tmp_path / "new", val=1.0)
+    assert not (tmp_path / "new").exists()
+    assert main(["split", str(source), str(source)]) == 1
+    assert "already exists and is not empty" in capsys.readouterr().err
+    assert main(["split", str(tmp_path / "nowhere"), str(tmp_path / "new")]) == 1
+    assert "the folder does not exist" in capsys.readouterr().err
+    document = json.loads((source / "train.json").read_text())
+    document["categories"][0]["frequency"] = "r"
+    (source / "train.json").write_text(json.dumps(document))
+    with pytest.raises(DataError, match="LVIS has splits of its own"):
+        write_new_split(source, tmp_path / "new")
+    document["annotations"][0]["bbox"] = "none"
+    (source / "train.json").write_text(json.dumps(document))
+    with pytest.raises(DataError, match="bbox"):
+        write_new_split(source, tmp_path / "new")
+
+
+def test_command_removes_the_warning_of_check_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = folder_of(tmp_path / "old", train=[["cat"]] * 4, val=[["dog"]] * 4)
+    assert main(["check-data", str(source)]) == 0
+    assert "bucketrank split" in capsys.readouterr().out.replace("\n", " ")
+    assert main(["split", str(source), str(tmp_path / "new"), "--val", "0.5", "--copy"]) == 0
+    assert not any(path.is_symlink() for path in (tmp_path / "new").rglob("*.png"))
+    assert main(["check-data", str(tmp_path / "new")]) == 0
+    assert "0 errors, 0 warnings" in capsys.readouterr().out
