@@ -32,8 +32,7 @@ def over_steps(data: dict[str, Any], palette: Palette) -> Figure:
     """Draw the mean AP over the seeds at each evaluation, and the range of the seeds as a band."""
     figure, axes = plt.subplots(figsize=SIZE, layout="constrained")
     for entry in data["losses"]:
-        steps = entry["runs"][0]["curve"][0]
-        aps = np.array([run["curve"][1] for run in entry["runs"]])
+        steps, aps = entry["curve"][0], np.array(entry["curve"][1])
         _line(axes, entry["loss"], steps, aps.mean(0), palette)
         axes.fill_between(steps, aps.min(0), aps.max(0), color=colour(entry["loss"], palette), alpha=0.15, linewidth=0)
     axes.set(xlabel="step", ylabel="AP", xlim=(0, None), ylim=(0, None))
@@ -45,7 +44,7 @@ def over_rates(name: str, trials: list[dict[str, Any]], palette: Palette) -> Fig
     figure, axes = plt.subplots(figsize=SIZE, layout="constrained")
     rates = sorted({trial["lr"] for trial in trials})
     for loss in DRAWN:
-        aps = {trial["lr"]: trial["AP"] for trial in trials if trial["loss"] == loss}
+        aps = {trial["lr"]: trial["metrics"]["AP"] for trial in trials if trial["loss"] == loss}
         if aps:
             _line(axes, loss, sorted(aps), [aps[rate] for rate in sorted(aps)], palette)
     axes.set_xscale("log", base=2)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from bucketrank.evaluation import Evaluator, ImageAP, paired_difference
+from bucketrank.evaluation import BootstrapAP, Evaluator, ImageAP, paired_difference
 from tests.evaluation.random_detections import random_detections, random_document
 
 
@@ -69,19 +69,39 @@ def worse(detections: dict[int, Any], share: float, seed: int) -> dict[int, Any]
     return moved
 
 
+def drawn(document: dict[str, Any], detections: dict[int, Any], *, draws: int = 200, seed: int = 0) -> BootstrapAP:
+    return BootstrapAP.of(ImageAP.of(evaluated(document, detections)), draws=draws, seed=seed)
+
+
 def test_verdicts() -> None:
     document = random_document(0, images=30)
     detections = random_detections(document, 1, masks=False)
-    good = [ImageAP.of(evaluated(document, detections))] * 2
-    bad = [ImageAP.of(evaluated(document, worse(detections, 0.6, seed))) for seed in range(2)]
-    ahead = paired_difference(good, bad, draws=200)
+    good = [drawn(document, detections)] * 2
+    bad = [drawn(document, worse(detections, 0.6, seed)) for seed in range(2)]
+    ahead = paired_difference(good, bad)
     assert ahead.verdict == "ahead"
     assert ahead.low < ahead.value < ahead.high
-    behind = paired_difference(bad, good, draws=200)
+    behind = paired_difference(bad, good)
     assert behind.verdict == "behind"
     assert behind.value == pytest.approx(-ahead.value)
-    same = paired_difference(good, good, draws=50)
+    same = paired_difference(good, good)
     assert (same.value, same.low, same.high, same.verdict) == (0, 0, 0, "level")
-    assert paired_difference(good, bad, draws=50) == paired_difference(good, bad, draws=50), "the draws are seeded"
+    assert paired_difference(good, bad) == paired_difference(good, bad), "the draws are seeded"
     with pytest.raises(ValueError, match="expected as many runs on both sides, got 2 and 1"):
         paired_difference(good, bad[:1])
+    with pytest.raises(ValueError, match="expected the same number of draws"):
+        paired_difference(good[:1], [drawn(document, detections, draws=50)])
+
+
+def test_all_runs_share_the_draws_of_the_images() -> None:
+    document = random_document(0, images=12)
+    detections = random_detections(document, 1, masks=False)
+    matches = ImageAP.of(evaluated(document, detections))
+    whole = drawn(document, detections)
+    assert whole.ap == pytest.approx(100 * evaluated(document, detections).result().metrics["AP"])
+    counts = np.random.default_rng(0).multinomial(12, np.full(12, 1 / 12), size=200)
+    np.testing.assert_array_equal(whole.draws, 100 * matches.ap(counts.astype(float)))
+    assert not np.array_equal(whole.draws, drawn(document, detections, seed=1).draws)
+    one, other = drawn(document, detections), drawn(document, worse(detections, 0.5, 0))
+    difference = paired_difference([one], [other])
+    np.testing.assert_allclose([difference.low, difference.high], np.percentile(one.draws - other.draws, [2.5, 97.5]))

@@ -17,6 +17,8 @@ from bucketrank.model_files.loading import build_detector
 from bucketrank.study.loss_comparison import DETECTORS, ONE_HEAD, LossComparison, LossRun
 from bucketrank.study.loss_document import headline_rows, loss_rows, to_markdown, write_losses
 from bucketrank.study.loss_outcome import collect_losses
+from bucketrank.study.run_record import portable_command, read_records
+from bucketrank.study.study_run import StudyError
 from tests.study.finished_runs import finish
 
 
@@ -202,3 +204,61 @@ def test_all_data_sets_are_looked_at_before_the_first_run(shapes, capsys):
     ):
         assert main(["study", "losses", "--data", f"{shapes},{data}", "--dry-run"]) == 2
         assert message in capsys.readouterr().err
+
+
+def merged(plan: LossComparison, out: Path, **changed: Any) -> LossComparison:
+    """Return the same plan in an empty folder, with the records of the first one's JSON file."""
+    write_losses(plan, collect_losses(plan))
+    return LossComparison(**{**vars(plan), "out": out, "records": read_records(plan.out / "losses.json"), **changed})
+
+
+def test_a_study_continues_on_another_machine_with_the_same_results(finished, shapes, tmp_path):
+    elsewhere = merged(finished, tmp_path / "elsewhere")
+    assert all(run.finished for loss in elsewhere.losses for run in elsewhere.runs(shapes, loss))
+    assert to_markdown(elsewhere, collect_losses(elsewhere)) == to_markdown(finished, collect_losses(finished))
+    (before,), (after,) = collect_losses(finished), collect_losses(elsewhere)
+    for loss, difference in before.differences(0.25).items():
+        kept = after.differences(0.25)[loss]
+        assert vars(kept) == pytest.approx(vars(difference), abs=2e-3), "draws are stored with three digits"
+    more_seeds = merged(finished, tmp_path / "seeds", seeds=3)
+    missing = [run.seed for run in more_seeds.runs(shapes, "rs") if not run.finished]
+    assert missing == [2]
+
+
+def test_a_record_holds_no_path_of_the_machine(finished, shapes, tmp_path):
+    plan = LossComparison(**{**vars(finished), "flags": ("--backbone.weights", str(tmp_path / "lite0.safetensors"))})
+    command = portable_command(plan.runs(shapes, "rs")[0])
+    assert str(tmp_path) not in command
+    assert f"--data {shapes.name} --out runs/{shapes.name}-rs-lr0.001" in command
+    assert "--backbone.weights lite0.safetensors" in command
+
+
+def test_records_of_another_study_are_refused(finished, shapes, tmp_path, capsys):
+    other = merged(finished, tmp_path / "other", flags=("--inputs.max_size", "640"))
+    with pytest.raises(StudyError, match=r"--merge: .*: expected a run with inputs.max_size 640, got one with 320"):
+        other.trials(shapes, "rs")
+    wrong = tmp_path / "wrong.json"
+    for content, message in (("[]", "expected the losses.json of a study"), (None, "cannot be read")):
+        if content is not None:
+            wrong.write_text(content)
+        file = wrong if content else tmp_path / "none.json"
+        assert main(["study", "losses", "--data", str(shapes), "--merge", str(file), "--dry-run"]) == 1
+        assert message in capsys.readouterr().err
+
+
+def test_merged_trials_are_not_printed_again(finished, shapes, tmp_path, capsys):
+    write_losses(finished, collect_losses(finished))
+    flags = [
+        "--only",
+        "rs",
+        "--steps",
+        str(8 * finished.trial_steps),
+        "--rates",
+        "1,2,4",
+        "--out",
+        str(tmp_path / "new"),
+    ]
+    merge = ["--merge", str(finished.out / "losses.json"), "--dry-run"]
+    assert main(["study", "losses", "--data", str(shapes), *flags, *merge]) == 0
+    (left,) = capsys.readouterr().out.splitlines()
+    assert "--schedule.lr 0.004" in left

@@ -33,6 +33,9 @@ def study(
         str, "losses: same (only the loss differs; atss-laptop and retinanet-laptop) or published"
     ] = "same",
     steps: Annotated[int, "losses: steps of a run; its trials have an eighth of them"] = 1000,
+    merge: Annotated[
+        str | None, "losses: losses.json files of this study from other machines, separated by commas; their runs count"
+    ] = None,
     rounds: Annotated[int, "timed steps, in which the losses of a detector take turns (not for losses)"] = 12,
     dry_run: Annotated[bool, "print the commands of the runs instead of running them"] = False,
     settings: Annotated[SettingFlags, "settings of every run"],
@@ -54,8 +57,8 @@ def study(
         expected = "--seeds of at least 1, --rounds of at least 2 and --rates above 0"
         raise UsageError(f"study: expected {expected}, got {seeds}, {rounds} and {rates}")
     values = {"data": data, "seeds": seeds, "budget": budget, "only": only, "rates": rates, "rounds": rounds}
-    values |= {"dry_run": dry_run, "steps": steps, "recipe": recipe, "head": head}
-    for_losses = ("recipe", "head", "steps")
+    values |= {"dry_run": dry_run, "steps": steps, "recipe": recipe, "head": head, "merge": merge}
+    for_losses = ("recipe", "head", "steps", "merge")
     if name == SYNTHETIC:
         from bucketrank.study.synthetic_study import run_synthetic_study
 
@@ -70,7 +73,8 @@ def study(
         raise UsageError(f"study: {name} does not use {', '.join(unused)}; remove it")
     if name == LOSSES:
         plan_values = {"seeds": seeds, "steps": steps, "factors": factors, "flags": tuple(settings)}
-        return _compare_losses(data.split(","), out, only, recipe, head, plan_values, dry_run=dry_run)
+        files = [Path(file) for file in merge.split(",")] if merge else []
+        return _compare_losses(data.split(","), out, only, recipe, head, plan_values, merge=files, dry_run=dry_run)
     out = out or Path("runs") / f"study-{name}"
     from bucketrank.study.study_command import plan_study, run_study, training_commands
     from bucketrank.study.study_run import StudyError
@@ -111,11 +115,13 @@ def _compare_losses(
     head: str,
     plan_values: dict[str, Any],
     *,
+    merge: list[Path],
     dry_run: bool,
 ) -> int:
     """Run the study ``losses``, or print the commands of its trials."""
     from bucketrank.recipes import RecipeError
     from bucketrank.study.loss_comparison import DETECTORS, TITLES, Head, LossComparison
+    from bucketrank.study.run_record import RunRecord, read_records
     from bucketrank.study.study_command import run_loss_comparison
     from bucketrank.study.study_run import StudyError
     from bucketrank.suggestions import require_choice
@@ -135,6 +141,9 @@ def _compare_losses(
         losses = compared.default_losses(chosen) if only is None else tuple(only.split(","))
         for loss in losses:
             require_choice("--only", loss, tuple(TITLES))
+        records: dict[str, RunRecord] = {}
+        for file in merge:
+            records |= read_records(file)
         plan = LossComparison(
             data=tuple(map(Path, data)),
             out=out or Path("runs") / f"study-losses-{recipe}-{head}",
@@ -142,11 +151,18 @@ def _compare_losses(
             detector=compared,
             head=chosen,
             trial_steps=steps // 8,
+            records=records,
             **plan_values,
         )
         plan.require_data()
         if dry_run:
-            trials = [trial for each in plan.data for loss in losses for trial in plan.trials(each, loss)]
+            trials = [
+                trial
+                for each in plan.data
+                for loss in losses
+                for trial in plan.trials(each, loss)
+                if trial.record is None
+            ]
             sys.stdout.write("".join(f"{trial.command}\n" for trial in trials))
             return 0
         return run_loss_comparison(plan)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from bucketrank.evaluation.detection_records import coco_records as coco_records
     from bucketrank.evaluation.evaluator import EvaluationResult as EvaluationResult
     from bucketrank.evaluation.evaluator import Evaluator as Evaluator
+    from bucketrank.evaluation.image_bootstrap import BootstrapAP as BootstrapAP
     from bucketrank.evaluation.image_bootstrap import Difference as Difference
     from bucketrank.evaluation.image_bootstrap import ImageAP as ImageAP
     from bucketrank.evaluation.image_bootstrap import paired_difference as paired_difference
@@ -24,7 +25,7 @@ __all__, __getattr__ = import_on_use(
         "bucketrank.evaluation.calibration_error": ("CalibrationErrors", "Reliability"),
         "bucketrank.evaluation.detection_records": ("coco_records",),
         "bucketrank.evaluation.evaluator": ("EvaluationResult", "Evaluator"),
-        "bucketrank.evaluation.image_bootstrap": ("Difference", "ImageAP", "paired_difference"),
+        "bucketrank.evaluation.image_bootstrap": ("BootstrapAP", "Difference", "ImageAP", "paired_difference"),
         "bucketrank.evaluation.matched_detections": ("MatchedDetections",),
         "bucketrank.evaluation.optimal_lrp": ("OptimalLRP",),
         "bucketrank.evaluation.threshold": ("Curve", "best_threshold"),

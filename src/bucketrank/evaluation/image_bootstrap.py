@@ -14,6 +14,7 @@ Values = NDArray[np.float64]
 
 IOUS = np.linspace(0.5, 0.95, 10)  # the IoU thresholds of COCO's AP
 RECALLS = np.linspace(0, 1, 101)  # the recalls at which it reads the precision
+DRAWS = 500  # of the images, for an interval
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,32 @@ class ImageAP:
 
 
 @dataclass(frozen=True)
+class BootstrapAP:
+    """The AP of one run, and its APs in bootstrap draws of the images, from 0 to 100.
+
+    A draw takes as many images as there are, with replacement. The draws depend on the number of images and a seed
+    alone: they are the same for all runs on a data set, on any machine.
+    """
+
+    ap: float  # of all images
+    draws: Values  # (B,) of each draw
+
+    @classmethod
+    def of(cls, matches: ImageAP, *, draws: int = DRAWS, seed: int = 0) -> BootstrapAP:
+        """Draw the images of a run.
+
+        Args:
+            matches: the matches of the run's detections.
+            draws: number of draws.
+            seed: seed of the draws.
+        """
+        images = matches.objects.shape[1]
+        counts = np.random.default_rng(seed).multinomial(images, np.full(images, 1 / images), size=draws)
+        (whole,) = matches.ap(np.ones((1, images)))
+        return cls(100 * float(whole), 100 * matches.ap(counts.astype(np.float64)))
+
+
+@dataclass(frozen=True)
 class Difference:
     """The difference of two mean APs with the interval that holds 95 % of its bootstrap draws, in AP from 0 to 100."""
 
@@ -90,30 +117,23 @@ class Difference:
         return "ahead" if self.low > 0 else "behind" if self.high < 0 else "level"
 
 
-def paired_difference(
-    one: Sequence[ImageAP], other: Sequence[ImageAP], *, draws: int = 500, seed: int = 0
-) -> Difference:
+def paired_difference(one: Sequence[BootstrapAP], other: Sequence[BootstrapAP], *, seed: int = 0) -> Difference:
     """Return the mean AP of the runs ``one`` minus that of the runs ``other``, on the same images.
 
-    Run number i of both has the same random seed. A draw takes as many images as there are, with replacement, the same
-    for all runs, and as many pairs of runs, too. So the interval covers the choice of images and of seeds.
+    Run number i of both has the same random seed. Each draw of images, the same for all runs, also draws as many pairs
+    of runs as there are, with replacement. So the interval covers the choice of images and of seeds.
 
     Args:
         one: the runs to compare.
         other: the runs to compare with, in the same order of seeds.
-        draws: number of bootstrap draws.
-        seed: seed of the draws.
+        seed: seed of the draws of pairs.
     """
     if len(one) != len(other) or not one:
         raise ValueError(f"paired_difference: expected as many runs on both sides, got {len(one)} and {len(other)}")
-    random = np.random.default_rng(seed)
-    images = one[0].objects.shape[1]
-    counts = random.multinomial(images, np.full(images, 1 / images), size=draws).astype(np.float64)
-    everything = np.ones((1, images))
     pairs = list(zip(one, other, strict=True))
-    value = np.mean([ours.ap(everything) - theirs.ap(everything) for ours, theirs in pairs])
-    differences = np.array([ours.ap(counts) - theirs.ap(counts) for ours, theirs in pairs])  # (runs, draws)
-    chosen = random.integers(len(pairs), size=(len(pairs), draws))
-    resampled = np.take_along_axis(differences, chosen, axis=0).mean(0)
-    low, high = np.percentile(resampled, [2.5, 97.5])
-    return Difference(100 * float(value), 100 * float(low), 100 * float(high))
+    if len({len(run.draws) for pair in pairs for run in pair}) > 1:
+        raise ValueError("paired_difference: expected the same number of draws in all runs; draw the images again")
+    differences = np.array([ours.draws - theirs.draws for ours, theirs in pairs])  # (runs, draws)
+    chosen = np.random.default_rng(seed).integers(len(pairs), size=differences.shape)
+    low, high = np.percentile(np.take_along_axis(differences, chosen, axis=0).mean(0), [2.5, 97.5])
+    return Difference(float(np.mean([ours.ap - theirs.ap for ours, theirs in pairs])), float(low), float(high))

@@ -8,8 +8,8 @@ loss is trained with every seed for a fixed number of steps, and evaluated on th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -17,6 +17,7 @@ from typing import Literal
 from bucketrank.data import DataError, find_splits
 from bucketrank.recipes import load_recipe
 from bucketrank.study.grid import Row
+from bucketrank.study.run_record import RunRecord
 from bucketrank.study.study_run import HOLDOUT, StudyRun
 
 TITLES = {
@@ -81,9 +82,13 @@ NEVER = 1_000_000  # epochs between evaluations: a trial is evaluated at its end
 
 @dataclass(frozen=True)
 class LossRun(StudyRun):
-    """A run of the comparison: a trial, or a final run with a seed."""
+    """A run of the comparison: a trial, or a final run with a seed.
+
+    A run with a record was finished elsewhere. It is not trained again, and its results are those of the record.
+    """
 
     balanced: bool | None = None  # None: as published
+    record: RunRecord | None = field(default=None, compare=False)
 
     @property
     def name(self) -> str:
@@ -92,6 +97,16 @@ class LossRun(StudyRun):
     def detections(self, step: int) -> Path:
         """Return the file with the detections of the evaluation after ``step``."""
         return self.folder / "detections" / f"{step}.json"
+
+    @property
+    def finished(self) -> bool:
+        return self.record is not None or super().finished
+
+    def metric(self, name: str = "AP") -> float:
+        return super().metric(name) if self.record is None else self.record.metrics[name]
+
+    def curve(self) -> tuple[list[int], list[float]]:
+        return super().curve() if self.record is None else self.record.curve
 
 
 def weighting(balanced: bool | None) -> str:  # noqa: FBT001 (the one argument of a name)
@@ -108,7 +123,7 @@ class LossComparison:
 
     ``factors`` of the recipe's learning rate are tried for ``trial_steps`` steps, with the box weighting of the loss's
     paper; one more trial has the best rate and the other weighting. ``holdout`` is the share of the training images
-    that judges trials.
+    that judges trials. ``records`` are runs that were finished elsewhere, by name.
     """
 
     data: tuple[Path, ...]
@@ -122,6 +137,7 @@ class LossComparison:
     factors: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
     holdout: float = HOLDOUT
     flags: tuple[str, ...] = ()
+    records: Mapping[str, RunRecord] = field(default_factory=dict)
 
     def require_data(self) -> None:
         """Raise DataError unless every data set has training and validation images and a name of its own."""
@@ -205,7 +221,12 @@ class LossComparison:
             *self.flags,
         )
         row = Row(self.detector.title, loss, small=self.detector.recipe)
-        return LossRun(row, self.detector.recipe, flags, rate, seed, data, self.out, balanced=balanced, trial=trial)
+        run = LossRun(row, self.detector.recipe, flags, rate, seed, data, self.out, balanced=balanced, trial=trial)
+        record = self.records.get(run.name)
+        if record is None:
+            return run
+        record.require_same_settings(run)
+        return replace(run, record=record)
 
     def _epochs_between_evaluations(self, data: Path, steps: int) -> int:
         batch_size = load_recipe(self.detector.recipe, list(self.flags)).data.batch_size

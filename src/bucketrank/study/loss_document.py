@@ -17,7 +17,7 @@ from bucketrank.evaluation import Difference
 from bucketrank.model_files.atomic import write_text
 from bucketrank.provenance.figure_style import STYLE, save_figure
 from bucketrank.study.loss_comparison import TITLES, LossComparison, weighting
-from bucketrank.study.loss_outcome import QUARTER, SHARES, LossResult, SetOutcome
+from bucketrank.study.loss_outcome import QUARTER, SHARES, LossResult, SetOutcome, record_of
 from bucketrank.study.study_tables import DASH, with_deviation
 
 COLOURS = {
@@ -46,7 +46,7 @@ def write_losses(plan: LossComparison, outcomes: Sequence[SetOutcome]) -> None:
             if figure is not None:
                 save_figure(figure, plan.out, name)
     write_text(plan.out / "losses.md", to_markdown(plan, outcomes))
-    write_text(plan.out / "losses.json", json.dumps(to_json(plan, outcomes), indent=1) + "\n")
+    write_text(plan.out / "losses.json", json.dumps(to_json(plan, outcomes)) + "\n")
 
 
 def to_markdown(plan: LossComparison, outcomes: Sequence[SetOutcome]) -> str:
@@ -129,7 +129,7 @@ def loss_rows(outcome: SetOutcome) -> list[list[str]]:
 
 
 def to_json(plan: LossComparison, outcomes: Sequence[SetOutcome]) -> dict[str, Any]:
-    """Return everything behind the page: trials and runs with commands, curves, commits and machines."""
+    """Return everything behind the page: the results by data set, and the records of all finished trials and runs."""
     sets = []
     for outcome in outcomes:
         losses = [
@@ -137,7 +137,7 @@ def to_json(plan: LossComparison, outcomes: Sequence[SetOutcome]) -> dict[str, A
                 "loss": result.loss,
                 "lr": result.rate,
                 "boxes": weighting(result.balanced),
-                "runs": [_described(run.command, run.environment) | {"curve": run.curve()} for run in result.runs],
+                "curve": result.curve(),
             }
             for result in outcome.results
         ]
@@ -151,19 +151,15 @@ def to_json(plan: LossComparison, outcomes: Sequence[SetOutcome]) -> dict[str, A
             "lr": trial.rate,
             "boxes": weighting(trial.balanced),
             "usual_boxes": number < len(plan.factors),  # the last trial has the other weighting
-            "AP": trial.metric(),
-            "command": trial.command,
+            **record_of(trial).to_json(),
         }
         for data in plan.data
         for loss in plan.losses
         for number, trial in enumerate(plan.trials(data, loss))
         if trial.finished
     ]
-    return {"sets": sets, "trials": trials}
-
-
-def _described(command: str, machine: dict[str, Any]) -> dict[str, Any]:
-    return {"command": command, **{name: machine[name] for name in ("commit", "modified", "processor", "date")}}
+    runs = [record_of(run).to_json() for outcome in outcomes for result in outcome.results for run in result.runs]
+    return {"sets": sets, "trials": trials, "runs": runs}
 
 
 def _panels(outcomes: Sequence[SetOutcome], panel: Any) -> Figure | None:

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from bucketrank.data import find_splits
-from bucketrank.evaluation import Difference, Evaluator, ImageAP, paired_difference
+from bucketrank.evaluation import BootstrapAP, Difference, Evaluator, ImageAP, paired_difference
 from bucketrank.study.loss_comparison import OURS, RIVALS, LossComparison, LossRun
+from bucketrank.study.run_record import RunRecord
 from bucketrank.study.study_results import SeedMean
 
 SHARES = (0.5, 0.8, 0.95)  # of the best AP of any loss
@@ -39,8 +40,8 @@ class LossResult:
     def mean_at(self, share: float) -> tuple[int, float]:
         """Return the evaluation step nearest to a share of the budget, and the mean AP there."""
         steps, values = self.curve()
-        number = int(np.abs(np.asarray(steps) - share * steps[-1]).argmin())
-        return steps[number], float(np.mean([run[number] for run in values]))
+        step = step_at(steps, share)
+        return step, float(np.mean([run[steps.index(step)] for run in values]))
 
     def steps_to(self, ap: float) -> float | None:
         """Return the step at which the mean curve first reaches ``ap``, interpolated; None if it never does."""
@@ -105,21 +106,36 @@ def _differences(outcome: SetOutcome, share: float) -> dict[str, Difference]:
     ours = outcome.of(OURS)
     if ours is None:
         return {}
-    step, _ = ours.mean_at(share)
-    own = _image_aps(outcome.data, ours, step)
+    own = [bootstrap_at(run, share) for run in ours.runs]
     others = [each for each in outcome.results if each.loss != OURS and len(each.runs) == len(ours.runs)]
-    return {each.loss: paired_difference(own, _image_aps(outcome.data, each, step)) for each in others}
+    return {each.loss: paired_difference(own, [bootstrap_at(run, share) for run in each.runs]) for each in others}
 
 
-def _image_aps(data: Path, result: LossResult, step: int) -> list[ImageAP]:
-    return [_image_ap(data, run.detections(step)) for run in result.runs]
+def step_at(steps: list[int], share: float) -> int:
+    """Return the evaluation step nearest to a share of the last."""
+    return min(steps, key=lambda step: abs(step - share * steps[-1]))
+
+
+def bootstrap_at(run: LossRun, share: float) -> BootstrapAP:
+    """Return the AP of a run in the draws of the images, after a share of its steps."""
+    step = step_at(run.curve()[0], share)
+    return _bootstrap(run.data, run.detections(step)) if run.record is None else run.record.bootstrap[step]
+
+
+def record_of(run: LossRun) -> RunRecord:
+    """Return the record of a finished run: that from elsewhere, or one made from its folder."""
+    if run.record is not None:
+        return run.record
+    if run.trial:
+        return RunRecord.of(run)
+    return RunRecord.of(run, {step_at(run.curve()[0], share): bootstrap_at(run, share) for share in (QUARTER, 1.0)})
 
 
 @lru_cache(maxsize=256)
-def _image_ap(data: Path, detections: Path) -> ImageAP:
+def _bootstrap(data: Path, detections: Path) -> BootstrapAP:
     split = find_splits(data).val
     if split is None:
         raise FileNotFoundError(f"{data}: there are no validation images")
     evaluator = Evaluator(split)
     evaluator.add_records(json.loads(detections.read_text(encoding="utf-8")))
-    return ImageAP.of(evaluator)
+    return BootstrapAP.of(ImageAP.of(evaluator))

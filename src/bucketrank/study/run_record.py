@@ -1,0 +1,110 @@
+"""The record of a finished run: everything that tables and figures need, small enough for a JSON file.
+
+With records, a study can be continued on another machine, where the folders of its finished runs do not exist.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bucketrank.evaluation import BootstrapAP
+from bucketrank.recipes import RecipeError, load_recipe
+from bucketrank.recipes.recipe import fixed_differences
+from bucketrank.study.study_run import StudyError, StudyRun
+
+MACHINE = ("commit", "modified", "processor", "date")  # what a record keeps of the machine
+METRICS = ("AP", "AP50", "AP75", "oLRP")
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The command, machine and results of a finished run; APs from 0 to 100.
+
+    ``command`` names the data folder and the weights file without their folders. ``bootstrap`` holds, by step, the AP
+    in the bootstrap draws of the validation images; a trial has none.
+    """
+
+    name: str
+    command: str
+    machine: Mapping[str, Any]
+    metrics: Mapping[str, float]
+    curve: tuple[list[int], list[float]]  # steps of the evaluations, and the AP of each
+    bootstrap: Mapping[int, BootstrapAP] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, run: StudyRun, bootstrap: Mapping[int, BootstrapAP] | None = None) -> RunRecord:
+        """Return the record of the finished run in a folder."""
+        return cls(
+            run.name,
+            portable_command(run),
+            {name: run.environment[name] for name in MACHINE},
+            {name: run.metric(name) for name in METRICS},
+            run.curve(),
+            bootstrap or {},
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as JSON."""
+        drawn = {
+            str(step): {"AP": each.ap, "draws": [round(float(ap), 3) for ap in each.draws]}
+            for step, each in self.bootstrap.items()
+        }
+        results = {"metrics": self.metrics, "curve": self.curve, "bootstrap": drawn}
+        return {"name": self.name, "command": self.command, **self.machine, **results}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> RunRecord:
+        """Return a record from JSON; KeyError or TypeError if it is not one."""
+        steps, aps = document["curve"]
+        return cls(
+            document["name"],
+            document["command"],
+            {name: document[name] for name in MACHINE},
+            document["metrics"],
+            (steps, aps),
+            {
+                int(step): BootstrapAP(each["AP"], np.asarray(each["draws"], dtype=np.float64))
+                for step, each in document["bootstrap"].items()
+            },
+        )
+
+    def require_same_settings(self, run: StudyRun) -> None:
+        """Raise StudyError unless the record's run had the settings of ``run``."""
+        _, _, recipe, _, _, _, _, *flags = shlex.split(self.command)
+        try:
+            before = load_recipe(recipe, flags)
+        except RecipeError as error:
+            raise StudyError(f"--merge: {self.name}: {error}") from error
+        changed = fixed_differences(before, run.load())
+        if changed:
+            key, (old, new) = next(iter(changed.items()))
+            raise StudyError(
+                f"--merge: {self.name}: expected a run with {key} {new!r}, got one with {old!r}; give the flags of "
+                "that study, or leave its file out"
+            )
+
+
+def portable_command(run: StudyRun) -> str:
+    """Return the command of a run with names in place of this machine's folders."""
+    arguments = [*("train", run.recipe, "--data", run.data.name, "--out", f"runs/{run.name}"), *run.settings]
+    weights = run.load().backbone.weights
+    return shlex.join(["bucketrank", *(Path(word).name if word == weights else word for word in arguments)])
+
+
+def read_records(path: Path) -> dict[str, RunRecord]:
+    """Return the records of a study's JSON file by the names of the runs; StudyError if it has none."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        records = [RunRecord.from_json(each) for each in (*document["trials"], *document["runs"])]
+    except OSError as error:
+        raise StudyError(f"--merge: {path}: cannot be read ({error.strerror})") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StudyError(f"--merge: {path}: expected the losses.json of a study, got something else") from error
+    return {record.name: record for record in records}
