@@ -15,9 +15,10 @@ from bucketrank.detectors.dense_detector import DenseDetector
 from bucketrank.evaluation import Evaluator
 from bucketrank.model_files.loading import build_detector
 from bucketrank.study.loss_comparison import DETECTORS, ONE_HEAD, LossComparison, LossRun
-from bucketrank.study.loss_document import headline_rows, loss_rows, to_markdown, write_losses
+from bucketrank.study.loss_document import headline_rows, loss_rows, step_rows, to_markdown, write_losses
 from bucketrank.study.loss_outcome import collect_losses
 from bucketrank.study.run_record import portable_command, read_records
+from bucketrank.study.step_measurements import measure_steps
 from bucketrank.study.study_run import StudyError
 from tests.study.finished_runs import finish
 
@@ -186,7 +187,7 @@ def test_commands_of_the_trials_can_be_printed(shapes, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["losses", "--rounds", "3", "--dry-run"], "losses does not use --rounds"),
+        (["losses", "--budget", "paper", "--dry-run"], "losses does not use --budget"),
         (["detectors", "--steps", "30", "--head", "published", "--dry-run"], "detectors does not use --head, --steps"),
         (["losses", "--recipe", "paa-laptop", "--dry-run"], "--head: expected published for paa-laptop"),
         (["losses", "--recipe", "yolo", "--dry-run"], "--recipe: expected"),
@@ -262,3 +263,17 @@ def test_merged_trials_are_not_printed_again(finished, shapes, tmp_path, capsys)
     assert main(["study", "losses", "--data", str(shapes), *flags, *merge]) == 0
     (left,) = capsys.readouterr().out.splitlines()
     assert "--schedule.lr 0.004" in left
+
+
+def test_the_steps_of_all_losses_are_timed_in_turn(shapes, tmp_path):
+    flags = ("--backbone.weights", "null", "--inputs.min_size", "64", "--inputs.max_size", "64")
+    plan = comparison(shapes, tmp_path, losses=("rs", "focal"), flags=flags)
+    runs = {"ATSS": [*plan.first_runs()]}
+    timed = measure_steps(tmp_path, runs, rounds=2, say=lambda _: None)["ATSS"]
+    ours, usual = step_rows(plan, timed)
+    assert (ours[0], usual[0]) == ("RS", "focal")
+    assert usual[2] == "1.00 (1.00 to 1.00)"
+    assert "## Seconds per step" in to_markdown(plan, [], timed)
+    assert "## Seconds per step" not in to_markdown(plan, [])
+    again = measure_steps(tmp_path, runs, rounds=2, say=lambda _: pytest.fail("measured twice"))
+    assert again["ATSS"].samples == timed.samples

@@ -36,7 +36,7 @@ def study(
     merge: Annotated[
         str | None, "losses: losses.json files of this study from other machines, separated by commas; their runs count"
     ] = None,
-    rounds: Annotated[int, "timed steps, in which the losses of a detector take turns (not for losses)"] = 12,
+    rounds: Annotated[int, "timed steps, in which the losses of a detector take turns"] = 12,
     dry_run: Annotated[bool, "print the commands of the runs instead of running them"] = False,
     settings: Annotated[SettingFlags, "settings of every run"],
 ) -> int:
@@ -69,12 +69,14 @@ def study(
         return 0
     if data is None:
         raise UsageError("study: expected --data, the folder of the data set")
-    if unused := _changed(values, ("budget", "rounds") if name == LOSSES else for_losses):
+    if unused := _changed(values, ("budget",) if name == LOSSES else for_losses):
         raise UsageError(f"study: {name} does not use {', '.join(unused)}; remove it")
     if name == LOSSES:
         plan_values = {"seeds": seeds, "steps": steps, "factors": factors, "flags": tuple(settings)}
         files = [Path(file) for file in merge.split(",")] if merge else []
-        return _compare_losses(data.split(","), out, only, recipe, head, plan_values, merge=files, dry_run=dry_run)
+        return _compare_losses(
+            data.split(","), out, only, recipe, head, plan_values, merge=files, rounds=rounds, dry_run=dry_run
+        )
     out = out or Path("runs") / f"study-{name}"
     from bucketrank.study.study_command import plan_study, run_study, training_commands
     from bucketrank.study.study_run import StudyError
@@ -116,6 +118,7 @@ def _compare_losses(
     plan_values: dict[str, Any],
     *,
     merge: list[Path],
+    rounds: int,
     dry_run: bool,
 ) -> int:
     """Run the study ``losses``, or print the commands of its trials."""
@@ -165,7 +168,7 @@ def _compare_losses(
             ]
             sys.stdout.write("".join(f"{trial.command}\n" for trial in trials))
             return 0
-        return run_loss_comparison(plan)
+        return run_loss_comparison(plan, rounds=rounds)
     except (RecipeError, ValueError) as error:
         raise UsageError(f"study: {error}") from error
     except StudyError as error:

@@ -44,7 +44,8 @@ def initial_detector(recipe: Recipe, *, classes: int) -> Detector:
     """Build the detector of the recipe with its initial weights, in training mode."""
     torch.manual_seed(seed_of(recipe.trainer.seed))
     with quiet():
-        return build_detector(recipe, num_classes=classes).train()
+        model = build_detector(recipe, num_classes=classes).train()
+    return model.to(memory_format=torch.channels_last)  # as in a run on a CPU
 
 
 def summed_loss(model: Detector, batch: Batch, *, seed: int) -> Tensor:

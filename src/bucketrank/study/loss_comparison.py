@@ -157,8 +157,7 @@ class LossComparison:
 
     def rate_trials(self, data: Path, loss: str) -> list[LossRun]:
         """Return the runs that choose the learning rate of a loss on a data set."""
-        balanced = loss in BALANCED if self.head == "same" else None
-        return [self._trial(data, loss, rate, balanced=balanced) for rate in self.rates]
+        return [self._trial(data, loss, rate, balanced=self._usual_balance(loss)) for rate in self.rates]
 
     def trials(self, data: Path, loss: str) -> list[LossRun]:
         """Return all trials of a loss; the one with the other box weighting follows once the rate is chosen."""
@@ -185,6 +184,11 @@ class LossComparison:
             for seed in range(self.seeds)
         ]
 
+    def first_runs(self) -> list[LossRun]:
+        """Return one run of each loss, on the first data set and with the recipe's rate, whose steps are timed."""
+        usual = load_recipe(self.detector.recipe, list(self.flags)).schedule.lr
+        return [self._trial(self.data[0], loss, usual, balanced=self._usual_balance(loss)) for loss in self.losses]
+
     @property
     def trials_per_loss(self) -> int:
         """The number of trials of each loss on each data set."""
@@ -194,6 +198,9 @@ class LossComparison:
     def total(self) -> int:
         """The number of all runs."""
         return len(self.data) * len(self.losses) * (self.trials_per_loss + self.seeds)
+
+    def _usual_balance(self, loss: str) -> bool | None:
+        return loss in BALANCED if self.head == "same" else None
 
     def _trial(self, data: Path, loss: str, rate: float, *, balanced: bool | None) -> LossRun:
         held_out = ("--data.holdout", f"{self.holdout:g}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import matplotlib as mpl
@@ -13,11 +14,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bucketrank.bench.bench_documents import markdown_table
+from bucketrank.bench.timing import ratio
 from bucketrank.evaluation import Difference
 from bucketrank.model_files.atomic import write_text
 from bucketrank.provenance.figure_style import STYLE, save_figure
 from bucketrank.study.loss_comparison import TITLES, LossComparison, weighting
 from bucketrank.study.loss_outcome import QUARTER, SHARES, LossResult, SetOutcome, record_of
+from bucketrank.study.step_measurements import StepMeasurements
 from bucketrank.study.study_tables import DASH, with_deviation
 
 COLOURS = {
@@ -35,7 +38,7 @@ COLOURS = {
 PANEL = (4.2, 3.4)  # width and height in inches
 
 
-def write_losses(plan: LossComparison, outcomes: Sequence[SetOutcome]) -> None:
+def write_losses(plan: LossComparison, outcomes: Sequence[SetOutcome], timed: StepMeasurements | None = None) -> None:
     """Write ``losses.md``, ``losses.json`` and the figures to the folder of the study."""
     plan.out.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context(STYLE):
@@ -45,11 +48,11 @@ def write_losses(plan: LossComparison, outcomes: Sequence[SetOutcome]) -> None:
         ):
             if figure is not None:
                 save_figure(figure, plan.out, name)
-    write_text(plan.out / "losses.md", to_markdown(plan, outcomes))
-    write_text(plan.out / "losses.json", json.dumps(to_json(plan, outcomes)) + "\n")
+    write_text(plan.out / "losses.md", to_markdown(plan, outcomes, timed))
+    write_text(plan.out / "losses.json", json.dumps(to_json(plan, outcomes, timed)) + "\n")
 
 
-def to_markdown(plan: LossComparison, outcomes: Sequence[SetOutcome]) -> str:
+def to_markdown(plan: LossComparison, outcomes: Sequence[SetOutcome], timed: StepMeasurements | None = None) -> str:
     """Return the page."""
     lines = [f"# {title(plan)}", "", _protocol(plan), ""]
     headline = [row for outcome in outcomes for row in headline_rows(outcome)]
@@ -58,6 +61,10 @@ def to_markdown(plan: LossComparison, outcomes: Sequence[SetOutcome]) -> str:
     for outcome in outcomes:
         lines += [f"## {outcome.data.name}", "", markdown_table(COLUMNS, loss_rows(outcome)), ""]
     lines += ["![AP over learning rates](ap_over_rates.svg)", ""]
+    if timed is not None:
+        usual = TITLES[plan.detector.usual]
+        columns = ["loss", "seconds per step", f"ratio to {usual}"]
+        lines += ["## Seconds per step", "", markdown_table(columns, step_rows(plan, timed)), ""]
     missing = plan.total - sum(len(result.runs) for outcome in outcomes for result in outcome.results)
     missing -= sum(trial.finished for data in plan.data for loss in plan.losses for trial in plan.trials(data, loss))
     return "\n".join(
@@ -128,7 +135,21 @@ def loss_rows(outcome: SetOutcome) -> list[list[str]]:
     return rows
 
 
-def to_json(plan: LossComparison, outcomes: Sequence[SetOutcome]) -> dict[str, Any]:
+def step_rows(plan: LossComparison, timed: StepMeasurements) -> list[list[str]]:
+    """Return one row per loss: the median time of a step, and its ratio to the usual loss with the quartiles."""
+    samples = {run.row.loss: timed.samples[run.row.key] for run in plan.first_runs() if run.row.key in timed.samples}
+    usual = samples.get(plan.detector.usual)
+    rows = []
+    for loss, own in samples.items():
+        spread = None if usual is None else ratio(own, usual)
+        compared = DASH if spread is None else f"{spread.median:.2f} ({spread.low:.2f} to {spread.high:.2f})"
+        rows.append([TITLES[loss], f"{median(own.values()):.3f}", compared])
+    return rows
+
+
+def to_json(
+    plan: LossComparison, outcomes: Sequence[SetOutcome], timed: StepMeasurements | None = None
+) -> dict[str, Any]:
     """Return everything behind the page: the results by data set, and the records of all finished trials and runs."""
     sets = []
     for outcome in outcomes:
@@ -159,7 +180,7 @@ def to_json(plan: LossComparison, outcomes: Sequence[SetOutcome]) -> dict[str, A
         if trial.finished
     ]
     runs = [record_of(run).to_json() for outcome in outcomes for result in outcome.results for run in result.runs]
-    return {"sets": sets, "trials": trials, "runs": runs}
+    return {"sets": sets, "steps": None if timed is None else vars(timed), "trials": trials, "runs": runs}
 
 
 def _panels(outcomes: Sequence[SetOutcome], panel: Any) -> Figure | None:

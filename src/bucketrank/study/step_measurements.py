@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from bucketrank.bench.timing import Samples
 from bucketrank.model_files.atomic import write_text
-from bucketrank.study.study_plan import StudyPlan
 from bucketrank.study.study_run import StudyError, StudyRun
 
 FILE = "steps.json"
@@ -28,9 +28,9 @@ class StepMeasurements:
     machine: dict[str, Any]
 
 
-def load_measurements(plan: StudyPlan) -> dict[str, StepMeasurements]:
-    """Return the measurements in the folder of the study, by detector."""
-    path = plan.out / FILE
+def load_measurements(out: Path) -> dict[str, StepMeasurements]:
+    """Return the measurements in the folder of a study, by detector."""
+    path = out / FILE
     if not path.is_file():
         return {}
     try:
@@ -50,18 +50,18 @@ def load_measurements(plan: StudyPlan) -> dict[str, StepMeasurements]:
         raise StudyError(f"{path}: cannot be read ({error!r:.80}); remove it to time the steps again") from error
 
 
-def measure_steps(plan: StudyPlan, *, rounds: int, say: Callable[[str], None]) -> dict[str, StepMeasurements]:
-    """Measure the detectors that are not in the file yet; the rows of a detector take turns."""
-    measurements = load_measurements(plan)
-    for detector in dict.fromkeys(row.detector for row in plan.rows):
-        rows = [row for row in plan.rows if row.detector == detector]
+def measure_steps(
+    out: Path, runs: Mapping[str, list[StudyRun]], *, rounds: int, say: Callable[[str], None]
+) -> dict[str, StepMeasurements]:
+    """Measure the steps of ``runs`` (by detector) that are not in the file yet; the runs of a detector take turns."""
+    measurements = load_measurements(out)
+    for detector, own in runs.items():
         stored = measurements.get(detector)
-        if stored is not None and {row.key for row in rows} <= stored.samples.keys():
+        if stored is not None and {run.row.key for run in own} <= stored.samples.keys():
             continue
         say(f"{detector}: {rounds} steps of each loss, in turn")
-        runs = [plan.run(row, rate=plan.usual_rate(row), seed=0) for row in rows]
-        measurements[detector] = _measure(runs, rounds)
-        write_text(plan.out / FILE, _to_json(measurements))
+        measurements[detector] = _measure(own, rounds)
+        write_text(out / FILE, _to_json(measurements))
     return measurements
 
 

@@ -50,7 +50,7 @@ def run_study(plan: StudyPlan, *, rounds: int, console: Console | None = None) -
     stopped = ""
     try:
         if not plan.paper:
-            measurements = measure_steps(plan, rounds=rounds, say=say)
+            measurements = measure_steps(plan.out, plan.first_runs(), rounds=rounds, say=say)
             plan = replace(plan, seconds=_medians(measurements))
         for row in plan.families():
             if len(plan.factors) > 1:
@@ -60,7 +60,7 @@ def run_study(plan: StudyPlan, *, rounds: int, console: Console | None = None) -
             queue.train([run for row in plan.rows for run in plan.results(row) if run.seed == seed])
     except (StoppedError, KeyboardInterrupt) as error:
         stopped = str(error) or f"stopped; {RESUME}"
-    outcome = collect(plan, measurements or load_measurements(plan), queue.failed)
+    outcome = collect(plan, measurements or load_measurements(plan.out), queue.failed)
     write_study(outcome)
     show_study(outcome, console)
     if stopped:
@@ -69,7 +69,7 @@ def run_study(plan: StudyPlan, *, rounds: int, console: Console | None = None) -
     return 1 if queue.failed else 0
 
 
-def run_loss_comparison(plan: LossComparison, console: Console | None = None) -> int:
+def run_loss_comparison(plan: LossComparison, *, rounds: int, console: Console | None = None) -> int:
     """Run the study ``losses`` and return the exit status: 1 if a run failed, 130 if the study was stopped."""
     console = console or Console()
     say = _printer(console)
@@ -78,6 +78,7 @@ def run_loss_comparison(plan: LossComparison, console: Console | None = None) ->
     queue = RunQueue(console, plan.total)
     stopped = ""
     try:
+        measure_steps(plan.out, {plan.detector.title: [*plan.first_runs()]}, rounds=rounds, say=say)
         for data in plan.data:
             for loss in plan.losses:
                 queue.train(plan.rate_trials(data, loss))
@@ -86,7 +87,7 @@ def run_loss_comparison(plan: LossComparison, console: Console | None = None) ->
             queue.train([run for data in plan.data for loss in plan.losses for run in plan.runs(data, loss)[seed:][:1]])
     except (StoppedError, KeyboardInterrupt) as error:
         stopped = str(error) or f"stopped; {RESUME}"
-    write_losses(plan, collect_losses(plan))
+    write_losses(plan, collect_losses(plan), load_measurements(plan.out).get(plan.detector.title))
     say(f"Written: {plan.out / 'losses.md'}, losses.json and figures")
     if stopped:
         sys.stderr.write(f"bucketrank: study: {stopped}\n")

@@ -63,6 +63,13 @@ class StudyPlan:
         """Return the learning rate of the recipe."""
         return load_recipe(self.recipe(row), list(self.flags)).schedule.lr
 
+    def first_runs(self) -> dict[str, list[StudyRun]]:
+        """Return one run of each row by detector, with the recipe's rate, whose steps are timed."""
+        runs: dict[str, list[StudyRun]] = {}
+        for row in self.rows:
+            runs.setdefault(row.detector, []).append(self.run(row, rate=self.usual_rate(row), seed=0))
+        return runs
+
     def families(self) -> list[Row]:
         """Return the first row of each loss of each detector."""
         return list({row.family: row for row in reversed(self.rows)}.values())[::-1]
