@@ -28,7 +28,7 @@ CLASS_LOGITS = torch.tensor([[0.0, -1.0], [-2.0, math.log(4)]])
 SCORES = (1 / 2, 4 / 5)
 RANK_SORT = {"rank": torch.tensor(0.5), "sort": torch.tensor(0.25), "box": torch.tensor(9.0)}
 CROSS_ENTROPY = {"cls": torch.tensor(0.6), "box": torch.tensor(9.0)}
-TERMS = {"rs": RANK_SORT, "ce": CROSS_ENTROPY}
+TERMS = {"rs": RANK_SORT, "rsq": RANK_SORT | {"qfl": torch.tensor(0.125)}, "ce": CROSS_ENTROPY}
 
 
 def criterion_of(loss, **recipe):
@@ -61,7 +61,7 @@ def test_a_mean_over_the_positives_times_the_weight(
 
 
 @pytest.mark.parametrize("mask_loss", ["dice", "bce"])
-@pytest.mark.parametrize(("loss", "classification"), [("rs", 0.5 + 0.25), ("ce", 0.6)])
+@pytest.mark.parametrize(("loss", "classification"), [("rs", 0.5 + 0.25), ("rsq", 0.5 + 0.25 + 0.125), ("ce", 0.6)])
 def test_a_balanced_loss_has_the_value_of_the_classification_terms(loss, classification, mask_loss):
     """The box term does not count, and neither does the weight."""
     value = value_of(loss, mask_loss=mask_loss, mask_balance=True, mask_weight=3.0)
@@ -155,15 +155,14 @@ def test_invalid_settings_are_named(settings, message):
         MaskRCNNSettings(**settings)
 
 
-def test_without_positives_the_loss_is_zero_and_attached():
-    for loss in ("rs", "ce"):
-        criterion = criterion_of(loss)
-        for name in ("dice", "bce"):
-            logits = torch.zeros(0, 2, 2, requires_grad=True)
-            mask_loss = MaskLoss.from_settings(MaskRCNNSettings(mask_loss=name, mask_confidence=True), criterion)
-            value = mask_loss(
-                logits, TARGETS[:0], class_logits=CLASS_LOGITS[:0], terms=TERMS[loss], criterion=criterion
-            )
-            value.backward()
-            assert value == 0
-            assert logits.grad is not None
+@pytest.mark.parametrize("loss", ["rs", "ce"])
+@pytest.mark.parametrize("name", ["dice", "bce"])
+@pytest.mark.parametrize("confidence", [False, True])
+def test_without_positives_the_loss_is_zero_and_has_a_gradient(loss, name, confidence):
+    criterion = criterion_of(loss)
+    mask_loss = MaskLoss.from_settings(MaskRCNNSettings(mask_loss=name, mask_confidence=confidence), criterion)
+    logits = torch.zeros(0, 2, 2, requires_grad=True)
+    value = mask_loss(logits, TARGETS[:0], class_logits=CLASS_LOGITS[:0], terms=TERMS[loss], criterion=criterion)
+    value.backward()
+    assert value == 0
+    assert logits.grad is not None

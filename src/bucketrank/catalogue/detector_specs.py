@@ -113,10 +113,11 @@ class MaskRCNNSettings(FasterRCNNSettings):
         Literal["dice", "bce"] | None, "loss of the masks (null: dice with a ranking loss, bce otherwise)"
     ] = None
     mask_balance: Annotated[
-        bool | None, "scale the mask loss to the value of the box head's classification loss (null: only rs and rsq)"
+        bool | None,
+        "scale the mask loss to the value of the box head's classification loss (null: only with rs and rsq)",
     ] = None
     mask_confidence: Annotated[
-        bool | None, "weight the mask loss of each positive by its highest class score (null: only ranking losses)"
+        bool | None, "weight the mask loss of each positive by its highest class score (null: only with a ranking loss)"
     ] = None
     mask_weight: Annotated[float | None, "weight of the mask loss where it is not balanced (null: 1)"] = None
 

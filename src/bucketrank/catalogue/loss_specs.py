@@ -36,7 +36,7 @@ class LossSettings(Settings):
     smooth_l1_beta: Annotated[float, "smooth L1 is quadratic where a box delta differs by less than this"] = 1.0
     box_weight: Annotated[float | None, "weight of the box loss where it is not balanced (null: as published)"] = None
     box_balance: Annotated[
-        bool | None, "scale the box loss to the value of the classification loss (null: as published, rs alone does)"
+        bool | None, "scale the box loss to the value of the classification loss (null: only with rs and rsq)"
     ] = None
     box_confidence: Annotated[
         bool | None, "weight the box loss of each positive by its highest class score (null: as published)"

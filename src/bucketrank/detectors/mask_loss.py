@@ -1,4 +1,7 @@
-"""The mask loss of Mask R-CNN: Dice loss or binary cross-entropy, as published for the loss of the boxes or as set."""
+"""The mask loss of Mask R-CNN.
+
+Each of its choices is a setting. By default, it is the choice published for the loss that trains the detector.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ ERRORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"dice": dice_errors, "b
 
 @dataclass(frozen=True)
 class MaskLoss:
-    """The mean error of the masks of all positives, with the choices of the settings or, where null, the published."""
+    """The weighted mean of the errors of the masks, times a weight or scaled to the classification loss."""
 
     name: str  # dice or bce
     balance: bool  # whether the loss is scaled to the value of the box head's classification loss
@@ -39,7 +42,7 @@ class MaskLoss:
 
     @classmethod
     def from_settings(cls, settings: MaskRCNNSettings, criterion: Criterion) -> MaskLoss:
-        """Return the mask loss for a box head with this criterion."""
+        """Return the loss with the choices of the settings; where they are None, with those of the criterion."""
         published = "dice" if criterion.ranking else "bce"
         return cls(
             name=settings.mask_loss or published,
