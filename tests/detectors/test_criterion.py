@@ -178,18 +178,6 @@ def test_without_positives_every_input_still_gets_a_gradient(name):
     assert (assigned.logits.grad[2] == 0).all()
 
 
-def test_masks_by_dice_weighted_by_confidence_and_balanced():
-    logits = torch.tensor([[[20.0, -20], [20, -20]], [[20, 20], [20, 20]]])  # left half; all
-    masks = torch.tensor([[[1.0, 0], [1, 0]], [[1, 0], [0, 0]]])
-    weights, value = torch.tensor([1.0, 3.0]), torch.tensor(0.7)
-    # The first fits; the second: 1 - 2 * 1 / (4 + 1) = 3/5, three times the weight.
-    ap = criterion("ap").masks(logits, masks, confidences=weights, balance=value)
-    torch.testing.assert_close(ap, torch.tensor(0.6 * 3 / 4), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(criterion("rs").masks(logits, masks, confidences=weights, balance=value), value)
-    ce = criterion("ce").masks(logits / 20, masks, confidences=weights, balance=value)
-    torch.testing.assert_close(ce, F.binary_cross_entropy_with_logits(logits / 20, masks))
-
-
 def test_from_candidates_keeps_the_order_of_the_rows():
     coder = BoxCoder((10.0, 10.0, 5.0, 5.0))
     candidates = [torch.tensor([[0.0, 0, 4, 4], [2, 2, 6, 6]]), torch.tensor([[1.0, 1, 3, 3]])]

@@ -85,17 +85,17 @@ def test_masks_keep_their_confidences_and_objects_when_positives_are_subsampled(
         target["masks"] = torch.full_like(target["masks"], number)
     model = small_detector("mask_rcnn", mask_rois=mask_rois)
     steps, mask_calls = [], []
-    train_on, masks = model.box_head.train_on, model.box_head.criterion.masks
+    train_on, mask_loss = model.box_head.train_on, model.mask_loss
 
     def recorded_train_on(*arguments):
         steps.append(train_on(*arguments))
         return steps[-1]
 
-    def recorded_masks(*arguments, **named):
+    def recorded_mask_loss(*arguments, **named):
         mask_calls.append((arguments, named))
-        return masks(*arguments, **named)
+        return mask_loss(*arguments, **named)
 
-    model.box_head.train_on, model.box_head.criterion.masks = recorded_train_on, recorded_masks
+    model.box_head.train_on, model.mask_loss = recorded_train_on, recorded_mask_loss
     model(images, targets)
 
     ((_, target_masks), named) = mask_calls[0]
@@ -104,7 +104,7 @@ def test_masks_keep_their_confidences_and_objects_when_positives_are_subsampled(
     assert len(target_masks) == min(mask_rois, len(rows))
     confidences = assigned.logits.sigmoid().amax(1)[rows]
     image_index = assigned.image_index[rows]
-    for mask, weight in zip(target_masks, named["confidences"], strict=True):
+    for mask, weight in zip(target_masks, named["class_logits"].sigmoid().amax(1), strict=True):
         image = image_index[confidences == weight]
         assert len(image) >= 1
         assert (mask.round() == image[0]).all()

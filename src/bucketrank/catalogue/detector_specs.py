@@ -109,6 +109,21 @@ class MaskRCNNSettings(FasterRCNNSettings):
     mask_rois: Annotated[
         int | None, "upper limit of positives per batch that train masks (null: 200 with a ranking loss, else all)"
     ] = None
+    mask_loss: Annotated[
+        Literal["dice", "bce"] | None, "loss of the masks (null: dice with a ranking loss, bce otherwise)"
+    ] = None
+    mask_balance: Annotated[
+        bool | None,
+        "scale the mask loss to the value of the box head's classification loss (null: only with rs and rsq)",
+    ] = None
+    mask_confidence: Annotated[
+        bool | None, "weight the mask loss of each positive by its highest class score (null: only with a ranking loss)"
+    ] = None
+    mask_weight: Annotated[float | None, "weight of the mask loss where it is not balanced (null: 1)"] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_finite("mask_weight")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ A field is declared as ``name: Annotated[type, "help text"] = default``. Recipes
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -40,6 +41,13 @@ class Settings:
         """Raise ValueError unless ``holds``, naming the setting, what was expected and its value."""
         if not holds:
             raise ValueError(f"{self.group}.{setting}: expected {expected}, got {getattr(self, setting)!r}")
+
+    def require_finite(self, *names: str) -> None:
+        """Raise unless these settings are None or finite numbers of at least 0."""
+        for name in names:
+            value = getattr(self, name)
+            valid = value is None or (math.isfinite(value) and value >= 0)
+            self.require(name, "a finite number of at least 0", holds=valid)
 
 
 def describe(settings: type[Settings]) -> tuple[Setting, ...]:

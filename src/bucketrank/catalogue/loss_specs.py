@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -37,7 +36,7 @@ class LossSettings(Settings):
     smooth_l1_beta: Annotated[float, "smooth L1 is quadratic where a box delta differs by less than this"] = 1.0
     box_weight: Annotated[float | None, "weight of the box loss where it is not balanced (null: as published)"] = None
     box_balance: Annotated[
-        bool | None, "scale the box loss to the value of the classification loss (null: as published, rs alone does)"
+        bool | None, "scale the box loss to the value of the classification loss (null: only with rs and rsq)"
     ] = None
     box_confidence: Annotated[
         bool | None, "weight the box loss of each positive by its highest class score (null: as published)"
@@ -46,13 +45,6 @@ class LossSettings(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require_finite("box_weight", "smooth_l1_beta")
-
-    def require_finite(self, *names: str) -> None:
-        """Raise unless these settings are None or finite numbers of at least 0."""
-        for name in names:
-            value = getattr(self, name)
-            valid = value is None or (math.isfinite(value) and value >= 0)
-            self.require(name, "a finite number of at least 0", holds=valid)
 
     def for_run(self: AnyLossSettings, *, batches_per_epoch: int) -> AnyLossSettings:  # noqa: ARG002 (for subclasses)
         """Return the settings with everything filled in that depends on the data set."""

@@ -12,16 +12,16 @@ from torchvision.models.detection.roi_heads import project_masks_on_boxes
 
 from bucketrank.catalogue.detector_specs import MaskRCNNSettings
 from bucketrank.detectors.box_head import STRIDES, BoxHeadStep, RoIPool
-from bucketrank.detectors.criterion import confidences
 from bucketrank.detectors.faster_rcnn import FasterRCNN
+from bucketrank.detectors.mask_loss import MaskLoss
 from bucketrank.detectors.targets import Target
 
 
 class MaskRCNN(FasterRCNN):
     """Faster R-CNN with a mask for each detection.
 
-    With a ranking loss the mask loss is Dice, weighted by confidence, on at most ``mask_rois`` (200) positives per
-    batch; with a score-based loss it is cross-entropy on all positives.
+    As published, a ranking loss trains masks by Dice loss, weighted by confidence, on at most 200 positives per batch;
+    a score-based loss trains them by cross-entropy on all positives. The settings ``mask_*`` change each choice.
     """
 
     masks = True
@@ -29,8 +29,10 @@ class MaskRCNN(FasterRCNN):
 
     def __init__(self, num_classes: int, *, settings: MaskRCNNSettings, **shared: Any) -> None:
         super().__init__(num_classes, settings=settings, **shared)
-        published = 200 if self.box_head.criterion.ranking else None
+        criterion = self.box_head.criterion
+        published = 200 if criterion.ranking else None
         self.mask_rois = published if settings.mask_rois is None else settings.mask_rois
+        self.mask_loss = MaskLoss.from_settings(settings, criterion)
         channels = settings.channels
         self.mask_pool = RoIPool(STRIDES, size=14)
         self.mask_head = nn.Sequential(
@@ -42,7 +44,7 @@ class MaskRCNN(FasterRCNN):
     ) -> dict[str, Tensor]:
         rows = step.assigned.rows
         if self.mask_rois is not None and len(rows) > self.mask_rois:
-            # Sorted, because pooling goes image by image and the rows of logits, masks and confidences must agree.
+            # Sorted, because pooling goes image by image and the rows of logits, masks and class logits must agree.
             rows = rows[torch.randperm(len(rows), device=rows.device)[: self.mask_rois]].sort().values
         image_index, labels = step.assigned.image_index[rows], step.assigned.labels[rows]
         boxes, matches = torch.cat(step.proposals)[rows], torch.cat(step.matches)[rows]
@@ -54,12 +56,12 @@ class MaskRCNN(FasterRCNN):
             project_masks_on_boxes(ground_truth["masks"], own.float(), match, logits.shape[-1])
             for ground_truth, own, match in zip(ground_truths, rois, matches.split(counts), strict=True)
         ]
-        criterion = self.box_head.criterion
-        loss = criterion.masks(
+        loss = self.mask_loss(
             logits[torch.arange(len(rows), device=rows.device), labels],
             torch.cat(target_masks),
-            confidences=confidences(step.assigned.logits[rows]),
-            balance=torch.stack([term.detach() for name, term in step.terms.items() if name != "box"]).sum(),
+            class_logits=step.assigned.logits[rows],
+            terms=step.terms,
+            criterion=self.box_head.criterion,
         )
         return {"mask": loss}
 

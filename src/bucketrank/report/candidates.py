@@ -58,7 +58,7 @@ def _ranked(criterion: Criterion, assigned: Assigned) -> TrainingCandidates:
     with torch.enable_grad():
         logits = assigned.logits.detach().clone().requires_grad_()
         terms = criterion(replace(assigned, logits=logits))
-        loss = torch.stack([term for name, term in terms.items() if name in criterion.classification_terms]).sum()
+        loss = criterion.classification_loss(terms)
         (gradient,) = torch.autograd.grad(loss, logits, allow_unused=True)
     gradients = torch.zeros_like(logits) if gradient is None else gradient
     rows = torch.where(assigned.positives)[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bucketrank.catalogue import LossSettings, loss_spec
 from bucketrank.detectors.criterion.assigned import Assigned
-from bucketrank.detectors.criterion.base import Criterion, HeadRecipe, LossTerms, confidences, named
+from bucketrank.detectors.criterion.base import Criterion, HeadRecipe, LossTerms, named
 
 
 def build_criterion(settings: LossSettings, recipe: HeadRecipe) -> Criterion:
@@ -19,6 +19,5 @@ __all__ = [
     "HeadRecipe",
     "LossTerms",
     "build_criterion",
-    "confidences",
     "named",
 ]

@@ -43,7 +43,7 @@ class Criterion(nn.Module):
     ranking = False  # whether it is a ranking loss, which needs no sampling
     quality_branch = False  # whether scores are multiplied by a predicted quality, as the loss does not see the IoU
     always_giou = True  # whether the published box loss is GIoU in every detector; otherwise the head's recipe says it
-    balances_boxes = False  # whether the published box loss is scaled to the classification loss
+    self_balanced = False  # whether the published box and mask losses are scaled to the classification loss
     prior: float | None = None  # initial probability that the loss requires; None: the head's
     classification_terms: ClassVar[tuple[str, ...]] = ("cls",)  # the names of the terms that train the logits
     matching_focal = (0.25, 2.0)  # alpha and gamma of the class cost in Hungarian matching
@@ -55,7 +55,7 @@ class Criterion(nn.Module):
         published = recipe.ranking_box_weight if self.ranking else recipe.scored_box_weight
         self.box_weight = published if settings.box_weight is None else settings.box_weight
         self.box_loss = settings.box_loss or ("giou" if self.always_giou else recipe.box_loss)
-        self.box_balance = self.balances_boxes if settings.box_balance is None else settings.box_balance
+        self.box_balance = self.self_balanced if settings.box_balance is None else settings.box_balance
 
     @property
     def samples(self) -> bool:
@@ -107,12 +107,9 @@ class Criterion(nn.Module):
         """
         raise NotImplementedError
 
-    def masks(self, logits: Tensor, targets: Tensor, *, confidences: Tensor, balance: Tensor) -> Tensor:
-        """Return the mask loss of P positives; ``logits`` and ``targets`` are (P, H, W), ``confidences`` (P,).
-
-        ``balance`` is the sum of the box head's classification terms, for losses that balance the mask loss to it.
-        """
-        raise NotImplementedError
+    def classification_loss(self, terms: LossTerms) -> Tensor:
+        """Return the sum of the terms that train the logits."""
+        return torch.stack([term for name, term in terms.items() if name in self.classification_terms]).sum()
 
     def box_errors(self, assigned: Assigned) -> Tensor:
         """Return the box loss (P,) of each positive."""
@@ -139,7 +136,11 @@ class Criterion(nn.Module):
 
     def confidences(self, assigned: Assigned) -> Tensor:
         """Return the highest score (P,) of any class of each positive, without gradient."""
-        return self.scores(assigned.logits[assigned.rows].detach()).amax(1)
+        return self.highest_scores(assigned.logits[assigned.rows])
+
+    def highest_scores(self, logits: Tensor) -> Tensor:
+        """Return the highest score (R,) of any class of each row, without gradient."""
+        return self.scores(logits.detach()).amax(1)
 
     def box_terms(self, assigned: Assigned, classification: Tensor, norm: Tensor | None = None) -> LossTerms:
         """Return the box losses by name: each a mean over the positives, weighted or scaled to ``classification``.
@@ -169,14 +170,3 @@ def delta_errors(assigned: Assigned, *, beta: float) -> Tensor:
 def named(head: str, terms: LossTerms) -> LossTerms:
     """Return the terms with the name of their head before each name."""
     return {f"{head}_{name}": term for name, term in terms.items()}
-
-
-def confidences(logits: Tensor) -> Tensor:
-    """Return the highest class score (R,) of each row, without gradient."""
-    return logits.detach().float().sigmoid().amax(1)
-
-
-def dice_errors(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the Dice loss (P,) of masks (P, H, W)."""
-    masks, targets = logits.float().sigmoid().flatten(1), targets.float().flatten(1)
-    return 1 - 2 * (masks * targets).sum(1) / ((masks**2).sum(1) + (targets**2).sum(1) + 1e-5)

@@ -11,8 +11,8 @@ from torch import Tensor
 from bucketrank.catalogue import RankingSettings
 from bucketrank.catalogue.loss_specs import ALRPSettings, APSettings
 from bucketrank.detectors.criterion.assigned import Assigned
-from bucketrank.detectors.criterion.base import Criterion, HeadRecipe, LossTerms, dice_errors
-from bucketrank.losses import alrp_loss, ap_loss, dr_loss, rank_sort_loss, self_balance
+from bucketrank.detectors.criterion.base import Criterion, HeadRecipe, LossTerms
+from bucketrank.losses import alrp_loss, ap_loss, dr_loss, rank_sort_loss
 
 COCO_EPOCH = 7330  # iterations over the COCO training images with objects, 16 per batch
 
@@ -43,9 +43,6 @@ class Ranked(Criterion):
 
     def published_box_weights(self, assigned: Assigned) -> Tensor | None:
         return self.confidences(assigned) if self.recipe.confident else None
-
-    def masks(self, logits: Tensor, targets: Tensor, *, confidences: Tensor, balance: Tensor) -> Tensor:
-        return self.mean(dice_errors(logits, targets), confidences)
 
 
 class SmoothedRanked(Ranked):
@@ -82,7 +79,7 @@ class SmoothedRanked(Ranked):
 class RankSort(SmoothedRanked):
     """RS loss (BRS with ``method="bucketed"``). Box and mask losses are scaled to its value: no weight needs tuning."""
 
-    balances_boxes = True
+    self_balanced = True
     classification_terms: ClassVar[tuple[str, ...]] = ("rank", "sort")
 
     def terms_of_all(self, batch: Sequence[Assigned]) -> list[LossTerms]:
@@ -94,9 +91,6 @@ class RankSort(SmoothedRanked):
 
     def loss(self, logits: Tensor, targets: Tensor, errors: Tensor | None, **parts: Any) -> Sequence[Tensor]:
         return rank_sort_loss(logits, targets, delta=self.delta, method=self.settings.method, **parts)
-
-    def masks(self, logits: Tensor, targets: Tensor, *, confidences: Tensor, balance: Tensor) -> Tensor:
-        return self_balance(super().masks(logits, targets, confidences=confidences, balance=balance), to=balance)
 
 
 class AveragePrecision(SmoothedRanked):

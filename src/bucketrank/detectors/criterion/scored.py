@@ -47,12 +47,6 @@ class Scored(Criterion):
         norm = used.sum() if self.samples else positives.sum()
         return self.classification(logits[used][:, None], labels) / norm.clamp(min=1)
 
-    def masks(self, logits: Tensor, targets: Tensor, *, confidences: Tensor, balance: Tensor) -> Tensor:
-        return self.mean(
-            F.binary_cross_entropy_with_logits(logits.float(), targets.float(), reduction="none").flatten(1).mean(1),
-            torch.ones_like(confidences),
-        )
-
 
 class Focal(Scored):
     """Focal loss over all candidates, divided by the number of positives."""
