@@ -166,3 +166,13 @@ def test_without_positives_the_loss_is_zero_and_has_a_gradient(loss, name, confi
     value.backward()
     assert value == 0
     assert logits.grad is not None
+
+
+@pytest.mark.parametrize("classes", [1, 80])
+def test_the_first_masks_are_not_saturated(classes):
+    """Torchvision's initial weights give one class logits of about 10, where the Dice loss has no gradient."""
+    torch.manual_seed(0)
+    detector = small_detector("mask_rcnn", num_classes=classes)
+    probabilities = detector.mask_head(10 * torch.rand(4, detector.mask_head[0][0][0].in_channels, 14, 14)).sigmoid()
+    assert 0.3 < float(probabilities.min())
+    assert float(probabilities.max()) < 0.7

@@ -13,6 +13,7 @@ from torchvision.models.detection.roi_heads import project_masks_on_boxes
 from bucketrank.catalogue.detector_specs import MaskRCNNSettings
 from bucketrank.detectors.box_head import STRIDES, BoxHeadStep, RoIPool
 from bucketrank.detectors.faster_rcnn import FasterRCNN
+from bucketrank.detectors.initialisation import initialise_classifier
 from bucketrank.detectors.mask_loss import MaskLoss
 from bucketrank.detectors.targets import Target
 
@@ -35,9 +36,11 @@ class MaskRCNN(FasterRCNN):
         self.mask_loss = MaskLoss.from_settings(settings, criterion)
         channels = settings.channels
         self.mask_pool = RoIPool(STRIDES, size=14)
-        self.mask_head = nn.Sequential(
-            MaskRCNNHeads(channels, (channels,) * 4, dilation=1), MaskRCNNPredictor(channels, channels, num_classes)
-        )
+        predictor = MaskRCNNPredictor(channels, channels, num_classes)
+        # Torchvision's initial weights grow as the number of classes falls. With one class the first masks are
+        # saturated: Dice loss then has hardly any gradient.
+        initialise_classifier(predictor.mask_fcn_logits, 0.5)
+        self.mask_head = nn.Sequential(MaskRCNNHeads(channels, (channels,) * 4, dilation=1), predictor)
 
     def extra_losses(
         self, features: list[Tensor], step: BoxHeadStep, ground_truths: list[Target], image_sizes: list[tuple[int, int]]
