@@ -18,6 +18,7 @@ from bucketrank.study.loss_comparison import TITLES
 from docs.figures.theme import ASSETS, Palette, save
 
 STUDY = ASSETS / "losses-atss.json"
+NAMES = {"bccd": "blood cells", "road_signs": "road signs", "nuclei": "nuclei"}
 SIZE = (3.6, 2.9)  # inches; three of them stand in a row, or below each other on a phone
 DRAWN = ("rs", "focal", "qfl", "vfl", "bce", "rsq", "ap")  # the order of the legend
 
@@ -60,7 +61,7 @@ def _line(axes: Axes, loss: str, x: Any, y: Any, palette: Palette) -> None:
 
 
 def _finish(figure: Figure, axes: Axes, title: str) -> Figure:
-    axes.set_title(title.replace("_", " "), fontsize=10, loc="left", fontweight="bold")
+    axes.set_title(NAMES[title], fontsize=10, loc="left", fontweight="bold")
     axes.legend(loc="lower right", fontsize=8)
     return figure
 

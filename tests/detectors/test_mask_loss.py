@@ -1,6 +1,7 @@
 """The mask loss of Mask R-CNN: every choice by hand, and the published choices of every loss."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from bucketrank.catalogue.detector_specs import MaskRCNNSettings
 from bucketrank.detectors import build
 from bucketrank.detectors.criterion import HeadRecipe, build_criterion
 from bucketrank.detectors.mask_loss import MaskLoss
+from bucketrank.detectors.mask_rcnn import MaskRCNN
 
 from .small_detectors import scene, small_detector
 
@@ -78,6 +80,7 @@ def test_balance_scales_the_gradient_and_sends_none_to_the_classification():
         logits = LOGITS.clone().requires_grad_()
         mask_loss = MaskLoss.from_settings(MaskRCNNSettings(mask_balance=balance), criterion)
         mask_loss(logits, TARGETS, class_logits=class_logits, terms=terms, criterion=criterion).backward()
+        assert logits.grad is not None
         gradients.append(logits.grad)
     torch.testing.assert_close(gradients[1], gradients[0] * 0.75 / weighted(DICE, SCORES), rtol=1e-4, atol=1e-6)
     assert class_logits.grad is None
@@ -90,17 +93,18 @@ def test_confidence_with_a_softmax_leaves_the_background_out():
     torch.testing.assert_close(value, torch.tensor(weighted(BCE, (0.2, 0.6))))
 
 
-RANKING = {"name": "dice", "confidence": True, "weight": 1.0}
-SCORED = {"name": "bce", "confidence": False, "weight": 1.0}
+RANKING = MaskLoss("dice", balance=False, confidence=True, weight=1.0)
+BALANCED = replace(RANKING, balance=True)
+SCORED = MaskLoss("bce", balance=False, confidence=False, weight=1.0)
 
 
 @pytest.mark.parametrize(
     ("loss", "published"),
     [
-        ("rs", MaskLoss(balance=True, **RANKING)),
-        ("rsq", MaskLoss(balance=True, **RANKING)),
-        *((loss, MaskLoss(balance=False, **RANKING)) for loss in ("ap", "alrp", "dr")),
-        *((loss, MaskLoss(balance=False, **SCORED)) for loss in ("ce", "focal", "qfl", "vfl", "bce", "mal", "iabce")),
+        ("rs", BALANCED),
+        ("rsq", BALANCED),
+        *((loss, RANKING) for loss in ("ap", "alrp", "dr")),
+        *((loss, SCORED) for loss in ("ce", "focal", "qfl", "vfl", "bce", "mal", "iabce")),
     ],
 )
 def test_the_published_choices(loss, published):
@@ -173,6 +177,7 @@ def test_without_positives_the_loss_is_zero_and_has_a_gradient(loss, name, confi
 def test_the_first_masks_are_not_saturated(classes):
     """Torchvision's initial weights give one class logits of about 10, where the Dice loss has no gradient."""
     detector = build("mask_rcnn", num_classes=classes, backbone="test_resnet", channels=32, hidden=32, loss="rs")
+    assert isinstance(detector, MaskRCNN)
     with torch.no_grad():
         probabilities = detector.mask_head(torch.rand(4, 32, 14, 14)).sigmoid()
     assert float((probabilities - 0.5).abs().max()) < 0.2

@@ -268,7 +268,7 @@ def test_merged_trials_are_not_printed_again(finished, shapes, tmp_path, capsys)
 def test_the_steps_of_all_losses_are_timed_in_turn(shapes, tmp_path):
     flags = ("--backbone.weights", "null", "--inputs.min_size", "64", "--inputs.max_size", "64")
     plan = comparison(shapes, tmp_path, losses=("rs", "focal"), flags=flags)
-    runs = {"ATSS": [*plan.first_runs()]}
+    runs = {"ATSS": plan.first_runs()}
     timed = measure_steps(tmp_path, runs, rounds=2, say=lambda _: None)["ATSS"]
     ours, usual = step_rows(plan, timed)
     assert (ours[0], usual[0]) == ("RS", "focal")

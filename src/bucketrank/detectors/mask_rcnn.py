@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ class MaskRCNN(FasterRCNN):
         criterion = self.box_head.criterion
         published = 200 if criterion.ranking else None
         self.mask_rois = published if settings.mask_rois is None else settings.mask_rois
-        self.mask_loss = MaskLoss.from_settings(settings, criterion)
+        self.mask_loss: Callable[..., Tensor] = MaskLoss.from_settings(settings, criterion)
         channels = settings.channels
         self.mask_pool = RoIPool(STRIDES, size=14)
         predictor = MaskRCNNPredictor(channels, channels, num_classes)

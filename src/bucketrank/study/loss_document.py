@@ -63,7 +63,7 @@ def to_markdown(plan: LossComparison, outcomes: Sequence[SetOutcome], timed: Ste
     lines += ["![AP over learning rates](ap_over_rates.svg)", ""]
     if timed is not None:
         usual = TITLES[plan.detector.usual]
-        columns = ["loss", "seconds per step", f"ratio to {usual}"]
+        columns = [*STEP_COLUMNS, f"ratio to {usual}"]
         lines += ["## Seconds per step", "", markdown_table(columns, step_rows(plan, timed)), ""]
     missing = plan.total - sum(len(result.runs) for outcome in outcomes for result in outcome.results)
     missing -= sum(trial.finished for data in plan.data for loss in plan.losses for trial in plan.trials(data, loss))
@@ -135,6 +135,9 @@ def loss_rows(outcome: SetOutcome) -> list[list[str]]:
     return rows
 
 
+STEP_COLUMNS = ["loss", "seconds per step"]
+
+
 def step_rows(plan: LossComparison, timed: StepMeasurements) -> list[list[str]]:
     """Return one row per loss: the median time of a step, and its ratio to the usual loss with the quartiles."""
     samples = {run.row.loss: timed.samples[run.row.key] for run in plan.first_runs() if run.row.key in timed.samples}
@@ -164,7 +167,9 @@ def to_json(
         ]
         late = {loss: vars(each) for loss, each in outcome.differences(1.0).items()}
         early = {loss: vars(each) for loss, each in outcome.differences(QUARTER).items()}
-        sets.append({"data": outcome.data.name, "losses": losses, "rs_minus": {"quarter": early, "end": late}})
+        tables = {"headline": headline_rows(outcome), "rows": loss_rows(outcome)}
+        differences = {"quarter": early, "end": late}
+        sets.append({"data": outcome.data.name, "losses": losses, "rs_minus": differences, **tables})
     trials = [
         {
             "data": data.name,
@@ -180,7 +185,8 @@ def to_json(
         if trial.finished
     ]
     runs = [record_of(run).to_json() for outcome in outcomes for result in outcome.results for run in result.runs]
-    return {"sets": sets, "steps": None if timed is None else vars(timed), "trials": trials, "runs": runs}
+    steps = None if timed is None else {"rows": step_rows(plan, timed), **vars(timed)}
+    return {"sets": sets, "steps": steps, "trials": trials, "runs": runs}
 
 
 def _panels(outcomes: Sequence[SetOutcome], panel: Any) -> Figure | None:

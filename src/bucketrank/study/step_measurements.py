@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ def load_measurements(out: Path) -> dict[str, StepMeasurements]:
 
 
 def measure_steps(
-    out: Path, runs: Mapping[str, list[StudyRun]], *, rounds: int, say: Callable[[str], None]
+    out: Path, runs: Mapping[str, Sequence[StudyRun]], *, rounds: int, say: Callable[[str], None]
 ) -> dict[str, StepMeasurements]:
     """Measure the steps of ``runs`` (by detector) that are not in the file yet; the runs of a detector take turns."""
     measurements = load_measurements(out)
@@ -65,7 +65,7 @@ def measure_steps(
     return measurements
 
 
-def _measure(runs: list[StudyRun], rounds: int) -> StepMeasurements:
+def _measure(runs: Sequence[StudyRun], rounds: int) -> StepMeasurements:
     from bucketrank.provenance.machine import describe
     from bucketrank.study.first_steps import gradient_difference, time_steps
 

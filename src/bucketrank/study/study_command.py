@@ -78,7 +78,7 @@ def run_loss_comparison(plan: LossComparison, *, rounds: int, console: Console |
     queue = RunQueue(console, plan.total)
     stopped = ""
     try:
-        measure_steps(plan.out, {plan.detector.title: [*plan.first_runs()]}, rounds=rounds, say=say)
+        measure_steps(plan.out, {plan.detector.title: plan.first_runs()}, rounds=rounds, say=say)
         for data in plan.data:
             for loss in plan.losses:
                 queue.train(plan.rate_trials(data, loss))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bucketrank.bench.detectors.detector_results import Head
 from bucketrank.bench.device_clock import DeviceClock
 from bucketrank.detectors.criterion import Assigned, Criterion, LossTerms
+from bucketrank.detectors.mask_rcnn import MaskRCNN
 from bucketrank.ops.assignment import IGNORED
 
 SHARE_RULE = (
@@ -53,17 +54,20 @@ class Stopwatch:
 
 @contextmanager
 def split_losses(model: nn.Module, meter: Meter) -> Iterator[None]:
-    """Make each criterion of ``model`` run its backward pass right after its forward pass, and measure both passes."""
+    """Make each loss of ``model`` run its backward pass right after its forward pass, and measure both passes."""
     changed = [module for _, module in criteria(model)]
+    mask_losses = {module: module.mask_loss for module in model.modules() if isinstance(module, MaskRCNN)}
     for criterion in changed:
         criterion.forward = _split_forward(criterion.forward, meter)  # type: ignore[assignment, method-assign]
-        criterion.masks = _split_masks(criterion.masks, meter)  # type: ignore[method-assign]
+    for detector, mask_loss in mask_losses.items():
+        detector.mask_loss = _split_masks(mask_loss, meter)
     try:
         yield
     finally:
         for criterion in changed:
-            # Attributes of the instance, which hide the methods of the class.
-            del criterion.forward, criterion.masks
+            del criterion.forward  # an attribute of the instance, which hides the method of the class
+        for detector, mask_loss in mask_losses.items():
+            detector.mask_loss = mask_loss
 
 
 def _split_forward(forward: Callable[[Any], Any], meter: Meter) -> Callable[[Any], Any]:

@@ -1,0 +1,41 @@
+"""The tables of losses in README and on the results page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from docs.figures.loss_tables import BLOCK, PAGES, renew, tables
+from docs.figures.losses import STUDY
+
+DOCUMENT = json.loads(STUDY.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_the_tables_are_those_of_the_study(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    names = [match[1] for match in BLOCK.finditer(text)]
+    assert "headline" in names
+    assert renew(text, DOCUMENT) == text, "run python -m docs.figures.loss_tables"
+
+
+def test_the_results_page_shows_every_table() -> None:
+    shown = {match[1] for match in BLOCK.finditer(PAGES[1].read_text(encoding="utf-8"))}
+    assert shown == set(tables(DOCUMENT))
+
+
+def test_a_table_that_does_not_exist_is_an_error() -> None:
+    with pytest.raises(KeyError, match="oranges"):
+        renew("<!-- losses: oranges -->\n\n<!-- end -->\n", DOCUMENT)
+
+
+def test_every_run_names_its_command_commit_and_machine() -> None:
+    for record in (*DOCUMENT["trials"], *DOCUMENT["runs"]):
+        assert record["command"].startswith("bucketrank train ")
+        assert f"--out runs/{record['name']} " in record["command"]
+        assert len(record["commit"]) == 40
+        assert record["processor"]
+    assert all("--data.holdout 0.2" in trial["command"] for trial in DOCUMENT["trials"])
+    assert not any("holdout" in run["command"] for run in DOCUMENT["runs"])
