@@ -17,6 +17,8 @@ FENCE = re.compile(r"^( *)```[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 INLINE_CODE = re.compile(r"`[^`\n]*`")
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 HEADING = re.compile(r"^#+ +(.+?)(?: *\{ *#([\w-]+) *\})?$", re.MULTILINE)
+# Ends of the addresses of figures for light and dark pages; GitHub knows the second pair only.
+SCHEMES = {"only-light", "only-dark", "gh-light-mode-only", "gh-dark-mode-only", ""}
 WIDEST = 85  # columns of a code block that a page shows without scrolling
 
 
@@ -80,7 +82,7 @@ def broken_links(page: Path) -> list[str]:
         # On GitHub, ../../actions/workflows/ in README leads to the runs of a workflow.
         path = re.sub(r"^\.\./\.\./actions/workflows/([\w-]+\.yml).*", r".github/workflows/\1", path)
         target = (page.parent / path).resolve() if path else page
-        known = anchors(target) if target.is_file() and target.suffix == ".md" else {"only-light", "only-dark", ""}
+        known = anchors(target) if target.is_file() and target.suffix == ".md" else SCHEMES
         if not target.exists() or (anchor and anchor not in known):
             broken.append(link)
     return broken
