@@ -66,13 +66,12 @@ class BoxHead(nn.Module):
         hidden: int = 1024,
         class_agnostic: bool = False,
         positive_iou: float = 0.5,
-        low_quality: float | None = None,
         coder_weights: tuple[float, float, float, float] = (10.0, 10.0, 5.0, 5.0),
         strides: Sequence[int] = STRIDES,
         recipe: HeadRecipe = RECIPE,
     ) -> None:
         super().__init__()
-        self.num_classes, self.positive_iou, self.low_quality = num_classes, positive_iou, low_quality
+        self.num_classes, self.positive_iou = num_classes, positive_iou
         self.criterion = build_criterion(loss, recipe)
         self.coder = BoxCoder(weights=coder_weights)
         self.sampler = CandidateSampler(512, 0.25)
@@ -111,11 +110,7 @@ class BoxHead(nn.Module):
         for boxes, ground_truth in zip(proposals, ground_truths, strict=True):
             extended = torch.cat([boxes, ground_truth["boxes"].to(boxes.dtype)])
             match = assign_max_iou(
-                extended,
-                ground_truth["boxes"],
-                positive=self.positive_iou,
-                negative=self.positive_iou,
-                low_quality=self.low_quality,
+                extended, ground_truth["boxes"], positive=self.positive_iou, negative=self.positive_iou
             )
             proposed: slice | Tensor = slice(len(boxes))
             if self.criterion.samples:

@@ -18,17 +18,9 @@ from bucketrank.detectors.targets import Target
 class FasterRCNN(RCNN):
     """An RPN and a box head. Ranking losses train on all proposals, cross-entropy on a sample of 512 per image."""
 
-    low_quality: float | None = None  # minimum IoU of the best proposal of an object that becomes positive; None: off
-
     def __init__(self, num_classes: int, *, loss: LossSettings, settings: FasterRCNNSettings, **shared: Any) -> None:
         super().__init__(num_classes, loss=loss, settings=settings, **shared)
-        self.box_head = BoxHead(
-            settings.channels,
-            num_classes=num_classes,
-            loss=loss,
-            hidden=settings.hidden,
-            low_quality=self.low_quality,
-        )
+        self.box_head = BoxHead(settings.channels, num_classes=num_classes, loss=loss, hidden=settings.hidden)
 
     def scoring_heads(self) -> list[BoxHead]:
         return [self.box_head]

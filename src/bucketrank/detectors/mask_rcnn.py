@@ -27,7 +27,6 @@ class MaskRCNN(FasterRCNN):
     """
 
     masks = True
-    low_quality = 0.5
 
     def __init__(self, num_classes: int, *, settings: MaskRCNNSettings, **shared: Any) -> None:
         super().__init__(num_classes, settings=settings, **shared)
