@@ -120,7 +120,12 @@ def _add_settings(parser: ArgumentParser, words: list[str]) -> None:
     known = recipe_names()
     name = next((word for word in words if word in known), "atss-r50-rs")
     add_setting_flags(parser, load_recipe(name))
-    parser.usage = f"{parser.prog} [recipe] [options] [settings]"
+    positional = [
+        f"[{action.dest}]" if action.nargs == "?" else action.dest
+        for action in parser._actions
+        if not action.option_strings
+    ]
+    parser.usage = " ".join([parser.prog, *positional, "[options]", "[settings]"])
     parser.epilog = f"The values in brackets are those of the recipe {name}."
 
 

@@ -108,7 +108,7 @@ def test_softmax_models_take_a_temperature(name: str) -> None:
 
 
 def test_fcos_says_why_not() -> None:
-    with pytest.raises(CannotCalibrateError, match="FCOS multiplies the class score by the centre-ness"):
+    with pytest.raises(CannotCalibrateError, match="FCOS multiplies the class score by the centerness"):
         tv_adapter.calibrate(tv_model("fcos"), [])
 
 

@@ -23,7 +23,7 @@ def train(
     *,
     data: Annotated[Path | None, "folder of the data set"] = None,
     out: Annotated[Path | None, "folder for everything the run writes (default: runs/RECIPE)"] = None,
-    resume: Annotated[bool, "continue the run in --out, or start it if there is none"] = False,
+    resume: Annotated[bool, "continue the run in --out, or start it if --out holds no run"] = False,
     allow_changed_data: Annotated[bool, "resume although images or annotations changed (classes may never)"] = False,
     settings: Annotated[SettingFlags, "settings of the recipe"],
 ) -> int:

@@ -49,7 +49,7 @@ class RankingRetinaNetHead(RetinaNetHead):
 
 
 class RankingFCOSHead(FCOSHead):
-    """``FCOSHead`` with a ranking loss. Inference multiplies scores by the centre-ness, which keeps its own loss."""
+    """``FCOSHead`` with a ranking loss. Inference multiplies scores by the centerness, which keeps its own loss."""
 
     ranking_loss: RankingLoss
 
@@ -62,7 +62,7 @@ class RankingFCOSHead(FCOSHead):
         logits = head_outputs["cls_logits"].flatten(0, 1)
         terms = head_terms(self.ranking_loss, logits, matches.labels.flatten(), boxes=boxes, objects=matches.objects)
 
-        # Of the parent's losses only the centre-ness is used. The other outputs are detached to save their graph.
+        # Of the parent's losses only the centerness is used. The other outputs are detached to save their graph.
         outputs = {name: value if name == "bbox_ctrness" else value.detach() for name, value in head_outputs.items()}
         own = super().compute_loss(targets, outputs, anchors, matched_idxs)
         return named(terms, "classification", "bbox_regression") | {"bbox_ctrness": own["bbox_ctrness"]}

@@ -16,7 +16,7 @@ from bucketrank.calibration.calibration_result import Method, Target
 from bucketrank.calibration.samples import Data, Samples
 
 CENTRENESS = (
-    "FCOS multiplies the class score by the centre-ness and takes the root, so that a map of the class score would "
+    "FCOS multiplies the class score by the centerness and takes the root, so that a map of the class score would "
     "change the order of detections"
 )
 
