@@ -82,11 +82,12 @@ pages: docs  ## add the documentation to the local branch gh-pages: make pages V
 	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/mike deploy --update-aliases $(VERSION) $(ALIAS)
 	$(if $(ALIAS),NO_MKDOCS_2_WARNING=1 $(BIN)/mike set-default $(ALIAS))
 
-figures: $(STAMP)  ## draw the documentation's figures again
+figures: $(STAMP)  ## draw the documentation's figures and write its tables of losses again
 	$(BIN)/python -m docs.figures.exact_bucketing
 	$(BIN)/python -m docs.figures.delta
 	$(BIN)/python -m docs.figures.detectors
 	$(BIN)/python -m docs.figures.losses
+	$(BIN)/python -m docs.figures.loss_tables
 	$(BIN)/python -m docs.figures.speed
 
 # The wheel is built from the sdist, so that the sdist is known to be complete.
