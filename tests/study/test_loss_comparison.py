@@ -16,7 +16,7 @@ from bucketrank.evaluation import Evaluator
 from bucketrank.model_files.loading import build_detector
 from bucketrank.study.loss_comparison import DETECTORS, ONE_HEAD, LossComparison, LossRun
 from bucketrank.study.loss_document import headline_rows, loss_rows, step_rows, to_markdown, write_losses
-from bucketrank.study.loss_outcome import collect_losses
+from bucketrank.study.loss_outcome import bootstrap_at, collect_losses
 from bucketrank.study.run_record import portable_command, read_records
 from bucketrank.study.step_measurements import measure_steps
 from bucketrank.study.study_run import StudyError
@@ -245,6 +245,23 @@ def test_records_of_another_study_are_refused(finished, shapes, tmp_path, capsys
         file = wrong if content else tmp_path / "none.json"
         assert main(["study", "losses", "--data", str(shapes), "--merge", str(file), "--dry-run"]) == 1
         assert message in capsys.readouterr().err
+
+
+def test_damaged_records_are_refused(finished, shapes, tmp_path):
+    write_losses(finished, collect_losses(finished))
+    document = json.loads((finished.out / "losses.json").read_text())
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text(json.dumps(document | {"trials": [document["trials"][0] | {"command": "rm -r /"}]}))
+    with pytest.raises(StudyError, match=r"damaged.json: expected the losses.json of a study"):
+        read_records(damaged)
+    damaged.write_text(json.dumps(document | {"trials": [document["trials"][0] | {"command": "bucketrank train 'x"}]}))
+    cut = LossComparison(**{**vars(finished), "records": read_records(damaged)})
+    with pytest.raises(StudyError, match=r"--merge: .*-trial: No closing quotation"):
+        cut.rate_trials(shapes, "rs")
+    damaged.write_text(json.dumps(document | {"runs": [run | {"bootstrap": {}} for run in document["runs"]]}))
+    without_draws = LossComparison(**{**vars(finished), "records": read_records(damaged)})
+    with pytest.raises(StudyError, match=r"expected bootstrap draws after step 292, got none; train it again"):
+        bootstrap_at(without_draws.runs(shapes, "rs")[0], 1.0)
 
 
 def test_merged_trials_are_not_printed_again(finished, shapes, tmp_path, capsys):

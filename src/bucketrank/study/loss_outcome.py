@@ -14,6 +14,7 @@ from bucketrank.evaluation import BootstrapAP, Difference, Evaluator, ImageAP, p
 from bucketrank.study.loss_comparison import OURS, RIVALS, LossComparison, LossRun
 from bucketrank.study.run_record import RunRecord
 from bucketrank.study.study_results import SeedMean
+from bucketrank.study.study_run import StudyError
 
 SHARES = (0.5, 0.8, 0.95)  # of the best AP of any loss
 QUARTER = 0.25  # of the budget
@@ -119,7 +120,11 @@ def step_at(steps: list[int], share: float) -> int:
 def bootstrap_at(run: LossRun, share: float) -> BootstrapAP:
     """Return the AP of a run in the draws of the images, after a share of its steps."""
     step = step_at(run.curve()[0], share)
-    return _bootstrap(run.data, run.detections(step)) if run.record is None else run.record.bootstrap[step]
+    if run.record is None:
+        return _bootstrap(run.data, run.detections(step))
+    if step not in run.record.bootstrap:
+        raise StudyError(f"--merge: {run.name}: expected bootstrap draws after step {step}, got none; train it again")
+    return run.record.bootstrap[step]
 
 
 def record_of(run: LossRun) -> RunRecord:

@@ -21,6 +21,7 @@ from bucketrank.study.study_run import StudyError, StudyRun
 
 MACHINE = ("commit", "modified", "processor", "date")  # what a record keeps of the machine
 METRICS = ("AP", "AP50", "AP75", "oLRP")
+TRAIN = "bucketrank train"
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,10 @@ class RunRecord:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> RunRecord:
-        """Return a record from JSON; KeyError or TypeError if it is not one."""
+        """Return a record from JSON; KeyError, TypeError or ValueError if it is not one."""
         steps, aps = document["curve"]
+        if not document["command"].startswith(f"{TRAIN} ") or "AP" not in document["metrics"]:
+            raise ValueError("not the record of a run")
         return cls(
             document["name"],
             document["command"],
@@ -77,10 +80,10 @@ class RunRecord:
 
     def require_same_settings(self, run: StudyRun) -> None:
         """Raise StudyError unless the record's run had the settings of ``run``."""
-        _, _, recipe, _, _, _, _, *flags = shlex.split(self.command)
         try:
+            recipe, _, _, _, _, *flags = shlex.split(self.command.removeprefix(TRAIN))
             before = load_recipe(recipe, flags)
-        except RecipeError as error:
+        except (RecipeError, ValueError) as error:
             raise StudyError(f"--merge: {self.name}: {error}") from error
         changed = fixed_differences(before, run.load())
         if changed:
@@ -93,9 +96,9 @@ class RunRecord:
 
 def portable_command(run: StudyRun) -> str:
     """Return the command of a run with names in place of this machine's folders."""
-    arguments = [*("train", run.recipe, "--data", run.data.name, "--out", f"runs/{run.name}"), *run.settings]
+    arguments = [run.recipe, "--data", run.data.name, "--out", f"runs/{run.name}", *run.settings]
     weights = run.load().backbone.weights
-    return shlex.join(["bucketrank", *(Path(word).name if word == weights else word for word in arguments)])
+    return f"{TRAIN} " + shlex.join(Path(word).name if word == weights else word for word in arguments)
 
 
 def read_records(path: Path) -> dict[str, RunRecord]:
