@@ -48,6 +48,7 @@ from bucketrank.bench.detectors.step_costs import cost_steps, step_costs
 from bucketrank.bench.device_clock import WallClock, device_clock
 from bucketrank.bench.measurement import MeasurementError
 from bucketrank.cli import main
+from bucketrank.detectors.mask_loss import MaskLoss
 from bucketrank.launches import count_launches
 from bucketrank.provenance.machine import describe
 from tests.bench.fake_cuda import FakeCuda
@@ -171,6 +172,8 @@ def test_a_split_step_does_the_same(detector: str, name: str) -> None:
         torch.testing.assert_close(parameter.grad, expected[key].grad, rtol=1e-4, atol=1e-6, msg=key)
     for _, criterion in criteria(parts.model):
         assert "forward" not in vars(criterion), "put back"
+    if detector == "mask_rcnn":
+        assert isinstance(parts.model.mask_loss, MaskLoss), "put back"
 
 
 def test_steps_leave_the_weights() -> None:

@@ -71,6 +71,16 @@ def test_masks_crowds_and_empty_images_are_kept(tmp_path: Path) -> None:
     assert [entry["area"] for entry in entries] == [200, 48, 30], "without an area, that of the box"
 
 
+def test_a_converted_data_set_of_links_can_be_divided(tmp_path: Path) -> None:
+    source = folder_of(tmp_path / "old", train=[["cat"]] * 4, val=[["dog"]] * 4)
+    write_new_split(source, tmp_path / "linked", val=0.5)
+    assert any(path.is_symlink() for path in (tmp_path / "linked").rglob("*.png"))
+    write_new_split(tmp_path / "linked", tmp_path / "again", val=0.25)
+    for split in find_splits(tmp_path / "again"):
+        assert split is not None
+        assert check(split) == []
+
+
 @given(
     st.lists(st.lists(st.sampled_from("abcd"), max_size=3), min_size=2, max_size=40),
     st.floats(0.05, 0.95),

@@ -38,7 +38,8 @@ def write_new_split(
         for number, (split, image) in enumerate(images)
     }
     held_out = divide_by_class(labels, share=val, seed=seed)
-    with Writer(source, folder, categories=dict(classes(documents[0])), copy=copy) as writer:
+    categories = dict(classes(documents[0]))
+    with Writer(source, folder, categories=categories, copy=copy, follow_links=True) as writer:
         written = []
         for part in PARTS:
             for number, (split, image) in enumerate(images):
@@ -63,7 +64,7 @@ def divide_by_class(labels: Mapping[int, Sequence[Hashable]], *, share: float, s
 
     The class with the fewest images left comes first. Each of its images goes to the part that lacks more images of
     this class, so a rare class is in both parts if it has at least two images and ``share`` allows it. Within a class,
-    the order of the images depends on ``seed`` alone.
+    the order of the images depends on their keys and ``seed`` alone.
 
     >>> sorted(divide_by_class({1: ["cat"], 2: ["cat", "dog"], 3: ["dog"], 4: []}, share=0.5, seed=0))
     [1, 3]

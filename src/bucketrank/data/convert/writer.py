@@ -35,10 +35,13 @@ class Writer:
 
     Use it in a ``with`` block. Files are written to a hidden folder inside ``folder`` and moved to their places at the
     end of the block. If the block raises, nothing is left. If the process is killed, only the hidden folder is left;
-    the next conversion removes it.
+    the next conversion removes it. Images must lie in ``source``; with ``follow_links`` they may be links to other
+    places, like those of a converted data set.
     """
 
-    def __init__(self, source: Path, folder: Path, *, categories: dict[int, str], copy: bool) -> None:
+    def __init__(
+        self, source: Path, folder: Path, *, categories: dict[int, str], copy: bool, follow_links: bool = False
+    ) -> None:
         if not source.is_dir():
             raise DataError(f"{source}: the folder does not exist; give the folder to convert")
         if folder.exists() and not (folder.is_dir() and all(map(_is_abandoned, folder.iterdir()))):
@@ -48,6 +51,7 @@ class Writer:
         self.unfinished = folder / f"{UNFINISHED}{os.getpid()}"
         self.categories = categories
         self.copy = copy
+        self.follow_links = follow_links
         self.images: list[dict[str, Any]] = []
         self.annotations: list[dict[str, Any]] = []
 
@@ -73,7 +77,8 @@ class Writer:
 
     def add_image(self, path: Path) -> tuple[int, int, int]:
         """Link or copy an image, under its path in the source; return its id, width and height."""
-        require_inside(path, self.source)
+        if not self.follow_links:
+            require_inside(path, self.source)
         with open_image(path) as image:
             width, height = image.size
         name = path.relative_to(self.source).as_posix()
