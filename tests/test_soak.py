@@ -1,6 +1,8 @@
 """The long random tests run, count, and fail where something is wrong."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -8,7 +10,8 @@ import pytest
 import torch
 
 from bucketrank.data import checking
-from tests.losses.cases import LOSSES
+from bucketrank.losses.comparison import on_host
+from tests.losses.cases import LOSSES, use_backend
 from tests.soak import random_strikes
 from tests.soak.__main__ import main
 from tests.soak.annotations import check_annotations
@@ -35,6 +38,21 @@ def test_annotations_that_raise_are_found(monkeypatch: pytest.MonkeyPatch) -> No
 def test_losses(capsys: pytest.CaptureFixture[str]) -> None:
     main(["losses", "--seconds", "0.5", "--threads", "2", "--seed", "3"])
     assert ", seed 3\n" in capsys.readouterr().out
+
+
+def test_a_backend_is_forced_in_its_own_thread_only() -> None:
+    both_entered, cpu = Barrier(2, timeout=60), torch.empty(0)
+
+    def force(backend: str) -> bool:
+        with use_backend(backend):
+            both_entered.wait()
+            inside = on_host(cpu)
+            both_entered.wait()
+        return inside
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(force, ["device", "torch"])) == [False, True]
+    assert on_host(cpu)
 
 
 def test_losses_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -25,17 +25,34 @@ FAITHFUL: tuple[Way, ...] = (("pairwise", "torch"), ("exact", "torch"), ("exact"
 EVERY: tuple[Way, ...] = (*FAITHFUL, ("bucketed", "torch"), ("bucketed", "device"))
 
 
+class _HostsOfThread(threading.local):
+    """The types of host devices, which every thread sets for itself."""
+
+    types = comparison.HOSTS
+
+    def __contains__(self, device_type: object) -> bool:
+        return device_type in self.types
+
+
+_hosts = _HostsOfThread()
+comparison.HOSTS = _hosts
+
+
 @contextmanager
 def use_backend(name: Any) -> Iterator[str]:
-    """Force a backend and yield its name in the package.
+    """Force a backend in this thread and yield its name in the package.
 
     "device" runs torch operations on the CPU as on a device: with as few launches as possible, and without reading
     values, for which the host would have to wait.
     """
-    hosts = () if name == "device" else comparison.HOSTS
     package_name: Any = "torch" if name == "device" else name
-    with mock.patch.object(comparison, "HOSTS", hosts), bucketrank.use_backend(package_name):
-        yield package_name
+    outside = _hosts.types
+    _hosts.types = () if name == "device" else _HostsOfThread.types
+    try:
+        with bucketrank.use_backend(package_name):
+            yield package_name
+    finally:
+        _hosts.types = outside
 
 
 class Loss(NamedTuple):

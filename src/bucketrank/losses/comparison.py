@@ -6,6 +6,7 @@ The losses (``terms.py``) are written once, with these few sums; each method com
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Container
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -20,7 +21,7 @@ FINEST_DELTA = 1e-9
 
 
 # Types of devices whose values Python reads without waiting, and which have no cost of launches.
-HOSTS = ("cpu",)
+HOSTS: Container[str] = ("cpu",)
 
 
 def on_host(tensor: Tensor) -> bool:
