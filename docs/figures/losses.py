@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -18,6 +18,7 @@ from bucketrank.study.loss_comparison import TITLES
 from docs.figures.theme import ASSETS, Palette, save
 
 STUDY = ASSETS / "losses-atss.json"
+MASKS = ASSETS / "losses-mask-rcnn.json"
 NAMES = {"bccd": "blood cells", "road_signs": "road signs", "nuclei": "nuclei"}
 SIZE = (3.6, 2.9)  # inches; three of them stand in a row, or below each other on a phone
 DRAWN = ("rs", "focal", "qfl", "vfl", "bce", "rsq", "ap")  # the order of the legend
@@ -37,7 +38,7 @@ def over_steps(data: dict[str, Any], palette: Palette) -> Figure:
         _line(axes, entry["loss"], steps, aps.mean(0), palette)
         axes.fill_between(steps, aps.min(0), aps.max(0), color=colour(entry["loss"], palette), alpha=0.15, linewidth=0)
     axes.set(xlabel="step", ylabel="AP", xlim=(0, None), ylim=(0, None))
-    return _finish(figure, axes, data["data"])
+    return _finish(figure, axes, data["data"], legend="lower right")
 
 
 def over_rates(name: str, trials: list[dict[str, Any]], palette: Palette) -> Figure:
@@ -52,7 +53,7 @@ def over_rates(name: str, trials: list[dict[str, Any]], palette: Palette) -> Fig
     axes.minorticks_off()
     axes.set_xticks(rates, [f"{1000 * rate:g}" for rate in rates])
     axes.set(xlabel="learning rate, in thousandths", ylabel="AP of a short trial", ylim=(0, None))
-    return _finish(figure, axes, name)
+    return _finish(figure, axes, name, legend="lower left")
 
 
 def _line(axes: Axes, loss: str, x: Any, y: Any, palette: Palette) -> None:
@@ -60,9 +61,9 @@ def _line(axes: Axes, loss: str, x: Any, y: Any, palette: Palette) -> None:
     axes.plot(x, y, color=colour(loss, palette), marker="o", markersize=3, linewidth=width, label=TITLES[loss])
 
 
-def _finish(figure: Figure, axes: Axes, title: str) -> Figure:
+def _finish(figure: Figure, axes: Axes, title: str, *, legend: Literal["lower left", "lower right"]) -> Figure:
     axes.set_title(NAMES[title], fontsize=10, loc="left", fontweight="bold")
-    axes.legend(loc="lower right", fontsize=8)
+    axes.legend(loc=legend, fontsize=8)
     return figure
 
 

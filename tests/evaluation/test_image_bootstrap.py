@@ -59,6 +59,16 @@ def test_draws_equal_data_sets_with_repeated_images(seed: int) -> None:
     np.testing.assert_allclose(matches.ap(np.ones((1, 8))), whole, atol=1e-9)
 
 
+def test_masks_are_matched_by_their_masks() -> None:
+    document = random_document(0, images=4)
+    detections = with_distinct_scores(random_detections(document, 100, masks=True))
+    evaluator = Evaluator(document, masks=True)
+    evaluator.add(list(detections), list(detections.values()))
+    aps = {kind: float(ImageAP.of(evaluator, kind).ap(np.ones((1, 4)))[0]) for kind in ("boxes", "masks")}
+    assert aps == pytest.approx({kind: evaluator.result(kind).metrics["AP"] for kind in ("boxes", "masks")}, abs=1e-9)
+    assert aps["boxes"] != pytest.approx(aps["masks"], abs=1e-3)
+
+
 def worse(detections: dict[int, Any], share: float, seed: int) -> dict[int, Any]:
     """Return the detections with the boxes of a share of them moved far away."""
     generator = torch.Generator().manual_seed(seed)

@@ -13,6 +13,7 @@ from bucketrank.cli import main
 from bucketrank.data import find_splits
 from bucketrank.detectors.dense_detector import DenseDetector
 from bucketrank.evaluation import Evaluator
+from bucketrank.evaluation.detection_records import encode_mask
 from bucketrank.model_files.loading import build_detector
 from bucketrank.study.loss_comparison import DETECTORS, ONE_HEAD, LossComparison, LossRun
 from bucketrank.study.loss_document import headline_rows, loss_rows, step_rows, to_markdown, write_losses
@@ -150,6 +151,56 @@ def test_differences_and_steps(finished, shapes):
     assert ours.steps_to(20) == pytest.approx(73)
     assert ours.steps_to(32) == pytest.approx(73 * (2 + 2 / 8))
     assert ours.steps_to(41) is None
+
+
+def test_losses_are_compared_on_the_seeds_that_both_have(finished, shapes):
+    first, _ = finished.runs(shapes, "rs")
+    first.detections(292).write_text("[]")  # the seeds of RS differ
+    (before,) = collect_losses(finished)
+    ours = before.of("rs")
+    assert ours is not None
+    for loss in ("focal", "qfl"):
+        (finished.runs(shapes, loss)[0].folder / "weights.safetensors").unlink()
+    (outcome,) = collect_losses(finished)
+    usual = outcome.of("focal")
+    assert usual is not None
+    expected = bootstrap_at(ours.runs[1], 1.0).ap - bootstrap_at(usual.runs[0], 1.0).ap
+    assert outcome.differences(1.0)["focal"].value == pytest.approx(expected)
+    assert expected > 0
+    assert [row[:2] for row in loss_rows(outcome)] == [["RS", "2"], ["focal", "1"], ["QFL", "1"]]
+
+
+def test_the_best_rival_is_chosen_among_those_with_the_most_seeds(shapes, tmp_path):
+    plan = comparison(shapes, tmp_path, losses=("qfl", "vfl"))
+    for loss, ap in (("qfl", 30.0), ("vfl", 40.0)):
+        finish_trials(plan, shapes, loss, 20.0, 20.0, 20.0)
+        for run in plan.runs(shapes, loss)[: 2 if loss == "qfl" else 1]:
+            finish(run, ap)
+    (outcome,) = collect_losses(plan)
+    best = outcome.best_rival()
+    assert best is not None
+    assert best.loss == "qfl"
+
+
+def test_differences_of_a_detector_with_masks_are_those_of_its_masks(shapes, tmp_path):
+    """The boxes of the detections are right, and their masks are empty."""
+    plan = comparison(shapes, tmp_path, detector=DETECTORS["mask-rcnn-laptop"], head="published", losses=("rs", "ce"))
+    split = find_splits(shapes).val
+    assert split is not None
+    sizes = {image["id"]: [image["height"], image["width"]] for image in split.read()["images"]}
+    for trial in plan.rate_trials(shapes, "rs"):
+        finish(trial, 20.0, metric="masks")
+    run = plan.runs(shapes, "rs")[0]
+    finish_with_detections(run, 0.0, 20.0)
+    assert bootstrap_at(run, 1.0).ap == pytest.approx(100)
+    records = json.loads(run.detections(73).read_text())
+    for record in records:
+        height, width = sizes[record["image_id"]]
+        record["segmentation"] = encode_mask(torch.zeros(height, width))
+    other = plan.runs(shapes, "rs")[1]
+    finish_with_detections(other, 0.0, 20.0)
+    other.detections(73).write_text(json.dumps(records))
+    assert bootstrap_at(other, 1.0).ap == pytest.approx(0)
 
 
 def test_the_page_has_the_verdicts_and_says_what_is_missing(finished, shapes):

@@ -21,6 +21,7 @@ def shapes(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_study_from_beginning_to_end_and_again(shapes, tmp_path, capfd):
     words = ["study", "detectors", "--data", str(shapes), "--out", str(tmp_path / "study"), "--seeds", "1"]
     words += ["--only", "atss-rs-exact,atss-rs-pairwise", "--rates", "1,1e9", "--rounds", "2", *TINY]

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from bucketrank.study.claims import claims
+from bucketrank.study.run_record import RunRecord
 from bucketrank.study.step_measurements import StepMeasurements
 from bucketrank.study.study_command import show_study, write_study
 from bucketrank.study.study_results import SeedMean, StudyOutcome, collect
@@ -124,6 +125,12 @@ def test_masks_go_before_boxes(tmp_path):
     finish(run, 5.0, 9.0, metric="masks")
     assert run.metric("AP75") == pytest.approx(4.5)
     assert run.curve() == ([73, 146], [5.0, 9.0])
+    assert run.box_ap == pytest.approx(18)
+    assert RunRecord.of(run).metrics["box AP"] == pytest.approx(18)
+    boxes_only = plan(tmp_path / "boxes", only="atss-focal")
+    without_masks = boxes_only.results(boxes_only.rows[0])[0]
+    finish(without_masks, 5.0)
+    assert without_masks.box_ap is None
 
 
 def test_mean_of_one():

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from bucketrank.evaluation.evaluator import Evaluator
+from bucketrank.evaluation.evaluator import Evaluator, Kind
 
 Values = NDArray[np.float64]
 
@@ -32,13 +33,13 @@ class RankedMatches:
         precision = true / np.maximum(total, np.spacing(1))
         # COCO reads the precision at a recall as the best one at this or a higher recall.
         precision = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
-        recall = true / np.maximum(objects, 1)[:, None]
-        return np.array([_at_recalls(*draw) for draw in zip(recall, precision, strict=True)])
-
-
-def _at_recalls(recall: Values, precision: Values) -> float:
-    positions = np.searchsorted(recall, RECALLS, side="left")
-    return float(precision[positions[positions < len(precision)]].sum() / len(RECALLS))
+        recall = np.ascontiguousarray(true / np.maximum(objects, 1)[:, None])
+        # torch searches all draws in one call, numpy only one draw.
+        recalls = np.tile(RECALLS, (len(recall), 1))
+        positions = torch.searchsorted(torch.from_numpy(recall), torch.from_numpy(recalls)).numpy()
+        precision = np.pad(precision, ((0, 0), (0, 1)))  # 0 at the recalls that are never reached
+        mean: Values = np.take_along_axis(precision, positions, axis=1).mean(1)
+        return mean
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,13 @@ class ImageAP:
     objects: Values  # (classes, images) number of objects
 
     @classmethod
-    def of(cls, evaluator: Evaluator) -> ImageAP:
-        """Match the detections of an evaluator at all thresholds of COCO's AP."""
+    def of(cls, evaluator: Evaluator, kind: Kind = "boxes") -> ImageAP:
+        """Match the boxes or masks of an evaluator at all thresholds of COCO's AP."""
         position = {image_id: number for number, image_id in enumerate(sorted(evaluator.image_ids))}
         owners = np.array([position[record["image_id"]] for record in evaluator.detections], dtype=np.int64)
         curves: list[list[RankedMatches]] = [[] for _ in evaluator.categories]
         for iou in IOUS:
-            matched = evaluator.matched(iou=float(iou))
+            matched = evaluator.matched(kind, iou=float(iou))
             order = np.argsort(-matched.scores, kind="stable")
             labels, right, images = matched.labels[order], matched.right[order], owners[matched.numbers[order]]
             for label, curve in enumerate(curves, start=1):

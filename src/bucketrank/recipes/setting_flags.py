@@ -64,13 +64,16 @@ def parse_setting_flags(words: Sequence[str]) -> dict[str, Any]:
     """
     words = [normalised(word) for word in words]
     require_known_flags(words, flag_names(), positionals=False)
+    used = {word.partition("=")[0].removeprefix("--") for word in words}
+    # Only the flags that are used: a study reads hundreds of recipes, and a parser of all flags is slow to build.
+    known = {key: setting for key, setting in settings_by_key().items() if key in used}
     parser = ArgumentParser(exit_on_error=False)
-    add_setting_flags(parser)
+    for key, setting in known.items():
+        parser.add_argument(f"--{key}", **_argument(key, setting, None))
     try:
         texts = take_settings(dict(vars(parser.parse_args(words))))
     except argparse.ArgumentError as error:
         raise RecipeError(flag_error(error)) from error
-    known = settings_by_key()
     return {key: convert(_value(text), known[key].type, name=f"--{key}") for key, text in texts.items()}
 
 

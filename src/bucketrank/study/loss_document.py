@@ -89,7 +89,7 @@ def _protocol(plan: LossComparison) -> str:
         f"{same} (of {rates}) {chosen}: the best of {plan.trials_per_loss} trials of {plan.trial_steps} steps, by AP "
         f"on {plan.holdout:.0%} of the training images, which were held out. Then {plan.steps} steps with {plan.seeds} "
         "seeds, evaluated on the validation images. Intervals: 95 % of 500 bootstrap draws over images and seeds, "
-        "paired."
+        "paired; a loss with fewer seeds is compared on those."
     )
 
 
@@ -109,7 +109,7 @@ def _cells(difference: Difference | None) -> list[str]:
 
 
 COLUMNS = [
-    *("loss", "lr", "boxes", "AP at a quarter", "AP", "AP50", "AP75", "oLRP", "RS minus this"),
+    *("loss", "seeds", "lr", "boxes", "AP at a quarter", "AP", "AP50", "AP75", "oLRP", "RS minus this"),
     *(f"steps to {share:.0%}" for share in SHARES),
 ]
 
@@ -124,6 +124,7 @@ def loss_rows(outcome: SetOutcome) -> list[list[str]]:
         rows.append(
             [
                 TITLES[result.loss],
+                str(len(result.runs)),
                 f"{result.rate:g}",
                 weighting(result.balanced),
                 f"{result.mean_at(QUARTER)[1]:.1f}",

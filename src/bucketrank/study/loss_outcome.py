@@ -72,12 +72,12 @@ class SetOutcome:
         return max(float(np.mean(result.curve()[1], axis=0).max()) for result in self.results)
 
     def best_rival(self) -> LossResult | None:
-        """Return the rival with the highest mean AP at the end."""
+        """Return the rival with the highest mean AP at the end, among those with the most seeds."""
         rivals = [result for result in self.results if result.loss in RIVALS]
-        return max(rivals, key=lambda result: result.mean().mean, default=None)
+        return max(rivals, key=lambda result: (len(result.runs), result.mean().mean), default=None)
 
     def differences(self, share: float) -> dict[str, Difference]:
-        """Return the difference of RS to each other loss with a complete set of seeds, at a share of the budget."""
+        """Return the difference of RS to each other loss at a share of the budget, over the seeds that both have."""
         return _differences(self, share)
 
     @property
@@ -107,9 +107,13 @@ def _differences(outcome: SetOutcome, share: float) -> dict[str, Difference]:
     ours = outcome.of(OURS)
     if ours is None:
         return {}
-    own = [bootstrap_at(run, share) for run in ours.runs]
-    others = [each for each in outcome.results if each.loss != OURS and len(each.runs) == len(ours.runs)]
-    return {each.loss: paired_difference(own, [bootstrap_at(run, share) for run in each.runs]) for each in others}
+    own = {run.seed: bootstrap_at(run, share) for run in ours.runs}
+    differences = {}
+    for other in outcome.results:
+        theirs = {run.seed: bootstrap_at(run, share) for run in other.runs if run.seed in own}
+        if other.loss != OURS and theirs:
+            differences[other.loss] = paired_difference([own[seed] for seed in theirs], list(theirs.values()))
+    return differences
 
 
 def step_at(steps: list[int], share: float) -> int:
@@ -141,6 +145,8 @@ def _bootstrap(data: Path, detections: Path) -> BootstrapAP:
     split = find_splits(data).val
     if split is None:
         raise FileNotFoundError(f"{data}: there are no validation images")
-    evaluator = Evaluator(split)
-    evaluator.add_records(json.loads(detections.read_text(encoding="utf-8")))
-    return BootstrapAP.of(ImageAP.of(evaluator))
+    records = json.loads(detections.read_text(encoding="utf-8"))
+    masks = any("segmentation" in record for record in records)  # their AP is the one that the tables show
+    evaluator = Evaluator(split, masks=masks)
+    evaluator.add_records(records)
+    return BootstrapAP.of(ImageAP.of(evaluator, "masks" if masks else "boxes"))

@@ -28,6 +28,7 @@ TRAIN = "bucketrank train"
 class RunRecord:
     """The command, machine and results of a finished run; APs from 0 to 100.
 
+    ``metrics`` are those of the masks if the detector has them; "box AP" is then that of its boxes.
     ``command`` names the data folder and the weights file without their folders. ``bootstrap`` holds, by step, the AP
     in the bootstrap draws of the validation images; a trial has none.
     """
@@ -42,11 +43,12 @@ class RunRecord:
     @classmethod
     def of(cls, run: StudyRun, bootstrap: Mapping[int, BootstrapAP] | None = None) -> RunRecord:
         """Return the record of the finished run in a folder."""
+        metrics = {name: run.metric(name) for name in METRICS}
         return cls(
             run.name,
             portable_command(run),
             {name: run.environment[name] for name in MACHINE},
-            {name: run.metric(name) for name in METRICS},
+            metrics if run.box_ap is None else metrics | {"box AP": run.box_ap},
             run.curve(),
             bootstrap or {},
         )

@@ -106,6 +106,12 @@ class StudyRun:
         text = last.get(f"masks/{name}") or last.get(f"boxes/{name}")
         return 100 * float(text) if text else math.nan
 
+    @property
+    def box_ap(self) -> float | None:
+        """The AP of the boxes in the last evaluation of a detector with masks, from 0 to 100; None without masks."""
+        last = self.validation.rows()[-1]
+        return 100 * float(last["boxes/AP"]) if last.get("masks/AP") else None
+
     def curve(self) -> tuple[list[int], list[float]]:
         """Return the steps and the APs of all evaluations."""
         steps, values = self.validation.column("masks/AP")
