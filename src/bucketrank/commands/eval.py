@@ -19,6 +19,7 @@ def evaluate(
     device: Annotated[str, "a torch device, like cpu or cuda:0; auto is cuda if available"] = "auto",
     most: Annotated[int | None, "evaluate only the first N images"] = None,
     detections: Annotated[Path | None, "file for the detections, in COCO's result format"] = None,
+    given_boxes: Annotated[bool, "Mask R-CNN: also evaluate its masks in the ground-truth boxes"] = False,
 ) -> None:
     """Evaluate a trained detector on a data set: AP by COCO's or LVIS's rules."""
     require("rich", "PIL", "faster_coco_eval", "yaml", "timm", extra="detect")
@@ -39,5 +40,6 @@ def evaluate(
         device=device,
         most=most,
         detections=detections,
+        given_boxes=given_boxes,
     )
     print_evaluation(Console(), evaluation)

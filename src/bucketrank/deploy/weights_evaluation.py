@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from bucketrank.data import CocoDataset, DataError, Split, collate, eval_transform, find_splits, require_sound
 from bucketrank.deploy.scores_in_words import scores_in_words
 from bucketrank.detectors import Detector
+from bucketrank.detectors.mask_rcnn import MaskRCNN
 from bucketrank.devices import resolve_device
 from bucketrank.evaluation import CalibrationErrors, EvaluationResult, Evaluator
 from bucketrank.model_files.atomic import write_text
@@ -41,6 +42,7 @@ class Evaluation:
 
     boxes: EvaluationResult  # metrics of the boxes
     masks: EvaluationResult | None  # metrics of the masks; None without masks
+    masks_in_boxes: EvaluationResult | None  # metrics of the masks in the ground-truth boxes; None unless asked for
     errors: CalibrationErrors  # of the boxes
     threshold: float  # score of the best F1 on these images
     images: int  # number of images
@@ -58,6 +60,7 @@ def evaluate(
     device: str = "auto",
     most: int | None = None,
     detections: Path | None = None,
+    given_boxes: bool = False,
 ) -> Evaluation:
     """Evaluate a weights file on a split of the data folder ``data``, or on its first ``most`` images.
 
@@ -73,17 +76,28 @@ def evaluate(
         device: a torch device; auto is cuda if available.
         most: evaluate only the first images, this many.
         detections: file to write the detections to.
+        given_boxes: also evaluate the masks in the ground-truth boxes, which measures masks alone.
     """
     setup = prepare_evaluation(weights, data, split=split, layout=layout, device=device)
+    masked = setup.model if given_boxes and isinstance(setup.model, MaskRCNN) else None
+    if given_boxes and masked is None:
+        raise DataError(
+            f"{weights}: --given-boxes: expected a Mask R-CNN, got {type(setup.model).__name__}; leave the flag out"
+        )
     indices = range(len(setup.images) if most is None else min(most, len(setup.images)))
     loader = DataLoader(
         setup.images, sampler=list(indices), batch_size=batch_size, num_workers=workers, collate_fn=collate
     )
     evaluator = setup.evaluator
+    in_boxes = Evaluator(setup.images.split, masks=True, style=evaluator.style) if masked is not None else None
     with torch.inference_mode():
         for images, targets in loader:
-            batch_detections = setup.model([image.to(setup.device) for image in images])
-            evaluator.add([int(target["image_id"]) for target in targets], batch_detections)
+            on_device = [image.to(setup.device) for image in images]
+            image_ids = [int(target["image_id"]) for target in targets]
+            evaluator.add(image_ids, setup.model(on_device))
+            if masked is not None and in_boxes is not None:
+                given = [{name: target[name].to(setup.device) for name in ("boxes", "labels")} for target in targets]
+                in_boxes.add(image_ids, masked.detect_in_boxes(on_device, given))
     if detections is not None:
         write_text(detections, json.dumps(evaluator.detections))
     seen_only = most is not None
@@ -91,6 +105,7 @@ def evaluate(
     return Evaluation(
         boxes=evaluator.result("boxes", seen_only=seen_only),
         masks=evaluator.result("masks", seen_only=seen_only) if setup.model.masks else None,
+        masks_in_boxes=None if in_boxes is None else in_boxes.result("masks", seen_only=seen_only),
         errors=evaluator.calibration_errors(seen_only=seen_only),
         threshold=0.0 if math.isnan(threshold) else threshold,
         images=len(indices),
@@ -129,11 +144,13 @@ def _find_split(data: Path | str, split: str, layout: str | None) -> Split:
 def print_evaluation(console: Console, evaluation: Evaluation) -> None:
     """Print COCO's metrics, the AP of each class, the calibration errors and the threshold."""
     masks = evaluation.masks
-    table = Table("", "boxes", *(["masks"] if masks else []), box=None, padding=(0, 2, 0, 0))
+    results = {"boxes": evaluation.boxes, "masks": masks, "masks in given boxes": evaluation.masks_in_boxes}
+    shown = {name: result.columns for name, result in results.items() if result is not None}
+    table = Table("", *shown, box=None, padding=(0, 2, 0, 0))
     for column in table.columns[1:]:
         column.justify = "right"
-    for key, value in evaluation.boxes.columns.items():
-        table.add_row(key, _percent(value), *([_percent(masks.columns[key])] if masks else []))
+    for key in evaluation.boxes.columns:
+        table.add_row(key, *(_percent(columns[key]) for columns in shown.values()))
     console.print(table)
     classes = Table("class", "AP", *(["mask AP"] if masks else []), box=None, padding=(0, 2, 0, 0))
     for name, value in evaluation.boxes.per_class.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from bucketrank.detectors.box_head import STRIDES, BoxHeadStep, RoIPool
 from bucketrank.detectors.faster_rcnn import FasterRCNN
 from bucketrank.detectors.initialisation import initialise_classifier
 from bucketrank.detectors.mask_loss import MaskLoss
-from bucketrank.detectors.targets import Target
+from bucketrank.detectors.targets import Target, check_images, check_targets
 
 
 class MaskRCNN(FasterRCNN):
@@ -74,8 +74,30 @@ class MaskRCNN(FasterRCNN):
         return logits
 
     def detect(self, images: ImageList, features: list[Tensor]) -> list[dict[str, Tensor]]:
-        results = super().detect(images, features)
-        logits = self.mask_logits(features, [result["boxes"] for result in results], images.image_sizes)
+        return self.with_masks(super().detect(images, features), features, images.image_sizes)
+
+    def detect_in_boxes(self, images: Sequence[Tensor], targets: Sequence[Target]) -> list[dict[str, Tensor]]:
+        """Return the boxes and labels of the targets as detections of score 1, with the masks predicted in them.
+
+        Their AP measures the masks alone, without the errors of the boxes and of the scores.
+        """
+        check_images(images)
+        check_targets(images, targets, self.num_classes, masks=False)
+        sizes = [(image.shape[-2], image.shape[-1]) for image in images]
+        given = [{"boxes": target["boxes"], "labels": target["labels"] - 1} for target in targets]
+        batch, resized = self.transform(list(images), given)
+        features = self.neck(self.backbone(batch.tensors))
+        scored = [each | {"scores": torch.ones_like(each["boxes"][:, 0])} for each in resized]
+        masked = self.with_masks(scored, features, batch.image_sizes)
+        results = [result | {"labels": result["labels"] + 1} for result in masked]
+        detections: list[dict[str, Tensor]] = self.transform.postprocess(results, batch.image_sizes, sizes)
+        return detections
+
+    def with_masks(
+        self, results: list[dict[str, Tensor]], features: list[Tensor], image_sizes: list[tuple[int, int]]
+    ) -> list[dict[str, Tensor]]:
+        """Return detections with the masks in their boxes; labels count from 0."""
+        logits = self.mask_logits(features, [result["boxes"] for result in results], image_sizes)
         labels = torch.cat([result["labels"] for result in results])
         class_masks = logits[torch.arange(labels.shape[0], device=labels.device), labels].float().sigmoid()[:, None]
         masks = class_masks.split([result["boxes"].shape[0] for result in results])
