@@ -83,7 +83,7 @@ def test_backends_agree_with_a_hundred_thousand_positives() -> None:
 
 @pytest.mark.parametrize("way", FAITHFUL[1:], ids="-".join)
 def test_a_delta_below_the_digits_of_the_logits_is_still_exact(way: Way) -> None:
-    # At 1e6 the edges s +- 1e-12 cannot be told from s; a tie must count as 1/2 all the same.
+    # At 1e6 the edges s +- 1e-12 are rounded to s; a tie must still count as 1/2.
     logits = torch.tensor([1e6, 1e6, 1e6 + 1, 1e6 - 1])
     targets = torch.tensor([0.5, 0.0, 0.0, 0.9])
     loss = LOSSES["rank_sort"]

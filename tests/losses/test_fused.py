@@ -144,15 +144,15 @@ def test_cells_with_many_edges_are_searched() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_logits_next_to_an_edge_find_their_bucket(dtype: Any) -> None:
-    # The edges s +- 0.1 are no float32: a logit is compared with what they are rounded to, and must not notice.
+    # The edges s +- 0.1 are not float32 numbers: comparing with the rounded edges must give the same buckets.
     scores = np.sort(np.random.default_rng(0).normal(size=2_000).astype(dtype)).astype(np.float64)
     nearest = np.concatenate([scores - 0.1, scores + 0.1]).astype(dtype)
     ends = np.array([-np.inf, np.finfo(dtype).min, np.finfo(dtype).max, np.inf], dtype)
     logits = np.concatenate([nearest, np.nextafter(nearest, dtype(-9)), np.nextafter(nearest, dtype(9)), ends])
     edges, owners, *tables = kernels.look_up_table(scores, 0.1, logits)
-    found = np.empty(logits.size, np.uint32)
-    kernels.find_buckets(logits, edges[0], *tables, found)
-    np.testing.assert_array_equal(found, np.searchsorted(edges[1 : 1 + owners.size], logits, side="right"))
+    buckets = np.empty(logits.size, np.uint32)
+    kernels.find_buckets(logits, edges[0], *tables, buckets)
+    np.testing.assert_array_equal(buckets, np.searchsorted(edges[1 : 1 + owners.size], logits, side="right"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -1,4 +1,4 @@
-"""What a GPU would pay for, counted on the CPU: launches, and waits of the host."""
+"""Launches and waits of the host, which cost time on a GPU, counted on the CPU."""
 
 from __future__ import annotations
 

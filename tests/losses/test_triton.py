@@ -26,6 +26,7 @@ def _forget_triton():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not HAS_TRITON, reason="needs Triton")
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="already in the interpreter")
 def test_the_kernels_in_the_interpreter(request: pytest.FixtureRequest) -> None:

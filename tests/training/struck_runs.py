@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bucketrank.training.run_lock import LOCK
 
-from . import strikes
+from . import preloaded, strikes
 from .strikes import Strike
 
 KILL, TERM = signal.SIGKILL, signal.SIGTERM
@@ -26,7 +26,7 @@ def run(folder: Path, data: Path, *, strike: Strike | None = None, processes: in
 def start(folder: Path, data: Path, *, strike: Strike | None = None, processes: int = 1) -> list[BaseProcess]:
     """Start the processes of a run, new ones with everything imported; the first gets the strike."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([strikes.__name__])
+    context.set_forkserver_preload([preloaded.__name__])
     port = 0
     if processes > 1:
         with socket.socket() as free:

@@ -16,7 +16,7 @@ from bucketrank.training.checkpoints import Checkpoints
 from bucketrank.training.run_keeper import RunKeeper
 from bucketrank.training.stop_signals import Interrupted
 
-from . import tiny
+from . import preloaded, tiny
 
 # Multi-scale inputs and flips: what is drawn by chance must be drawn again. aLRP carries a state of its own.
 FLAGS = "--loss alrp --inputs.min_size 48,64 --trainer.checkpoint_steps 2 --schedule.epochs 3"
@@ -91,10 +91,11 @@ def test_a_finished_run_is_only_written_out_again(whole, shapes, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_after_kill_9_at_random_moments(whole, shapes, tmp_path):
     # New processes that begin with everything imported, and with no threads of others.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([tiny.__name__])
+    context.set_forkserver_preload([preloaded.__name__])
     settled = start(context, tmp_path / "first", shapes)
     began = time.monotonic()
     settled.join()

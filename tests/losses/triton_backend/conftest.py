@@ -5,29 +5,23 @@ The interpreter has to be chosen before Triton is imported: ``TRITON_INTERPRET=1
 """
 
 import os
-from typing import Any
+from collections.abc import Iterator
 
 if os.environ.get("TRITON_INTERPRET") != "1":
     collect_ignore_glob = ["test_*.py"]
 else:
     import pytest
-    from triton.runtime.interpreter import InterpretedFunction
 
     from bucketrank.losses.triton_backend import triton_ranking
 
+    from .fast_interpreter import fast_interpreter
+
+    @pytest.fixture(autouse=True, scope="session")
+    def _fast_interpreter() -> Iterator[None]:
+        with fast_interpreter():
+            yield
+
     @pytest.fixture(autouse=True)
-    def fast_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-        """Halve the time of the interpreter.
-
-        Every program adds up all copies of the buckets; three copies show what more would. A kernel that calls one of
-        our own functions has prepared Triton's language already; the interpreter would do so in every call.
-        """
+    def _three_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+        """Every program adds up all copies of the buckets; three copies show what more would."""
         monkeypatch.setattr(triton_ranking, "COPIES", 3)
-        prepare_and_call = InterpretedFunction.__call__
-
-        def call(function: Any, *args: Any, **kwargs: Any) -> Any:
-            if function.fn.__module__.startswith("bucketrank."):
-                return function.rewrite()(*args, **kwargs)
-            return prepare_and_call(function, *args, **kwargs)
-
-        monkeypatch.setattr(InterpretedFunction, "__call__", call)
