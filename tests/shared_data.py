@@ -8,8 +8,8 @@ SHARED = Path(__file__).parents[2] / "shared"
 
 
 def shared(path: str) -> Path:
-    """Where ``path`` is among the shared files; the test is skipped where it is not."""
-    found = SHARED / path
-    if not found.exists():
+    """Return the path of a shared file; skip the test if the file does not exist."""
+    file = SHARED / path
+    if not file.exists():
         pytest.skip(f"needs ../shared/{path} beside the repository")
-    return found
+    return file

@@ -11,6 +11,8 @@ from typing import Annotated, Any, get_origin, get_type_hints
 
 import pytest
 
+from tests.test_docs import WIDEST
+
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 PACKAGES = [
     "bucketrank",
@@ -29,6 +31,7 @@ PACKAGES = [
     "bucketrank.training",
 ]
 PATHS = re.findall(r"^::: (\S+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+EXAMPLE = re.compile(r"^>>> .*?(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)  # a paragraph that opens with a prompt
 DELEGATES = re.compile(r":func:`~(bucketrank\.\w+)`")
 
 
@@ -81,6 +84,19 @@ def test_no_name_that_is_imported_on_use_is_that_of_a_module() -> None:
     assert len(lazy) > 5
     modules = [Path(package.__path__[0]) / f"{name}.py" for package in lazy for name in package.__all__]
     assert [module for module in modules if module.exists()] == []
+
+
+def test_no_path_on_the_page_is_that_of_a_module() -> None:
+    """The page would show the module instead of the function of the same name, without its parameters."""
+    source = PAGE.parents[1] / "src"
+    assert [path for path in PATHS if source.joinpath(*path.split(".")).with_suffix(".py").exists()] == []
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_examples_fit_on_the_page(path: str) -> None:
+    doc = inspect.getdoc(resolve(path)) or ""
+    lines = [line for example in EXAMPLE.findall(doc) for line in example.splitlines()]
+    assert [line for line in lines if len(line) > WIDEST] == []
 
 
 def test_no_name_is_on_the_page_twice() -> None:

@@ -1,4 +1,4 @@
-"""What installing and importing the package promises."""
+"""Promises of the package: its metadata, its dependencies, and what an import loads."""
 
 import importlib.metadata
 import json

@@ -1,4 +1,4 @@
-"""What a release relies on: one version, one place for the addresses, and workflows that call make."""
+"""Conditions of a release: one version, one place for the addresses, and workflows that call make."""
 
 import re
 import shutil

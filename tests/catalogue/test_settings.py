@@ -84,16 +84,16 @@ LOSS_FILES = {"catalogue/loss_specs.py", "detectors/criterion/ranked.py", "detec
 def lookups(text: str) -> list[str]:
     """Return what the catalogue replaces: parsed source, evaluated texts, compared names of losses."""
     names = {*losses(), *detectors(), *libraries()}
-    found = []
+    offences = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("eval", "exec", "ast.parse", "inspect.getsource"):
-            found.append(ast.unparse(node.func))
+            offences.append(ast.unparse(node.func))
         if isinstance(node, ast.Compare) and re.search(r"\.name$|\bname$", ast.unparse(node.left)):
             compared = [each for each in node.comparators if isinstance(each, ast.Constant)]
-            found += [ast.unparse(node) for each in compared if each.value in names]
+            offences += [ast.unparse(node) for each in compared if each.value in names]
         if isinstance(node, ast.MatchValue) and isinstance(node.value, ast.Constant) and node.value.value in names:
-            found.append(f"case {node.value.value}")
-    return found
+            offences.append(f"case {node.value.value}")
+    return offences
 
 
 def test_nobody_parses_source_or_compares_the_names_of_losses():

@@ -123,8 +123,8 @@ class _Uncounted(torch.autograd.Function):
         with ctx.counting.paused():
             terms = ctx.terms if isinstance(ctx.terms, tuple) else (ctx.terms,)
             learned = [leaf for leaf in ctx.leaves if leaf.requires_grad]
-            found = iter(torch.autograd.grad(terms, learned, gradients, allow_unused=True))
-            return None, None, None, *(next(found) if leaf.requires_grad else None for leaf in ctx.leaves)
+            of_learned = iter(torch.autograd.grad(terms, learned, gradients, allow_unused=True))
+            return None, None, None, *(next(of_learned) if leaf.requires_grad else None for leaf in ctx.leaves)
 
 
 def count(name: str, loss: str, *, backward: bool, ranking: bool = True) -> Counts:

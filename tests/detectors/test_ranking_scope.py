@@ -84,7 +84,7 @@ def test_the_global_scope_does_not_depend_on_how_the_batch_is_split(tmp_path):
 
 @pytest.mark.slow
 def test_the_batch_scope_trains_under_distributed_data_parallel(tmp_path):
-    """Both processes end with the same weights, although one of them has no objects."""
+    """The two processes end with the same weights, although one of them has no objects."""
     spawn(distributed_steps.train_alone, args=(str(tmp_path),), nprocs=2)
     for name in distributed_steps.EVERY_DETECTOR:
         first, second = (torch.load(tmp_path / f"{name}-{rank}.pt") for rank in range(2))

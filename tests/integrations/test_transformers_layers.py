@@ -92,7 +92,7 @@ def test_a_step_is_that_of_a_loop(name, loss, monkeypatch):
 
 @every_model
 def test_launches_and_waits_besides_the_loss_itself(name, monkeypatch):
-    """Whatever the number of layers, one call, at most 54 operations besides it, and no wait."""
+    """Any number of layers takes one call of the loss, at most 54 other operations, and no wait."""
     counts, calls = [], []
 
     def counting(ranking_loss, layers):

@@ -47,15 +47,15 @@ STATE = {
 
 def test_a_state_comes_back_as_it_was(tmp_path):
     write_state(tmp_path / "state.safetensors", STATE)
-    found = read_state(tmp_path / "state.safetensors")
-    assert list(found) == list(STATE)
-    assert found["optimiser"]["groups"] == STATE["optimiser"]["groups"]  # type: ignore[index]
-    assert list(found["optimiser"]["state"]) == [0, 1]
-    assert found["best"] == float("-inf")
-    assert found["metrics"]["AP"] != found["metrics"]["AP"]
-    torch.testing.assert_close(found["optimiser"]["state"][0]["momentum"], torch.arange(4.0))
-    torch.testing.assert_close(found["shared"], STATE["shared"])
-    assert (found["scalar"].shape, found["empty"].dtype) == (torch.Size([]), torch.bfloat16)
+    restored = read_state(tmp_path / "state.safetensors")
+    assert list(restored) == list(STATE)
+    assert restored["optimiser"]["groups"] == STATE["optimiser"]["groups"]  # type: ignore[index]
+    assert list(restored["optimiser"]["state"]) == [0, 1]
+    assert restored["best"] == float("-inf")
+    assert restored["metrics"]["AP"] != restored["metrics"]["AP"]
+    torch.testing.assert_close(restored["optimiser"]["state"][0]["momentum"], torch.arange(4.0))
+    torch.testing.assert_close(restored["shared"], STATE["shared"])
+    assert (restored["scalar"].shape, restored["empty"].dtype) == (torch.Size([]), torch.bfloat16)
     assert [path.name for path in tmp_path.iterdir()] == ["state.safetensors"]
 
 
@@ -164,10 +164,10 @@ def test_weights_know_what_they_are(tmp_path):
         ["cat", "dog"], [3, 9], 0.0123, recipe.to_dict(), {"boxes/AP": 0.5, "boxes/APl": float("nan")}, {"torch": "2"}
     )
     save_weights(tmp_path / "weights.safetensors", model, meta)
-    loaded, found = load_model(tmp_path / "weights.safetensors")
-    assert (found.classes, found.category_ids, found.threshold) == (["cat", "dog"], [3, 9], 0.0123)
-    assert found.recipe == json.loads(json.dumps(recipe.to_dict()))
-    assert found.metrics["boxes/APl"] != found.metrics["boxes/APl"]
+    loaded, stored = load_model(tmp_path / "weights.safetensors")
+    assert (stored.classes, stored.category_ids, stored.threshold) == (["cat", "dog"], [3, 9], 0.0123)
+    assert stored.recipe == json.loads(json.dumps(recipe.to_dict()))
+    assert stored.metrics["boxes/APl"] != stored.metrics["boxes/APl"]
     assert not loaded.training
     image = [torch.rand(3, 64, 64)]
     with torch.no_grad():

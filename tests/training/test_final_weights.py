@@ -114,10 +114,10 @@ def test_the_number_of_images_is_a_setting(shapes: Path, tmp_path: Path) -> None
 
 
 def test_scores_that_cannot_be_calibrated_stay_and_the_run_says_why(shapes: Path, tmp_path: Path) -> None:
-    told = io.StringIO()
-    train(tiny.recipe("--loss focal"), shapes, tmp_path / "run", console=Console(file=told, width=500))
-    assert "The scores are not calibrated: " in told.getvalue()
-    assert "class score times a predicted quality" in told.getvalue()
+    printed = io.StringIO()
+    train(tiny.recipe("--loss focal"), shapes, tmp_path / "run", console=Console(file=printed, width=500))
+    assert "The scores are not calibrated: " in printed.getvalue()
+    assert "class score times a predicted quality" in printed.getvalue()
     state, meta = read_weights(tmp_path / "run" / "weights.safetensors")
     assert_close(state, dict(trained_model(tmp_path / "run")), rtol=0, atol=0)
     assert meta.calibration is None

@@ -142,17 +142,17 @@ def test_ctrl_c_and_on_with_it_from_the_command_line(shapes, tmp_path, monkeypat
         ),
     ],
 )
-def test_want_of_memory_is_told(error, message, shapes, tmp_path, monkeypatch, capsys):
+def test_lack_of_memory_is_reported(error, message, shapes, tmp_path, monkeypatch, capsys):
     def fails(*_, **__):
         raise error
 
     monkeypatch.setattr(DetectorModule, "training_step", fails)
     words = ["train", "atss-laptop", "--data", str(shapes), "--out", str(tmp_path / "run"), *tiny.USUAL.split()]
     assert main(words) == 1
-    told = capsys.readouterr().err
-    assert message in told
-    assert str(error).split("\n")[0].strip() in told
-    assert "Traceback" not in told
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert str(error).split("\n")[0].strip() in printed
+    assert "Traceback" not in printed
 
 
 def test_a_mistake_is_told_before_anything_is_loaded(shapes, tmp_path, capsys):

@@ -14,19 +14,19 @@ def rates(settings: ScheduleSettings, batch_size: int = 16, steps_per_epoch: int
 
 
 def test_published_steps():
-    found = rates(ScheduleSettings(lr=0.012, warmup_steps=200), steps_per_epoch=100)
-    assert len(found) == 1200
-    assert found[0] == pytest.approx(0.012 * 0.001)
-    assert found[100] == pytest.approx(0.012 * (1 - 0.5 * 0.999))
-    assert found[200] == found[799] == pytest.approx(0.012)
-    assert found[800] == found[1099] == pytest.approx(0.0012)
-    assert found[1100] == found[-1] == pytest.approx(0.00012)
+    by_step = rates(ScheduleSettings(lr=0.012, warmup_steps=200), steps_per_epoch=100)
+    assert len(by_step) == 1200
+    assert by_step[0] == pytest.approx(0.012 * 0.001)
+    assert by_step[100] == pytest.approx(0.012 * (1 - 0.5 * 0.999))
+    assert by_step[200] == by_step[799] == pytest.approx(0.012)
+    assert by_step[800] == by_step[1099] == pytest.approx(0.0012)
+    assert by_step[1100] == by_step[-1] == pytest.approx(0.00012)
 
 
 def test_brs_detr_steps():
-    found = rates(ScheduleSettings(lr=2e-4, warmup_steps=0, milestones=(10, 11), gamma=0.2))
-    assert found[999] == found[0] == pytest.approx(2e-4)
-    assert [found[1000], found[1100]] == pytest.approx([4e-5, 8e-6])
+    by_step = rates(ScheduleSettings(lr=2e-4, warmup_steps=0, milestones=(10, 11), gamma=0.2))
+    assert by_step[999] == by_step[0] == pytest.approx(2e-4)
+    assert [by_step[1000], by_step[1100]] == pytest.approx([4e-5, 8e-6])
 
 
 @pytest.mark.parametrize(("scaling", "factor"), [("linear", 2.0), ("sqrt", 2**0.5), ("none", 1.0)])
@@ -40,19 +40,19 @@ def test_a_short_run_warms_up_for_a_quarter_at_most():
 
 
 def test_one_cycle_rises_and_falls():
-    found = rates(ScheduleSettings(lr=1.0, policy="one_cycle", epochs=1))
-    assert found[0] == pytest.approx(1 / 25)
-    assert found.index(max(found)) == 25
-    assert found[25] == 1.0
-    assert found[:26] == sorted(found[:26])
-    assert found[25:] == sorted(found[25:], reverse=True)
-    assert found[-1] < 0.01
+    by_step = rates(ScheduleSettings(lr=1.0, policy="one_cycle", epochs=1))
+    assert by_step[0] == pytest.approx(1 / 25)
+    assert by_step.index(max(by_step)) == 25
+    assert by_step[25] == 1.0
+    assert by_step[:26] == sorted(by_step[:26])
+    assert by_step[25:] == sorted(by_step[25:], reverse=True)
+    assert by_step[-1] < 0.01
 
 
 def test_max_steps_end_the_run_and_the_cycle():
-    found = rates(ScheduleSettings(lr=1.0, policy="one_cycle", epochs=12, max_steps=40))
-    assert len(found) == 40
-    assert found[10] == 1.0
+    by_step = rates(ScheduleSettings(lr=1.0, policy="one_cycle", epochs=12, max_steps=40))
+    assert len(by_step) == 40
+    assert by_step[10] == 1.0
 
 
 class Parts(nn.Module):
@@ -68,10 +68,10 @@ class Parts(nn.Module):
 def test_parameters_have_the_factor_of_their_name(optimiser, kind):
     settings = ScheduleSettings(optimiser=optimiser, backbone_factor=0.5, factors={"sampling_offsets": 0.1})
     model = Parts()
-    found = build_optimiser(model, settings)
-    assert type(found) is kind
-    set_rate(found, 0.02)
-    rate_of = {id(p): group["lr"] for group in found.param_groups for p in group["params"]}
+    built = build_optimiser(model, settings)
+    assert type(built) is kind
+    set_rate(built, 0.02)
+    rate_of = {id(p): group["lr"] for group in built.param_groups for p in group["params"]}
     assert rate_of == {
         id(model.backbone.weight): pytest.approx(0.01),
         id(model.sampling_offsets.weight): pytest.approx(0.002),

@@ -1,4 +1,4 @@
-"""Whatever a weights file is: the commands that read it end with a message, and nothing in it is run."""
+"""Damaged and hostile weights files: commands that read them end with a message, and no code in them is run."""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ def repeat_factors(labels: Iterable[Iterable[int]], *, threshold: float = 0.001)
         labels: the labels of every image.
         threshold: share of images below which a class counts as rare.
 
-    >>> repeat_factors([[1], [1], [1], [1, 2]], threshold=1.0)  # class 1 is in all images, class 2 in 1/4: sqrt(4)
+    >>> # Class 1 is in all images, class 2 in a quarter of them: its factor is sqrt(4).
+    >>> repeat_factors([[1], [1], [1], [1, 2]], threshold=1.0)
     [1, 1, 1, 2]
     """
     present = [frozenset(image) for image in labels]
@@ -55,7 +56,8 @@ class GroupedBatchSampler(Sampler[list[int]]):
         shuffle: shuffle the images in each epoch.
 
     >>> sampler = GroupedBatchSampler([(480, 640), (640, 480)] * 4, batch_size=2)
-    >>> sorted(sorted(index % 2 for index in batch) for batch in sampler)  # even indices are wide, odd ones tall
+    >>> # Even indices are wide images, odd indices are tall images.
+    >>> sorted(sorted(index % 2 for index in batch) for batch in sampler)
     [[0, 0], [0, 0], [1, 1], [1, 1]]
     """
 

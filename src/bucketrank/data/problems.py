@@ -21,7 +21,8 @@ class Problem:
     ``kind`` is a short name for this sort of problem. ``id`` names the image, annotation or category in the file, if
     the problem concerns one.
 
-    >>> str(Problem("train.json", "unknown-category", "annotation 7", "category 9 is not listed; add it"))
+    >>> message = "category 9 is not listed; add it"
+    >>> str(Problem("train.json", "unknown-category", "annotation 7", message))
     'train.json: annotation 7: category 9 is not listed; add it'
     """
 

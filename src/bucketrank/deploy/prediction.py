@@ -41,8 +41,10 @@ def predict(
         device: a torch device; auto is cuda if available.
 
     >>> from bucketrank.detectors import build
-    >>> model = build("atss", num_classes=3, backbone="test_resnet", channels=32, min_size=96, max_size=128)
-    >>> (detections,) = predict(model, [torch.zeros(3, 80, 100)])  # untrained: 100 detections with low scores
+    >>> small = {"channels": 32, "min_size": 96, "max_size": 128}
+    >>> model = build("atss", num_classes=3, backbone="test_resnet", **small)
+    >>> # Without training, every image has 100 detections with low scores.
+    >>> (detections,) = predict(model, [torch.zeros(3, 80, 100)])
     >>> {name: tuple(value.shape) for name, value in detections.items()}
     {'boxes': (100, 4), 'scores': (100,), 'labels': (100,)}
     """

@@ -46,7 +46,8 @@ def build(
         inputs: settings of the images: their size and their normalisation.
         settings: any setting of the detector, the loss, the backbone or the inputs, by its name.
 
-    >>> model = build("atss", num_classes=3, backbone="resnet18", loss="rs", delta=0.25, min_size=320, max_size=512)
+    >>> size = {"min_size": 320, "max_size": 512}
+    >>> model = build("atss", num_classes=3, backbone="resnet18", delta=0.25, **size)
     >>> model.criterion.delta
     0.25
     """

@@ -76,14 +76,16 @@ class Evaluator:
         masks: evaluate masks, too.
         style: evaluation rules: coco, lvis or auto.
 
+    >>> annotation = {"id": 1, "image_id": 7, "category_id": 3, "bbox": [2, 2, 10, 10]}
     >>> document = {
     ...     "images": [{"id": 7, "width": 20, "height": 20}],
     ...     "categories": [{"id": 3, "name": "cat"}],
-    ...     "annotations": [{"id": 1, "image_id": 7, "category_id": 3, "bbox": [2, 2, 10, 10]}],
+    ...     "annotations": [annotation],
     ... }
     >>> evaluator = Evaluator(document)
-    >>> detections = {"boxes": [[2.0, 2, 12, 12], [0, 0, 5, 5]], "labels": [1, 1], "scores": [0.2, 0.1]}
-    >>> evaluator.add([7], [{name: torch.tensor(values) for name, values in detections.items()}])
+    >>> boxes = torch.tensor([[2.0, 2, 12, 12], [0, 0, 5, 5]])
+    >>> labels, scores = torch.tensor([1, 1]), torch.tensor([0.2, 0.1])
+    >>> evaluator.add([7], [{"boxes": boxes, "labels": labels, "scores": scores}])
     >>> round(evaluator.result().metrics["AP"], 4), evaluator.best_threshold()
     (1.0, 0.15...)
     """

@@ -37,7 +37,8 @@ def dr_loss(
         smoothing: steepness of the smoothed hinge; higher values come closer to a hinge.
         weight: factor on the loss.
 
-    >>> dr_loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]))  # p+ = p- = 1/2: 4 * ln(1 + e^3) / 6
+    >>> # Both scores are 1/2, so the loss is 4 * ln(1 + e^3) / 6.
+    >>> dr_loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]))
     tensor(2.0324)
     """
     check_dr_settings(

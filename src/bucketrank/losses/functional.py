@@ -92,9 +92,11 @@ def ap_loss(
             does not wait for their number.
 
     >>> logits, targets = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0])
-    >>> ap_loss(logits, targets, delta=0)  # nothing above the first, one of three above the second: (0/1 + 1/3) / 2
+    >>> # The error of the first positive is 0/1, that of the second 1/3.
+    >>> ap_loss(logits, targets, delta=0)
     tensor(0.1667)
-    >>> ap_loss(logits, targets, delta=0, sizes=[1, 2], reduction="none")  # the first alone, the others: 1/2
+    >>> # Two rankings: the first entry alone, and the other two.
+    >>> ap_loss(logits, targets, delta=0, sizes=[1, 2], reduction="none")
     tensor([0.0000, 0.5000])
     """
     check_settings("ap_loss", delta, method, reduction=reduction, max_positives=max_positives)
@@ -136,7 +138,8 @@ def rank_sort_loss(
             does not wait for their number.
 
     >>> logits, targets = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([0.5, 0.0, 0.9])
-    >>> rank_sort_loss(logits, targets, delta=0)  # sorting: of the last, (0.5 + 0.1) / 2 instead of 0.1, halved
+    >>> # Sorting errors: 0 of the first entry, (0.5 + 0.1) / 2 - 0.1 of the last.
+    >>> rank_sort_loss(logits, targets, delta=0)
     RankSortTerms(ranking=tensor(0.1667), sorting=tensor(0.1000))
     """
     check_settings("rank_sort_loss", delta, method, reduction=reduction, max_positives=max_positives)
@@ -179,7 +182,8 @@ def alrp_loss(
             does not wait for their number.
 
     >>> logits, targets = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0])
-    >>> alrp_loss(logits, targets, torch.tensor([0.2, 0.4]), delta=0)  # boxes: (0.2 / 1 + (0.2 + 0.4) / 3) / 2
+    >>> # The localisation term is (0.2 / 1 + (0.2 + 0.4) / 3) / 2.
+    >>> alrp_loss(logits, targets, torch.tensor([0.2, 0.4]), delta=0)
     ALRPTerms(classification=tensor(0.1667), localisation=tensor(0.2000))
     """
     check_settings("alrp_loss", delta, method, ALRP_METHODS, reduction=reduction, max_positives=max_positives)

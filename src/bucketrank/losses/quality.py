@@ -33,7 +33,8 @@ def quality_focal_loss(
         beta: exponent of the distance between score and label.
         reduction: ``"mean"`` (the sum divided by the number of positives, at least 1), ``"sum"`` or ``"none"``.
 
-    >>> quality_focal_loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]))  # twice 1/4 * ln 2
+    >>> # The loss is twice 1/4 * ln 2.
+    >>> quality_focal_loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]))
     tensor(0.3466)
     """
     logits, labels, used = _entries("quality_focal_loss", logits, targets, beta=beta)
@@ -61,7 +62,8 @@ def varifocal_loss(
         gamma: exponent of a negative's score in its weight.
         reduction: ``"mean"`` (the sum divided by the number of positives, at least 1), ``"sum"`` or ``"none"``.
 
-    >>> varifocal_loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]))  # ln 2 + 0.75 * 1/4 * ln 2
+    >>> # The loss is ln 2 + 0.75 * 1/4 * ln 2.
+    >>> varifocal_loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]))
     tensor(0.8231)
     """
     logits, labels, used = _entries("varifocal_loss", logits, targets, alpha=alpha, gamma=gamma)
@@ -79,7 +81,8 @@ def soft_bce_loss(logits: Tensor, targets: Tensor, *, reduction: QualityReductio
         targets: of the same shape: the IoU label of a positive, 0 for a negative, below 0 for an entry to ignore.
         reduction: ``"mean"``, as described above, ``"sum"`` or ``"none"``.
 
-    >>> soft_bce_loss(torch.tensor([0.0, 0.0]), torch.tensor([0.5, 0.0]))  # twice ln 2, divided by 1
+    >>> # The loss is twice ln 2, divided by 1.
+    >>> soft_bce_loss(torch.tensor([0.0, 0.0]), torch.tensor([0.5, 0.0]))
     tensor(1.3863)
     """
     logits, labels, used = _entries("soft_bce_loss", logits, targets)
@@ -101,7 +104,8 @@ def mal_loss(logits: Tensor, targets: Tensor, *, gamma: float = 1.5, reduction: 
         gamma: exponent of the IoU label of a positive, and of a negative's score in its weight.
         reduction: ``"mean"`` (the sum divided by the number of positives, at least 1), ``"sum"`` or ``"none"``.
 
-    >>> mal_loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]), gamma=2.0)  # ln 2 + 1/4 * ln 2
+    >>> # The loss is ln 2 + 1/4 * ln 2.
+    >>> mal_loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]), gamma=2.0)
     tensor(0.8664)
     """
     logits, labels, used = _entries("mal_loss", logits, targets, gamma=gamma)
@@ -130,7 +134,8 @@ def iou_aware_bce_loss(
         gamma: exponent of a negative's score in its weight.
         reduction: ``"mean"`` (the sum divided by the number of positives, at least 1), ``"sum"`` or ``"none"``.
 
-    >>> iou_aware_bce_loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]), alpha=0.0)  # ln 2 + 1/4 * ln 2
+    >>> # The loss is ln 2 + 1/4 * ln 2.
+    >>> iou_aware_bce_loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]), alpha=0.0)
     tensor(0.8664)
     """
     logits, labels, used = _entries("iou_aware_bce_loss", logits, targets, alpha=alpha, gamma=gamma)

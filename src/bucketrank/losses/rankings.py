@@ -24,7 +24,7 @@ from bucketrank.losses.terms import RANKING_LOSSES, Gradients
 
 
 class Settings(NamedTuple):
-    """What a ranking loss computes and how.
+    """The choices of one call of a ranking loss.
 
     ``sizes`` are the lengths of consecutive rankings. None stands for one ranking, whose values have no dimension.
     """

@@ -93,7 +93,7 @@ def from_dict(content: Mapping[str, Any], *, source: str = "recipe") -> Recipe:
     0.25
     >>> from_dict({"detector": {"name": "atss"}, "loss": {"dleta": 0.25}})
     Traceback (most recent call last):
-    bucketrank.recipes.recipe.RecipeError: recipe: there is no setting "loss.dleta"; the nearest is "loss.delta"
+    bucketrank.recipes.recipe.RecipeError: recipe: there is no setting "loss.dleta"; ...
     """
     given = _without_retired(flatten(content))
     try:

@@ -39,8 +39,10 @@ def assign_atss(
         topk: candidates per object and level.
         valid: which anchors take part (A,); by default all.
 
-    >>> anchors = torch.tensor([[0.0, 0, 4, 4], [4, 0, 8, 4], [8, 0, 12, 4], [12, 0, 16, 4]])
-    >>> objects = torch.tensor([[3.0, 0, 9, 4]])  # IoU 1/9, 4/6, 1/9 with the first three: mean 0.30, deviation 0.32
+    >>> left = torch.tensor([0.0, 4, 8, 12])
+    >>> anchors = torch.stack([left, left * 0, left + 4, left * 0 + 4], dim=1)
+    >>> # The IoUs with the first three are 1/9, 4/6 and 1/9: mean 0.30, deviation 0.32.
+    >>> objects = torch.tensor([[3.0, 0, 9, 4]])
     >>> assign_atss(anchors, objects, per_level=[4], topk=3)
     tensor([-1,  0, -1, -1])
     """

@@ -80,8 +80,10 @@ def assign_hungarian(
         gamma: exponent of the focal cost of the class.
         valid: which queries take part (Q,); by default all.
 
-    >>> boxes, objects = torch.tensor([[0.0, 0, 4, 4], [4, 4, 8, 8], [0, 0, 8, 8]]), torch.tensor([[5.0, 5, 8, 8]])
-    >>> assign_hungarian(boxes, objects, logits=torch.zeros(3, 1), labels=torch.tensor([0]), image_size=(8, 8))
+    >>> boxes = torch.tensor([[0.0, 0, 4, 4], [4, 4, 8, 8], [0, 0, 8, 8]])
+    >>> objects, labels = torch.tensor([[5.0, 5, 8, 8]]), torch.tensor([0])
+    >>> logits = torch.zeros(3, 1)
+    >>> assign_hungarian(boxes, objects, logits=logits, labels=labels, image_size=(8, 8))
     tensor([-1,  0, -1])
     """
     image_queries = ImageQueries(boxes, objects, logits, labels, image_size, valid)

@@ -40,8 +40,11 @@ def assign_max_iou(
         low_quality: least IoU of a candidate that an object claims; None for no claims.
         valid: which candidates take part (A,); by default all.
 
-    >>> candidates = torch.tensor([[0.0, 0, 4, 4], [0, 0, 4, 2], [0, 0, 2, 2], [8, 8, 9, 9]])
-    >>> assign_max_iou(candidates, torch.tensor([[0.0, 0, 4, 4]]), positive=0.7, negative=0.3)  # IoU 1, 1/2, 1/4, 0
+    >>> objects = torch.tensor([[0.0, 0, 4, 4]])
+    >>> # The IoUs of the candidates with the object are 1, 1/2, 1/4 and 0.
+    >>> sides = torch.tensor([[4.0, 4], [4, 2], [2, 2], [0, 0]])
+    >>> candidates = torch.cat([torch.zeros(4, 2), sides], dim=1)
+    >>> assign_max_iou(candidates, objects, positive=0.7, negative=0.3)
     tensor([ 0, -2, -1, -1])
     """
     name = "assign_max_iou"

@@ -42,7 +42,8 @@ def assign_paa(
     the losses kept.
 
     >>> candidates = torch.tensor([0, 0, 0, 0, 0, -1, -2])
-    >>> losses = torch.tensor([0.7, 0.5, 0.4, 3.2, 3.1, 0.0, 0.0])  # the low ones have their mean at 0.53
+    >>> # The three low losses of candidates have a mean of 0.53.
+    >>> losses = torch.tensor([0.7, 0.5, 0.4, 3.2, 3.1, 0.0, 0.0])
     >>> assign_paa(candidates, losses, per_level=[7])
     tensor([-1,  0,  0, -1, -1, -1, -2])
     """
