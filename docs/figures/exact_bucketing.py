@@ -1,4 +1,4 @@
-"""Where exact bucketing cuts, and what it gives the negatives: python -m docs.figures.exact_bucketing."""
+"""Draw the cuts of exact bucketing and the gradients of the negatives: python -m docs.figures.exact_bucketing."""
 
 from __future__ import annotations
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from latex2mathml.converter import convert
 
-# What pymdownx.arithmatex leaves behind: \(...\) in a span, \[...\] in a div.
-FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+# What pymdownx.arithmatex leaves behind: \(...\) in a span, \[...\] in a div; and the punctuation behind a span, which
+# must not begin a line.
+FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>([.,;:)]*)', re.DOTALL)
 # TeX sets thin spaces around a function's name and none around the bars of a size; the converter says neither.
 THIN = '<mspace width="0.167em"/>'
 FUNCTION = re.compile(r"(</mi>|29;</mo>)?<mi>(ln|log)</mi>(<mi>)?")
@@ -22,11 +23,11 @@ def on_page_content(content: str, **_: Any) -> str:
 
 
 def _mathml(match: re.Match[str]) -> str:
-    tag, latex = match.groups()
+    tag, latex, punctuation = match.groups()
     # The parts of a display, set apart by \qquad, go below each other where the page is narrow.
     parts = html.unescape(latex).split(r"\qquad")
     formulas = [_formula(part.strip(), "inline" if tag == "span" else "block") for part in parts]
-    return f'<{tag} class="formula">{"".join(formulas)}</{tag}>'
+    return f'<{tag} class="formula">{"".join(formulas)}{punctuation}</{tag}>'
 
 
 def _formula(latex: str, display: str) -> str:

@@ -1,0 +1,45 @@
+"""Says where a line may end: flags and quantities stay whole, long names and paths may break after a dot or a slash.
+
+Without it a browser may end a line after each hyphen, even after ``--``, and breaks a long name at any letter.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+BLOCK = re.compile(r"(<pre.*?</pre>|<math.*?</math>|<[^>]*>)", re.DOTALL)  # everything that is not plain text
+INLINE_CODE = re.compile(r"<code>([^<\n]+)</code>")
+HYPHENATED = re.compile(r"(?<![\w./:-])[\w./:]*-[\w./:-]{1,40}")
+LONG_NAME = re.compile(r"[\w./:(]{26,}")
+UNIT = r"(?<=\d) (?=(?:%|s|ms|µs|MB|KB|TB/s)(?![\w/]))"
+DEVIATION = r"(?<=\d) (?=± \d)|(?<=\d ±) (?=\d)"
+PAIR = r"(?<=\d) (?=/ \d)|(?<=\d /) (?=\d)|(?<=\d) (?=\(\d)"
+QUANTITY = re.compile(f"{UNIT}|{DEVIATION}|{PAIR}")
+INTERVAL = re.compile(r"\([+-]?[\d.]+ to [+-]?[\d.]+\)")
+NO_BREAK = "\N{NO-BREAK SPACE}"
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """Called by mkdocs with each page's HTML."""
+    parts = BLOCK.split(content)
+    parts[::2] = [_quantities(text) for text in parts[::2]]
+    return INLINE_CODE.sub(_code, "".join(parts))
+
+
+def _quantities(text: str) -> str:
+    return INTERVAL.sub(lambda interval: interval[0].replace(" ", NO_BREAK), QUANTITY.sub(NO_BREAK, text))
+
+
+def _code(code: re.Match[str]) -> str:
+    return f"<code>{' '.join(_word(word) for word in code[1].split(' '))}</code>"
+
+
+def _word(word: str) -> str:
+    if "-" in word:
+        return HYPHENATED.sub(_whole, word)
+    return LONG_NAME.sub(lambda name: re.sub(r"(?<=\w)([./(])(?=\w{4})", r"\1<wbr>", name[0]), word)
+
+
+def _whole(word: re.Match[str]) -> str:
+    return f'<span class="whole">{word[0]}</span>' if len(word[0]) <= 40 else word[0]
