@@ -1,4 +1,4 @@
-"""Checks of a data set: every kind of problem in a folder without other problems."""
+"""Checks of a data set: every problem in a folder without other problems."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def rle(counts: Any, size: Any = (30, 40)) -> Callable[[Document], None]:
     return segmentation({"size": list(size) if isinstance(size, tuple) else size, "counts": counts})
 
 
-# Change that breaks the document, kind, severity, id, message
+# Change that breaks the document, code, severity, id, message
 CASES: list[tuple[Callable[[Document], Any], str, str, str | None, str]] = [
     (lambda d: d.pop("images"), "missing-field", "error", "images", "expected a list named 'images'"),
     (lambda d: d.update(annotations={}), "missing-field", "error", "annotations", "expected a list named"),
@@ -106,14 +106,14 @@ CASES: list[tuple[Callable[[Document], Any], str, str, str | None, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("broken", "kind", "severity", "where", "message"), CASES)
+@pytest.mark.parametrize(("broken", "code", "severity", "where", "message"), CASES)
 def test_a_broken_annotation(
-    broken: Callable[[Document], Any], kind: str, severity: str, where: str | None, message: str, tmp_path: Path
+    broken: Callable[[Document], Any], code: str, severity: str, where: str | None, message: str, tmp_path: Path
 ) -> None:
     document = sound_document()
     broken(document)
     split = write_split(tmp_path, document)
-    problems = [problem for problem in check(split, workers=1) if problem.kind == kind]
+    problems = [problem for problem in check(split, workers=1) if problem.code == code]
     assert len(problems) == 1, check(split)
     assert problems[0].severity == severity
     assert problems[0].id == where
@@ -129,10 +129,10 @@ def test_every_kind_has_a_case() -> None:
     modules = ("checking", "annotation_checks", "image_checks")
     source = "".join((folder / f"{name}.py").read_text(encoding="utf-8") for name in modules)
     named = {word for word in source.replace('"', " ").split() if "-" in word and word.replace("-", "").isalpha()}
-    kinds = {word for word in named if f'"{word}"' in source}
+    codes = {word for word in named if f'"{word}"' in source}
     tested = {case[1] for case in CASES} | {"bad-json", "no-mask", "image-unreadable", "image-turned"}
     tested |= {"no-objects", "other-classes", "unseen-classes"}
-    assert kinds == tested
+    assert codes == tested
 
 
 def test_a_sound_folder_has_no_problems(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_box_may_stick_out_by_a_pixel(tmp_path: Path) -> None:
 )
 def test_text_that_is_not_json(text: str, message: str, tmp_path: Path) -> None:
     (problem,) = check(write_split(tmp_path, text))
-    assert (problem.kind, problem.severity, problem.id) == ("bad-json", "error", None)
+    assert (problem.code, problem.severity, problem.id) == ("bad-json", "error", None)
     assert message in problem.message
     assert problem.file == str(tmp_path / "train.json")
     with pytest.raises(DataError, match="the data set has 1 error"):
@@ -186,7 +186,7 @@ def test_masks_are_required_only_on_request(tmp_path: Path) -> None:
     split = write_split(tmp_path, document)
     assert check(split) == []
     (problem,) = check(split, masks=True)
-    assert (problem.kind, problem.id) == ("no-mask", "annotation 1")
+    assert (problem.code, problem.id) == ("no-mask", "annotation 1")
     with pytest.raises(DataError, match="a model with masks needs polygons or RLE"):
         require_sound(split, masks=True)
 
@@ -237,7 +237,7 @@ def test_unreadable_images(tmp_path: Path) -> None:
     whole = write_image(tmp_path / "images/b.png").read_bytes()
     (tmp_path / "images/b.png").write_bytes(whole[: len(whole) // 2])
     problems = {problem.id: problem for problem in check(split)}
-    assert [problem.kind for problem in problems.values()] == ["image-unreadable"] * 2
+    assert [problem.code for problem in problems.values()] == ["image-unreadable"] * 2
     assert problems["image 11"].file == str(tmp_path / "images/a.png")
     assert "not an image that Pillow can read" in problems["image 11"].message
     assert "cannot be decoded" in problems["image 5"].message
@@ -253,14 +253,14 @@ def test_a_turned_image_is_read_as_stored(tmp_path: Path) -> None:
     exif[0x0112] = 6
     write_image(tmp_path / "images/a.png", format="JPEG", exif=exif)
     (problem,) = check(split)
-    assert (problem.kind, problem.severity) == ("image-turned", "warning")
+    assert (problem.code, problem.severity) == ("image-turned", "warning")
     assert "read as stored" in problem.message
 
     document = sound_document()
     image(width=30, height=40)(document)
     split = write_split(tmp_path, document)
     write_image(tmp_path / "images/a.png", format="JPEG", exif=exif)
-    messages = [problem.message for problem in check(split) if problem.kind == "image-size"]
+    messages = [problem.message for problem in check(split) if problem.code == "image-size"]
     assert messages == [
         "the file is 40 x 30, its entry says 30 x 40; EXIF asks to rotate it, which is not applied: "
         "store the pixels upright and remove the EXIF orientation"

@@ -26,13 +26,13 @@ Entry = dict[str, Any]
 Shape = NDArray[np.float64] | NDArray[np.bool_]
 
 
-def lvis(document: Entry, detections: list[Entry], kind: str) -> dict[str, float]:
+def lvis(document: Entry, detections: list[Entry], iou_type: str) -> dict[str, float]:
     """Return the thirteen metrics and the AP of each class by name; NaN where there are no objects."""
     images = sorted(document["images"], key=lambda image: int(image["id"]))
     categories = sorted(document["categories"], key=lambda category: int(category["id"]))
     sizes = {image["id"]: (image["height"], image["width"]) for image in images}
-    objects = [prepared(entry, sizes, kind) | {"area": entry["area"]} for entry in document["annotations"]]
-    candidates = [prepared(entry, sizes, kind) for entry in best(detections)]
+    objects = [prepared(entry, sizes, iou_type) | {"area": entry["area"]} for entry in document["annotations"]]
+    candidates = [prepared(entry, sizes, iou_type) for entry in best(detections)]
     objects = [entry for entry in objects if entry["area"] > 0]
     candidates = [entry for entry in candidates if entry["area"] > 0]
 
@@ -82,9 +82,9 @@ def best(detections: list[Entry]) -> list[Entry]:
     return kept
 
 
-def prepared(entry: Entry, sizes: dict[int, tuple[int, int]], kind: str) -> Entry:
+def prepared(entry: Entry, sizes: dict[int, tuple[int, int]], iou_type: str) -> Entry:
     """Return the entry with its ``shape`` (box or mask) and the area of the shape."""
-    if kind == "boxes":
+    if iou_type == "boxes":
         x, y, width, height = entry["bbox"]
         return entry | {"shape": np.array([x, y, x + width, y + height]), "area": width * height}
     mask = entry["segmentation"]

@@ -14,15 +14,15 @@ from pycocotools.cocoeval import COCOeval
 NAMES = ["AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl"]
 
 
-def pycocotools(document: dict[str, Any], detections: list[dict[str, Any]], kind: str) -> dict[str, float]:
+def pycocotools(document: dict[str, Any], detections: list[dict[str, Any]], iou_type: str) -> dict[str, float]:
     """Return the twelve metrics and the AP of each class by name; NaN where pycocotools returns -1."""
-    left_out = {"boxes": "segmentation", "masks": "bbox"}[kind]
+    left_out = {"boxes": "segmentation", "masks": "bbox"}[iou_type]
     records = [{name: copy.deepcopy(each[name]) for name in each if name != left_out} for each in detections]
     with contextlib.redirect_stdout(io.StringIO()):
         ground_truth = COCO()
         ground_truth.dataset = copy.deepcopy(document)
         ground_truth.createIndex()
-        evaluation = COCOeval(ground_truth, ground_truth.loadRes(records), {"boxes": "bbox", "masks": "segm"}[kind])
+        evaluation = COCOeval(ground_truth, ground_truth.loadRes(records), {"boxes": "bbox", "masks": "segm"}[iou_type])
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()

@@ -27,7 +27,7 @@ from tests.evaluation.random_detections import (
 )
 from tests.shared_data import shared
 
-Kind = Literal["boxes", "masks"]
+IouType = Literal["boxes", "masks"]
 
 
 def evaluated(
@@ -38,9 +38,9 @@ def evaluated(
     return evaluator
 
 
-def agree(evaluator: Evaluator, ground_truth: dict[str, Any], kind: Kind) -> dict[str, float]:
-    result = evaluator.result(kind)
-    expected = pycocotools(ground_truth, evaluator.detections, kind)
+def agree(evaluator: Evaluator, ground_truth: dict[str, Any], iou_type: IouType) -> dict[str, float]:
+    result = evaluator.result(iou_type)
+    expected = pycocotools(ground_truth, evaluator.detections, iou_type)
     assert list(result.metrics) == list(COCO_NAMES) == NAMES
     assert_close(result.metrics | result.per_class, expected, atol=1e-6, rtol=0.0, equal_nan=True)
     return result.metrics
@@ -63,8 +63,8 @@ def test_random_masks(seed: int) -> None:
     assert boxes != masks
     assert masks["AP50"] > 0.05
     logged = {f"boxes/{n}": v for n, v in boxes.items()} | {f"masks/{n}": v for n, v in masks.items()}
-    for kind in ("boxes", "masks"):
-        logged |= {f"{kind}/{n}": v for n, v in evaluator.result(kind).lrp.metrics().items()}
+    for iou_type in ("boxes", "masks"):
+        logged |= {f"{iou_type}/{n}": v for n, v in evaluator.result(iou_type).lrp.metrics().items()}
     assert evaluator.metrics() == logged
 
 
@@ -110,8 +110,8 @@ def test_a_perfect_detector() -> None:
 def test_no_detections_is_zero_and_no_objects_is_nan() -> None:
     ground_truth = random_document(0)
     evaluator = Evaluator(ground_truth, masks=True)
-    for kind in ("boxes", "masks"):
-        numbers = evaluator.result(kind).metrics
+    for iou_type in ("boxes", "masks"):
+        numbers = evaluator.result(iou_type).metrics
         assert numbers["AP"] == numbers["AR100"] == 0
     assert math.isnan(evaluator.best_threshold())
     assert len(evaluator.precision_recall().scores) == 0
@@ -321,12 +321,12 @@ def test_lvis_keeps_the_best_300_of_an_image() -> None:
     assert evaluator.result().metrics["APr"] == 0, "the 301st is dropped, whatever its class"
 
 
-def agree_with_lvis(ground_truth: dict[str, Any], detections: Detections, kind: Kind) -> dict[str, float]:
+def agree_with_lvis(ground_truth: dict[str, Any], detections: Detections, iou_type: IouType) -> dict[str, float]:
     """Compare with the reference, which gets all detections and applies the limit of 300 per image itself."""
-    evaluator = evaluated(ground_truth, detections, masks=kind == "masks", style="lvis")
-    result = evaluator.result(kind)
-    every = evaluated(ground_truth, detections, masks=kind == "masks").detections
-    expected = lvis_protocol(ground_truth, every, kind)
+    evaluator = evaluated(ground_truth, detections, masks=iou_type == "masks", style="lvis")
+    result = evaluator.result(iou_type)
+    every = evaluated(ground_truth, detections, masks=iou_type == "masks").detections
+    expected = lvis_protocol(ground_truth, every, iou_type)
     assert_close(result.metrics | result.per_class, expected, atol=1e-6, rtol=0.0, equal_nan=True)
     return result.metrics
 
@@ -352,18 +352,18 @@ def test_lvis_masks_by_the_protocol(seed: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of pycocotools' decoder
-@pytest.mark.parametrize("kind", ["boxes", "masks"])
-def test_lvis_leaves_out_detections_without_area(kind: Kind) -> None:
+@pytest.mark.parametrize("iou_type", ["boxes", "masks"])
+def test_lvis_leaves_out_detections_without_area(iou_type: IouType) -> None:
     ground_truth = random_lvis_document(1, images=8)
     detections = random_detections(ground_truth, 7, masks=True, noise=0.05)
-    before = evaluated(ground_truth, detections, masks=True, style="lvis").result(kind).metrics["AP"]
+    before = evaluated(ground_truth, detections, masks=True, style="lvis").result(iou_type).metrics["AP"]
     for each in detections.values():
         each["boxes"] = torch.cat([each["boxes"], torch.tensor([[9.0, 9, 9, 30]] * 4)])
         each["labels"] = torch.cat([each["labels"], torch.arange(1, 5)])
         each["scores"] = torch.cat([each["scores"], torch.ones(4)])
         each["masks"] = torch.cat([each["masks"], torch.zeros(4, 1, 200, 200)])
-    assert agree_with_lvis(ground_truth, detections, kind)["AP"] == pytest.approx(before)
-    assert evaluated(ground_truth, detections, masks=True).result(kind).metrics["AP"] < before, (
+    assert agree_with_lvis(ground_truth, detections, iou_type)["AP"] == pytest.approx(before)
+    assert evaluated(ground_truth, detections, masks=True).result(iou_type).metrics["AP"] < before, (
         "by COCO's rules they are wrong"
     )
 

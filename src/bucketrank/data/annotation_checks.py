@@ -25,11 +25,11 @@ class AnnotationReport:
         self.problems: list[Problem] = []
         self.images: dict[object, Entry] = {}  # by id
 
-    def error(self, kind: str, where: str | None, message: str) -> None:
-        self.problems.append(Problem(str(self.split.annotations), kind, where, message))
+    def error(self, code: str, where: str | None, message: str) -> None:
+        self.problems.append(Problem(str(self.split.annotations), code, where, message))
 
-    def warning(self, kind: str, where: str | None, message: str) -> None:
-        self.problems.append(Problem(str(self.split.annotations), kind, where, message, "warning"))
+    def warning(self, code: str, where: str | None, message: str) -> None:
+        self.problems.append(Problem(str(self.split.annotations), code, where, message, "warning"))
 
     def read(self) -> Document | None:
         """Return the split's content, or None if a list, an entry or an id is missing or of a wrong type."""
@@ -114,8 +114,8 @@ def check_images(report: AnnotationReport, images: list[Entry]) -> dict[object, 
             name = file_name(image)
             path_inside(name)
         except DataError as error:
-            kind = "path-leaves-folder" if "leaves" in str(error) else "missing-field"
-            report.error(kind, where, str(error).removeprefix(f"{where}: "))
+            code = "path-leaves-folder" if "leaves" in str(error) else "missing-field"
+            report.error(code, where, str(error).removeprefix(f"{where}: "))
             continue
         if files.setdefault(name, number) != number:
             report.warning("duplicate-file", where, f"has the same file as image {files[name]}: {name}")

@@ -18,8 +18,8 @@ class DataError(ValueError):
 class Problem:
     """A problem in one file. An error stops training, a warning does not.
 
-    ``kind`` is a short name for this sort of problem. ``id`` names the image, annotation or category in the file, if
-    the problem concerns one.
+    ``code`` is the short name of the problem, such as ``unknown-category``. ``id`` names the image, annotation or
+    category in the file, if the problem concerns one.
 
     >>> message = "category 9 is not listed; add it"
     >>> str(Problem("train.json", "unknown-category", "annotation 7", message))
@@ -27,7 +27,7 @@ class Problem:
     """
 
     file: str  # where the problem is
-    kind: str  # name of this sort of problem
+    code: str
     id: str | None  # image, annotation or category
     message: str  # the problem and a remedy
     severity: Literal["error", "warning"] = "error"  # an error stops training
@@ -37,15 +37,15 @@ class Problem:
 
 
 def raise_errors(problems: Sequence[Problem]) -> None:
-    """Raise one DataError that counts the errors of each kind and lists the first 20; do nothing without errors."""
+    """Raise one DataError that counts the errors by code and lists the first 20; do nothing without errors."""
     errors = [problem for problem in problems if problem.severity == "error"]
     if not errors:
         return
     lines = [f"  {problem}" for problem in errors[:SHOWN]]
     if len(errors) > SHOWN:
         lines.append(f"  ... and {len(errors) - SHOWN} more")
-    kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(error.kind for error in errors).most_common())
-    raise DataError("\n".join([f"the data set has {counted(len(errors), 'error')} ({kinds}):", *lines]))
+    codes = ", ".join(f"{count} {code}" for code, count in Counter(error.code for error in errors).most_common())
+    raise DataError("\n".join([f"the data set has {counted(len(errors), 'error')} ({codes}):", *lines]))
 
 
 def counted(number: int, noun: str, *, plural: str | None = None) -> str:

@@ -91,21 +91,21 @@ def _print_split(split: Split, folder: Path, console: Console) -> None:
 
 
 def _print_problems(problems: list[Problem], folder: Path, console: Console, *, show: int) -> None:
-    table = Table("", "kind", "file", "id", "problem and remedy", show_lines=False)
+    table = Table("", "code", "file", "id", "problem and remedy", show_lines=False)
     table.columns[-1].overflow = "fold"
     shown: Counter[str] = Counter()
     hidden: dict[str, int] = defaultdict(int)
     for problem in sorted(problems, key=lambda each: each.severity):  # errors first, otherwise in order
-        shown[problem.kind] += 1
-        if shown[problem.kind] > show:
-            hidden[problem.kind] += 1
+        shown[problem.code] += 1
+        if shown[problem.code] > show:
+            hidden[problem.code] += 1
             continue
         style = "red" if problem.severity == "error" else "yellow"
-        cells = [problem.kind, _relative(problem.file, folder), problem.id or "", problem.message]
+        cells = [problem.code, _relative(problem.file, folder), problem.id or "", problem.message]
         table.add_row(f"[{style}]{problem.severity}[/]", *map(escape, cells))
     console.print(table)
-    for kind, count in hidden.items():
-        console.print(f"... and {count:,} more of {kind} (--show {shown[kind]} lists them all)", highlight=False)
+    for code, count in hidden.items():
+        console.print(f"... and {count:,} more of {code} (--show {shown[code]} lists them all)", highlight=False)
 
 
 def _relative(file: str, folder: Path) -> str:

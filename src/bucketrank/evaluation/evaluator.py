@@ -21,7 +21,7 @@ from bucketrank.evaluation.matched_detections import MatchedDetections
 from bucketrank.evaluation.optimal_lrp import OptimalLRP
 from bucketrank.evaluation.threshold import Curve, best_threshold
 
-Kind = Literal["boxes", "masks"]
+IouType = Literal["boxes", "masks"]
 
 LVIS_DETECTIONS = 300  # per image, over all classes
 COCO_NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
@@ -153,9 +153,9 @@ class Evaluator:
         """All detections in COCO's result format, ready for JSON, in ascending order of image ids."""
         return [record for image_id in sorted(self._records) for record in self._records[image_id]]
 
-    def result(self, kind: Kind = "boxes", *, seen_only: bool = False) -> EvaluationResult:
+    def result(self, iou_type: IouType = "boxes", *, seen_only: bool = False) -> EvaluationResult:
         """Return AP and AR of boxes or masks."""
-        evaluation = self._evaluation(kind, seen_only=seen_only)
+        evaluation = self._evaluation(iou_type, seen_only=seen_only)
         if self.style == "lvis":
             evaluation.params.maxDets = [LVIS_DETECTIONS]
         evaluation.run()
@@ -171,22 +171,22 @@ class Evaluator:
         for position, category_id in enumerate(self.categories):
             values = precision[:, :, position]
             per_class[names[category_id]] = float(values[values > -1].mean()) if (values > -1).any() else math.nan
-        return EvaluationResult(metrics, per_class, OptimalLRP.of(self.matched(kind, seen_only=seen_only)))
+        return EvaluationResult(metrics, per_class, OptimalLRP.of(self.matched(iou_type, seen_only=seen_only)))
 
     def metrics(self, *, seen_only: bool = False) -> dict[str, float]:
         """Return all metrics in one dict for logging: ``boxes/AP``, ... and, with masks, ``masks/AP``, ..."""
-        kinds: tuple[Kind, ...] = ("boxes", "masks") if self.masks else ("boxes",)
-        results = {kind: self.result(kind, seen_only=seen_only) for kind in kinds}
-        return {f"{kind}/{name}": value for kind, each in results.items() for name, value in each.columns.items()}
+        iou_types: tuple[IouType, ...] = ("boxes", "masks") if self.masks else ("boxes",)
+        columns = {iou_type: self.result(iou_type, seen_only=seen_only).columns for iou_type in iou_types}
+        return {f"{iou_type}/{name}": value for iou_type, each in columns.items() for name, value in each.items()}
 
-    def precision_recall(self, kind: Kind = "boxes", *, iou: float = 0.5, seen_only: bool = False) -> Curve:
+    def precision_recall(self, iou_type: IouType = "boxes", *, iou: float = 0.5, seen_only: bool = False) -> Curve:
         """Return precision and recall by score, over all classes together, with detections matched at ``iou``."""
-        matched = self.matched(kind, iou=iou, seen_only=seen_only)
+        matched = self.matched(iou_type, iou=iou, seen_only=seen_only)
         return Curve.of(scores=matched.scores, right=matched.right, objects=int(matched.objects.sum()))
 
-    def matched(self, kind: Kind = "boxes", *, iou: float = 0.5, seen_only: bool = False) -> MatchedDetections:
+    def matched(self, iou_type: IouType = "boxes", *, iou: float = 0.5, seen_only: bool = False) -> MatchedDetections:
         """Return which detections match an object of their class with at least ``iou``, by COCO's rule."""
-        evaluation = self._evaluation(kind, seen_only=seen_only)
+        evaluation = self._evaluation(iou_type, seen_only=seen_only)
         evaluation.params.iouThrs = np.asarray([iou])
         evaluation.params.areaRng = evaluation.params.areaRng[:1]
         evaluation.params.areaRngLbl = evaluation.params.areaRngLbl[:1]
@@ -219,25 +219,25 @@ class Evaluator:
         matched, overlapping = (self.matched(iou=iou, seen_only=seen_only) for iou in (0.5, OVERLAP))
         return CalibrationErrors.of(matched, overlapping)
 
-    def best_threshold(self, kind: Kind = "boxes", *, iou: float = 0.5, seen_only: bool = False) -> float:
+    def best_threshold(self, iou_type: IouType = "boxes", *, iou: float = 0.5, seen_only: bool = False) -> float:
         """Return the minimum score to report, chosen for the best F1 (see threshold.best_threshold)."""
-        return best_threshold(self.precision_recall(kind, iou=iou, seen_only=seen_only))
+        return best_threshold(self.precision_recall(iou_type, iou=iou, seen_only=seen_only))
 
-    def _evaluation(self, kind: Kind, *, seen_only: bool) -> Any:
-        if kind == "masks" and not self.masks:
-            raise ValueError("Evaluator: expected masks=True for kind='masks', got masks=False")
+    def _evaluation(self, iou_type: IouType, *, seen_only: bool) -> Any:
+        if iou_type == "masks" and not self.masks:
+            raise ValueError("Evaluator: expected masks=True for iou_type='masks', got masks=False")
         image_ids = set(self._records) if seen_only else self._image_ids
-        document = ground_truth_document(self._document, image_ids=image_ids, masks=kind == "masks")
+        document = ground_truth_document(self._document, image_ids=image_ids, masks=iou_type == "masks")
         records = [{**record, "number": number} for number, record in enumerate(self.detections)]
         if self.style == "lvis":
-            records = counted_by_lvis(document, records, kind)
-        left_out = "segmentation" if kind == "boxes" else "bbox"  # with a bbox, loadRes would take the area from it
+            records = counted_by_lvis(document, records, iou_type)
+        left_out = "segmentation" if iou_type == "boxes" else "bbox"  # with a bbox, loadRes would take the area from it
         records = [{name: each for name, each in record.items() if name != left_out} for record in records]
         ground_truth = COCO(document)
         return COCOeval_faster(
             ground_truth,
             ground_truth.loadRes(records),
-            {"boxes": "bbox", "masks": "segm"}[kind],
+            {"boxes": "bbox", "masks": "segm"}[iou_type],
             print_function=lambda *_: None,
             lvis_style=self.style == "lvis",
         )
@@ -267,7 +267,7 @@ def ground_truth_document(document: Document, *, image_ids: Set[int], masks: boo
     }
 
 
-def counted_by_lvis(document: Document, records: Sequence[Record], kind: Kind) -> list[Record]:
+def counted_by_lvis(document: Document, records: Sequence[Record], iou_type: IouType) -> list[Record]:
     """Return the detections that LVIS counts: those with an area, of classes that were annotated in their image.
 
     A class was annotated in an image if it has an object there or is listed in ``neg_category_ids``. Objects without
@@ -280,9 +280,13 @@ def counted_by_lvis(document: Document, records: Sequence[Record], kind: Kind) -
     return [
         record
         for record in records
-        if record["category_id"] in annotated[record["image_id"]]
-        and (record["bbox"][2] * record["bbox"][3] if kind == "boxes" else rle_codec.area(record["segmentation"])) > 0
+        if record["category_id"] in annotated[record["image_id"]] and _area(record, iou_type) > 0
     ]
+
+
+def _area(record: Record, iou_type: IouType) -> float:
+    _, _, width, height = record["bbox"]
+    return width * height if iou_type == "boxes" else float(rle_codec.area(record["segmentation"]))
 
 
 def _or_nan(value: float) -> float:

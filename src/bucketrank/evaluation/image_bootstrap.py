@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bucketrank.evaluation.evaluator import Evaluator, Kind
+from bucketrank.evaluation.evaluator import Evaluator, IouType
 
 Values = NDArray[np.float64]
 
@@ -50,13 +50,13 @@ class ImageAP:
     objects: Values  # (classes, images) number of objects
 
     @classmethod
-    def of(cls, evaluator: Evaluator, kind: Kind = "boxes") -> ImageAP:
+    def of(cls, evaluator: Evaluator, iou_type: IouType = "boxes") -> ImageAP:
         """Match the boxes or masks of an evaluator at all thresholds of COCO's AP."""
         position = {image_id: number for number, image_id in enumerate(sorted(evaluator.image_ids))}
         owners = np.array([position[record["image_id"]] for record in evaluator.detections], dtype=np.int64)
         curves: list[list[RankedMatches]] = [[] for _ in evaluator.categories]
         for iou in IOUS:
-            matched = evaluator.matched(kind, iou=float(iou))
+            matched = evaluator.matched(iou_type, iou=float(iou))
             order = np.argsort(-matched.scores, kind="stable")
             labels, right, images = matched.labels[order], matched.right[order], owners[matched.numbers[order]]
             for label, curve in enumerate(curves, start=1):
