@@ -19,6 +19,9 @@ LINK = re.compile(r"\]\(([^()\s]+)\)")
 HEADING = re.compile(r"^#+ +(.+?)(?: *\{ *#([\w-]+) *\})?$", re.MULTILINE)
 # Ends of the addresses of figures for light and dark pages; GitHub knows the second pair only.
 SCHEMES = {"only-light", "only-dark", "gh-light-mode-only", "gh-dark-mode-only", ""}
+# Syntax of mkdocs that GitHub shows as it is written: admonitions, API entries, formulas, attributes; and figures for
+# light or dark pages, which GitHub shows on both.
+ONLY_MKDOCS = re.compile(r"^ *(?:!!!|\?\?\?\+?|:::) .*$|\\\(|\\\[|\{ *[.:#][^}]*\}|#only-(?:light|dark)", re.MULTILINE)
 WIDEST = 85  # columns of a code block that a page shows without scrolling
 
 
@@ -101,6 +104,27 @@ def test_broken_links_are_noticed(tmp_path):
     (tmp_path / "page.md").write_text(links + "```\n[j](none.md)\n```\n" + broken, encoding="utf-8")
     expected = ["none.md", "other.md#rank--sort", "#nowhere", "other.md#rank-sort_2"]
     assert broken_links(tmp_path / "page.md") == expected
+
+
+def only_mkdocs(text: str) -> list[str]:
+    """Return the syntax outside code that GitHub does not render."""
+    return ONLY_MKDOCS.findall(INLINE_CODE.sub("", FENCE.sub("", text)))
+
+
+def linked_from_readme() -> list[Path]:
+    """Return README and the pages that it links to, which people read on GitHub."""
+    links = LINK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    return [ROOT / "README.md", *sorted({ROOT / link.partition("#")[0] for link in links if ".md" in link})]
+
+
+@pytest.mark.parametrize("page", linked_from_readme(), ids=lambda page: page.name)
+def test_pages_that_readme_links_to_are_legible_on_github(page):
+    assert only_mkdocs(page.read_text(encoding="utf-8")) == []
+
+
+def test_syntax_of_mkdocs_is_noticed():
+    text = "!!! note\n    text\n::: bucketrank\n\\(x\\) ![a](b.svg){ .third } ![c](d.svg#only-dark) `{ .code }` $x_{i}$"
+    assert only_mkdocs(text) == ["!!! note", "::: bucketrank", "\\(", "{ .third }", "#only-dark"]
 
 
 def wide_lines(text: str) -> list[str]:
