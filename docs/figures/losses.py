@@ -21,22 +21,22 @@ STUDY = ASSETS / "losses-atss.json"
 MASKS = ASSETS / "losses-mask-rcnn.json"
 NAMES = {"bccd": "blood cells", "road_signs": "road signs", "nuclei": "nuclei"}
 SIZE = (3.6, 2.9)  # inches; three of them stand in a row, or below each other on a phone
-DRAWN = ("rs", "focal", "qfl", "vfl", "bce", "rsq", "ap")  # the order of the legend
+DRAWN = ("rs", "focal", "qfl", "vfl", "bce")  # RS and its rivals, in the order of the legend; the tables have more
 
 
 def colour(loss: str, palette: Palette) -> str:
     """Return the colour of a loss; the same in all figures."""
-    colours = (*palette.series, palette.rival, palette.point, palette.band, palette.faint)
-    return dict(zip(DRAWN, colours, strict=True))[loss]
+    return dict(zip(DRAWN, (*palette.series, palette.rival, palette.point), strict=True))[loss]
 
 
 def over_steps(data: dict[str, Any], palette: Palette) -> Figure:
     """Draw the mean AP over the seeds at each evaluation, and the range of the seeds as a band."""
     figure, axes = plt.subplots(figsize=SIZE, layout="constrained")
-    for entry in data["losses"]:
-        steps, aps = entry["curve"][0], np.array(entry["curve"][1])
-        _line(axes, entry["loss"], steps, aps.mean(0), palette)
-        axes.fill_between(steps, aps.min(0), aps.max(0), color=colour(entry["loss"], palette), alpha=0.15, linewidth=0)
+    curves = {entry["loss"]: entry["curve"] for entry in data["losses"]}
+    for loss in (loss for loss in DRAWN if loss in curves):
+        steps, aps = curves[loss][0], np.array(curves[loss][1])
+        _line(axes, loss, steps, aps.mean(0), palette)
+        axes.fill_between(steps, aps.min(0), aps.max(0), color=colour(loss, palette), alpha=0.15, linewidth=0)
     axes.set(xlabel="step", ylabel="AP", xlim=(0, None), ylim=(0, None))
     return _finish(figure, axes, data["data"], legend="lower right")
 
