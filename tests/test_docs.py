@@ -15,7 +15,7 @@ BLOCK = re.compile(r"^```(python|pycon)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 FENCE = re.compile(r"^( *)```[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 INLINE_CODE = re.compile(r"`[^`\n]*`")
-LINK = re.compile(r"\]\(([^()\s]+)\)")
+LINK = re.compile(r"(?:\]\(|\b(?:href|src|srcset)=\")([^()\"\s]+)[)\"]")  # in Markdown or HTML
 HEADING = re.compile(r"^#+ +(.+?)(?: *\{ *#([\w-]+) *\})?$", re.MULTILINE)
 # Ends of the addresses of figures for light and dark pages; GitHub knows the second pair only.
 SCHEMES = {"only-light", "only-dark", "gh-light-mode-only", "gh-dark-mode-only", ""}
@@ -100,9 +100,9 @@ def test_broken_links_are_noticed(tmp_path):
     other = "# Other\n\n## Rank & Sort\n\n## Rank & Sort\n"
     (tmp_path / "other.md").write_text(other, encoding="utf-8")
     links = "[a](other.md) [b](other.md#rank-sort) [c](other.md#rank-sort_1) [d](https://example.org) `[e](none.md)`\n"
-    broken = "[f](none.md) [g](other.md#rank--sort) [h](#nowhere) [i](other.md#rank-sort_2)\n"
-    (tmp_path / "page.md").write_text(links + "```\n[j](none.md)\n```\n" + broken, encoding="utf-8")
-    expected = ["none.md", "other.md#rank--sort", "#nowhere", "other.md#rank-sort_2"]
+    broken = '[f](none.md) [g](other.md#rank--sort) [h](#nowhere) [i](other.md#rank-sort_2) <a href="none.html">j</a>\n'
+    (tmp_path / "page.md").write_text(links + "```\n[k](none.md)\n```\n" + broken, encoding="utf-8")
+    expected = ["none.md", "other.md#rank--sort", "#nowhere", "other.md#rank-sort_2", "none.html"]
     assert broken_links(tmp_path / "page.md") == expected
 
 

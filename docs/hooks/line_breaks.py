@@ -1,4 +1,4 @@
-"""Says where a line may end: flags and quantities stay whole, long names and paths may break after a dot or a slash.
+"""Says where a line may end: flags, quantities, dates and names like R-CNN stay whole, long paths may break.
 
 Without it a browser may end a line after each hyphen, even after ``--``, and breaks a long name at any letter.
 """
@@ -15,8 +15,14 @@ LONG_NAME = re.compile(r"[\w./:(]{26,}")
 UNIT = r"(?<=\d) (?=(?:%|s|ms|µs|MB|KB|TB/s)(?![\w/]))"
 DEVIATION = r"(?<=\d) (?=± \d)|(?<=\d ±) (?=\d)"
 PAIR = r"(?<=\d) (?=/ \d)|(?<=\d /) (?=\d)|(?<=\d) (?=\(\d)"
-QUANTITY = re.compile(f"{UNIT}|{DEVIATION}|{PAIR}")
-INTERVAL = re.compile(r"\([+-]?[\d.]+ to [+-]?[\d.]+\)")
+LIST = r"(?<=\S) (?=· \d)"  # a dot between quantities ends a line and never begins one
+QUANTITY = re.compile(f"{UNIT}|{DEVIATION}|{PAIR}|{LIST}")
+# Names of models and measures (R-CNN, Co-DETR, D-ECE), dates and numbers (2026-11-17, 8e-4).
+NAME = r"[A-Z]\w*(?:-[A-Z0-9]\w*)+"
+NUMBER = r"\d[\d.]*e?(?:-\d+)+"
+HYPHENATED_TEXT = re.compile(rf"(?<![\w/.&-])(?:{NAME}|{NUMBER})(?![\w/-])")
+INTERVAL = re.compile(r"\([+-]?[\d.]+ to [+-]?[\d.]+\)|\[[\d.,]+, [\d.,]+\]")
+SPACE_BEFORE_BRACKET = re.compile(r"</code>\s+\)")  # mkdocstrings leaves one after the default of an argument
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
@@ -24,11 +30,12 @@ def on_page_content(content: str, **_: Any) -> str:
     """Called by mkdocs with each page's HTML."""
     parts = BLOCK.split(content)
     parts[::2] = [_quantities(text) for text in parts[::2]]
-    return INLINE_CODE.sub(_code, "".join(parts))
+    return SPACE_BEFORE_BRACKET.sub("</code>)", INLINE_CODE.sub(_code, "".join(parts)))
 
 
 def _quantities(text: str) -> str:
-    return INTERVAL.sub(lambda interval: interval[0].replace(" ", NO_BREAK), QUANTITY.sub(NO_BREAK, text))
+    text = INTERVAL.sub(lambda interval: interval[0].replace(" ", NO_BREAK), QUANTITY.sub(NO_BREAK, text))
+    return HYPHENATED_TEXT.sub(lambda word: _whole(word, longest=14), text)
 
 
 def _code(code: re.Match[str]) -> str:
@@ -41,5 +48,5 @@ def _word(word: str) -> str:
     return LONG_NAME.sub(lambda name: re.sub(r"(?<=\w)([./(])(?=\w{4})", r"\1<wbr>", name[0]), word)
 
 
-def _whole(word: re.Match[str]) -> str:
-    return f'<span class="whole">{word[0]}</span>' if len(word[0]) <= 40 else word[0]
+def _whole(word: re.Match[str], longest: int = 40) -> str:
+    return f'<span class="whole">{word[0]}</span>' if len(word[0]) <= longest else word[0]

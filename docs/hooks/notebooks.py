@@ -1,5 +1,6 @@
-"""Shows the notebooks of ``examples/`` with their outputs, in place of a comment that names the file.
+"""Shows the notebooks of ``examples/`` with their outputs.
 
+The cells replace a comment that names the file, and what follows it: a link to the notebook, for readers on GitHub.
 Figures become images for light and dark pages: the notebooks draw with the colours of ``docs/figures/theme.py``.
 """
 
@@ -18,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT))  # for docs.figures
 from docs.figures.palette import PALETTES  # noqa: E402
 
-MARKER = re.compile(r"<!-- notebook: (\S+) -->")
+MARKER = re.compile(r"<!-- notebook: (\S+) -->.*", re.DOTALL)
 WHITE = "#ffffff"
 
 
@@ -30,7 +31,7 @@ def on_files(files: Files, *, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Replace the comment by the cells of the notebook."""
+    """Replace the comment, and what follows it, by the cells of the notebook."""
     return MARKER.sub(lambda match: to_markdown(ROOT / match[1]), markdown)
 
 

@@ -1,4 +1,8 @@
-"""Marks the cells of tables that hold a sentence: on a phone they get a legible width, and numbers stay narrow."""
+"""Marks the cells of tables by their length.
+
+On a phone, cells that hold a sentence get a legible width and numbers stay narrow. On wide pages, cells of two or three
+short words stay on one line.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from typing import Any
 CELL = re.compile(r"<(t[dh])\b([^>]*)>(.*?)</\1>", re.DOTALL)
 TAG = re.compile(r"<[^>]*>")
 SENTENCE = 20  # letters; a cell with numbers, units and an interval has fewer
+SHORT = 15  # characters
 
 
 def on_page_content(content: str, **_: Any) -> str:
@@ -18,5 +23,11 @@ def on_page_content(content: str, **_: Any) -> str:
 
 def _marked(cell: re.Match[str]) -> str:
     tag, attributes, inner = cell.groups()
-    letters = sum(map(str.isalpha, html.unescape(TAG.sub("", inner))))
-    return f'<{tag}{attributes} class="sentence">{inner}</{tag}>' if letters > SENTENCE else cell[0]
+    text = html.unescape(TAG.sub("", inner)).strip()
+    if sum(map(str.isalpha, text)) > SENTENCE:
+        name = "sentence"
+    elif tag == "td" and " " in text and len(text) <= SHORT:
+        name = "short"
+    else:
+        return cell[0]
+    return f'<{tag}{attributes} class="{name}">{inner}</{tag}>'

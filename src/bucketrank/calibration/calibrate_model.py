@@ -57,7 +57,7 @@ def calibrate(
     method: Method = "platt",
     most: int | None = MOST_IMAGES,
 ) -> Calibration:
-    """Make the scores of a detector probabilities, in place, and return the fitted map with its errors.
+    """Turn the scores of a detector into probabilities, in place, and return the fitted map with its errors.
 
     ``model`` is a detector of bucketrank; for models of torchvision and transformers call ``calibrate`` of
     ``bucketrank.integrations``. ``data`` is a data folder (its training split is used), a split, or an iterable of

@@ -28,12 +28,12 @@ class Calibration:
     method: Method  # platt or temperature
     target: Target  # match or iou
     a: tuple[float, ...]  # one for all classes, or one per class
-    b: tuple[float, ...]  # as many as there are of a
-    d_ece: tuple[float, float]  # before and after
-    la_ece: tuple[float, float]  # before and after
-    images: int  # of the fit
-    detections: int  # of the fit
-    right: int  # detections that match an object at an IoU of 0.5
+    b: tuple[float, ...]  # as many numbers as a has
+    d_ece: tuple[float, float]  # D-ECE before and after
+    la_ece: tuple[float, float]  # LaECE before and after
+    images: int  # number of images of the fit
+    detections: int  # number of detections of the fit
+    right: int  # number of detections that match an object at an IoU of 0.5
     best_threshold: float  # the calibrated score of the best F1 on these images
 
     @property

@@ -182,10 +182,10 @@ class DetectorSpec:
     images.
     """
 
-    name: str  # in recipes and flags
+    name: str  # name in recipes and flags
     detector: str | Callable[..., Any]  # class or import path
     settings: type[DetectorSettings] = DetectorSettings  # class of the settings
-    title: str = ""  # for readers
+    title: str = ""  # name shown to readers
     reference: str = ""  # the publication
     losses: tuple[str, ...] | None = None  # names of its losses; None for all with a criterion
     backbone: bool = True  # whether it takes settings of a backbone

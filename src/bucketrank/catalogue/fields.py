@@ -19,8 +19,8 @@ from bucketrank.suggestions import require_choice
 class Setting(NamedTuple):
     """One field of a group of settings."""
 
-    name: str  # of the field
-    type: Any  # of its values
+    name: str  # name of the field
+    type: Any  # type of its values
     default: Any  # its value if none is given
     help: str  # one line for --help
 

@@ -228,10 +228,10 @@ class LossSpec:
     how to read the loss's gradients.
     """
 
-    name: str  # in recipes and flags
+    name: str  # name in recipes and flags
     criterion: str | Callable[..., Any] | None  # class or import path; None if part of the model
     settings: type[LossSettings] = LossSettings  # class of the settings
-    title: str = ""  # for readers
+    title: str = ""  # name shown to readers
     reference: str = ""  # the publication
     gradient_note: str = ""  # for readers of a report
 

@@ -25,7 +25,7 @@ def calibrate(
     most: Annotated[int, "maximum number of images"] = 500,
     device: Annotated[str, "a torch device, like cpu or cuda:0; auto is cuda if available"] = "auto",
 ) -> None:
-    """Make the scores of a detector probabilities, without changing their order or AP."""
+    """Turn the scores of a detector into probabilities, without changing their order or AP."""
     require("rich", "PIL", "faster_coco_eval", "yaml", "timm", extra="detect")
     from rich.console import Console
 

@@ -34,9 +34,9 @@ class Split:
     annotations: Path  # file in COCO's format
     images: Path  # folder of the images
     part: Part = "all"  # all, train or val
-    seed: int = 0  # of both divisions
-    tuning: Part = "all"  # all, train or val
-    share: float = HELD_OUT  # of the images that are val in the second division
+    seed: int = 0  # seed of both divisions
+    tuning: Part = "all"  # part of the second division: all, train or val
+    share: float = HELD_OUT  # share of the images that are val in the second division
 
     def read(self) -> Document:
         """Return the file's content with the images and annotations of this part only."""

@@ -72,9 +72,9 @@ class Shapes:
     """
 
     size: int = 160  # side of an image in pixels
-    fewest: int = 4  # objects per image
-    most: int = 12  # objects per image
-    seed: int = 0  # of all series
+    fewest: int = 4  # minimum number of objects per image
+    most: int = 12  # maximum number of objects per image
+    seed: int = 0  # seed of all series
     series: int = 0  # number of the series
 
     def __post_init__(self) -> None:

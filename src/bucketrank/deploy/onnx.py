@@ -53,13 +53,13 @@ class ExportError(RuntimeError):
 class Agreement:
     """Largest differences between the exported detector and the original, over all images compared."""
 
-    images: int  # compared
-    detections: int  # compared
-    unpaired: int  # detections without an equal one on the other side
-    tied: int  # those of them that follow from scores that are equal to rounding
-    box: float  # in pixels
+    images: int  # number of images compared
+    detections: int  # number of detections compared
+    unpaired: int  # number of detections without a counterpart on the other side
+    tied: int  # number of unpaired detections explained by scores that are equal up to rounding
+    box: float  # largest difference of two box coordinates in pixels
     score: float  # largest difference of two scores
-    mask: float  # for any pixel of a mask, from 0 to 1; 0 without masks
+    mask: float  # largest difference of two mask pixels, from 0 to 1; 0 without masks
 
     def __str__(self) -> str:
         paired = self.detections - self.unpaired
@@ -102,8 +102,8 @@ def export_onnx(
     ``category_ids``, both as JSON, and ``threshold``. The graph itself returns detections below the threshold too.
 
     The detections are compared in the argument ``image``, its mirror image and its enlarged centre, or in drawn shapes
-    if no image is given. Raises ExportError and writes no file if they differ by more than the tolerances above. For
-    RetinaNet and ATSS, detections may also differ because scores are equal to rounding (see tied_scores).
+    if no image is given. Raises ExportError and writes no file if they differ by more than the tolerances on the page
+    "Predict and export". For RetinaNet and ATSS, detections may also differ because scores are equal up to rounding.
 
     Args:
         model: a detector.

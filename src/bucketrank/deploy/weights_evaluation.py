@@ -43,7 +43,7 @@ class Evaluation:
     boxes: EvaluationResult  # metrics of the boxes
     masks: EvaluationResult | None  # metrics of the masks; None without masks
     masks_in_boxes: EvaluationResult | None  # metrics of the masks in the ground-truth boxes; None unless asked for
-    errors: CalibrationErrors  # of the boxes
+    errors: CalibrationErrors  # calibration errors of the boxes
     threshold: float  # score of the best F1 on these images
     images: int  # number of images
     meta: Meta  # the description in the weights file
@@ -74,7 +74,7 @@ def evaluate(
         batch_size: images per batch.
         workers: data-loading workers.
         device: a torch device; auto is cuda if available.
-        most: evaluate only the first images, this many.
+        most: evaluate only the first N images; by default all.
         detections: file to write the detections to.
         given_boxes: also evaluate the masks in the ground-truth boxes, which measures masks alone.
     """

@@ -19,7 +19,7 @@ AnySettings = TypeVar("AnySettings", bound=DetectorSettings)
 
 
 class Detector(nn.Module):
-    """Images to losses in training mode, images to detections in evaluation mode.
+    """A detector: it returns losses in training mode and detections in evaluation mode.
 
     ``images`` is a list of tensors (3, H, W) with values from 0 to 1; their sizes may differ. ``targets``, required in
     training, is a list of dicts with ``boxes`` (x1, y1, x2, y2 in pixels), ``labels`` from 1, and ``masks`` if the

@@ -50,9 +50,9 @@ class EvaluationResult:
     APf, and AR300 instead of AR1, AR10 and AR100. ``per_class`` has the AP of each class by name.
     """
 
-    metrics: dict[str, float]  # by name
+    metrics: dict[str, float]  # metrics by name
     per_class: dict[str, float]  # AP by the name of the class
-    lrp: OptimalLRP  # with its parts
+    lrp: OptimalLRP  # optimal LRP error with its parts
 
     @property
     def columns(self) -> dict[str, float]:
@@ -220,7 +220,7 @@ class Evaluator:
         return CalibrationErrors.of(matched, overlapping)
 
     def best_threshold(self, iou_type: IouType = "boxes", *, iou: float = 0.5, seen_only: bool = False) -> float:
-        """Return the minimum score to report, chosen for the best F1 (see threshold.best_threshold)."""
+        """Return the minimum score to report: :func:`~bucketrank.evaluation.best_threshold` of all detections."""
         return best_threshold(self.precision_recall(iou_type, iou=iou, seen_only=seen_only))
 
     def _evaluation(self, iou_type: IouType, *, seen_only: bool) -> Any:

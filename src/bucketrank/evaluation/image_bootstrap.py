@@ -46,7 +46,7 @@ class RankedMatches:
 class ImageAP:
     """All matches of one run's detections, from which the AP of any draw of images follows."""
 
-    curves: list[list[RankedMatches]]  # of each class, at each IoU threshold
+    curves: list[list[RankedMatches]]  # matches of each class, at each IoU threshold
     objects: Values  # (classes, images) number of objects
 
     @classmethod
@@ -86,7 +86,7 @@ class BootstrapAP:
     alone: they are the same for all runs on a data set, on any machine.
     """
 
-    ap: float  # of all images
+    ap: float  # AP of all images
     draws: Values  # (B,) of each draw
 
     @classmethod

@@ -38,8 +38,8 @@ class Meta:
     category_ids: list[int]  # ids of the same labels in the annotations
     threshold: float  # minimum score to report
     recipe: dict[str, Any]  # the settings of the run, as groups
-    metrics: dict[str, float] = field(default_factory=dict)  # on the validation set
-    versions: dict[str, str] = field(default_factory=dict)  # of the packages that trained it
+    metrics: dict[str, float] = field(default_factory=dict)  # metrics on the validation set
+    versions: dict[str, str] = field(default_factory=dict)  # versions of the packages that trained it
     calibration: Calibration | None = None  # None if the scores are those of the loss
     images: dict[str, int] = field(default_factory=dict)  # numbers of images, train and val
 

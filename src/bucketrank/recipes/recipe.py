@@ -19,6 +19,7 @@ from bucketrank.catalogue import (
     detector_spec,
     detectors,
     libraries,
+    loss_settings,
     loss_spec,
     losses,
 )
@@ -56,7 +57,7 @@ class Recipe:
 
     detector: DetectorSettings  # the detector
     backbone: BackboneSettings = field(default_factory=BackboneSettings)  # its backbone
-    loss: LossSettings = field(default_factory=lambda: loss_spec("rs").settings())  # its loss
+    loss: LossSettings = field(default_factory=loss_settings)  # its loss
     inputs: InputSettings | LibraryInputSettings = field(default_factory=InputSettings)  # size and normalisation
     data: DataSettings = field(default_factory=DataSettings)  # batches and augmentation
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)  # optimiser and learning rate

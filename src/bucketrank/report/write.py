@@ -38,7 +38,7 @@ def write_report(
         out: the file to write.
         data: folder of another data set to measure on.
         images: number of best and of worst images to show.
-        most: measure only the first images, this many.
+        most: measure only the first N images; by default all.
         device: a torch device; auto is cuda if available.
         console: where progress is printed; by default the terminal.
     """

@@ -49,10 +49,10 @@ PACKAGES = ("bucketrank", "torch", "torchvision", "lightning", "timm", "transfor
 class RunResult:
     """The folder of a finished run, the metrics of its last evaluation and calibration, and its final weights."""
 
-    folder: Path  # of the run
-    metrics: dict[str, float]  # by names like boxes/AP
+    folder: Path  # folder of the run
+    metrics: dict[str, float]  # metrics by name, such as boxes/AP
     weights: Path  # weights.safetensors in the folder
-    steps: int  # that the optimiser made
+    steps: int  # number of optimiser steps
 
 
 def train(

@@ -103,7 +103,10 @@ def notes(bench: LossBench) -> list[str]:
     ]
     if estimate_to_median:
         low, middle, high = (significant(f(estimate_to_median)) for f in (min, statistics.median, max))
-        lines.append(f"Where it was measured too, the estimate was {middle} (from {low} to {high}) times the median.")
+        lines.append(
+            "Where a method was both timed and estimated, "
+            f"the estimate was {middle} (from {low} to {high}) times the median."
+        )
     for result in bench.large:
         what = f"{LOSSES[result.loss]} {result.contender}, {result.size:,} logits with {result.positives:,} positives"
         memory = bytes_in_words(result.extra_bytes)

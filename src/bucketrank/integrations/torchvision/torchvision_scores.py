@@ -30,7 +30,7 @@ def calibrate(
     method: Method = "platt",
     most: int | None = MOST_IMAGES,
 ) -> Calibration:
-    """Make the scores of a torchvision detector probabilities, in place; return the fitted map with its errors.
+    """Turn the scores of a torchvision detector into probabilities, in place; return the fitted map with its errors.
 
     ``data`` is an iterable of (image, target) as in training, such as a data set without augmentation or a DataLoader.
     The other arguments are those of :func:`~bucketrank.calibration.calibrate`. RetinaNet takes ``method="platt"``, the

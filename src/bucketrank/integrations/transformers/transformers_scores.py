@@ -26,7 +26,7 @@ def calibrate(
     per_class: bool = False,
     most: int | None = MOST_IMAGES,
 ) -> Calibration:
-    """Make the scores of a detection transformer probabilities, in place; return the fitted map with its errors.
+    """Turn the scores of a detection transformer into probabilities, in place; return the fitted map with its errors.
 
     ``batches`` are those of training, without augmentation: mappings with ``pixel_values``, maybe ``pixel_mask``, and
     ``labels`` with ``class_labels`` and ``boxes`` per image. The detections of an image are the 100 highest scores of

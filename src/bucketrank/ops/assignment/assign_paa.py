@@ -33,13 +33,20 @@ def assign_paa(
        A candidate belongs to the first component if its weighted density there is at least that in the second.
     3. Of the first component's candidates, sorted by loss, the positives are those up to and including the one where
        the mixture's density is highest; of equal ones (log densities within 1e-9) the first. This is scheme (c) of the
-       paper's Fig. 3, with the density of the whole mixture as in the published code.
+       PAA paper's Fig. 3, with the density of the whole mixture as in the published code.
 
     An object gets no positives if it has fewer than two candidates, or if a loss kept in step 1 is not finite. All
     other candidates become negative; ignored anchors stay ignored.
 
     The mixtures of all images are fitted together in float64. Takes O(A log A) time, and at most 100 iterations over
     the losses kept.
+
+    Args:
+        candidates: assignment (A,) or (B, A) to choose from.
+        losses: loss of each anchor, of the same shape.
+        per_level: number of anchors on each level.
+        topk: candidates kept per object and level.
+        objects: upper bound of the objects per image; by default it is read from ``candidates``.
 
     >>> candidates = torch.tensor([0, 0, 0, 0, 0, -1, -2])
     >>> # The three low losses of candidates have a mean of 0.53.
