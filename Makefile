@@ -83,6 +83,7 @@ pages: docs  ## add the documentation to the local branch gh-pages: make pages V
 	$(if $(ALIAS),NO_MKDOCS_2_WARNING=1 $(BIN)/mike set-default $(ALIAS))
 
 figures: $(STAMP)  ## draw the documentation's figures and write its tables of losses again
+	$(BIN)/python -m docs.figures.benchmark
 	$(BIN)/python -m docs.figures.exact_bucketing
 	$(BIN)/python -m docs.figures.delta
 	$(BIN)/python -m docs.figures.detectors

@@ -1,4 +1,6 @@
-"""Renew the tables of the benchmark page: python -m docs.figures.benchmark_tables FOLDER/losses.md FOLDER/detectors.md.
+"""Read the tables of the benchmark page, and renew them.
+
+``python -m docs.figures.benchmark_tables FOLDER/losses.md FOLDER/detectors.md`` renews them.
 
 The Markdown files are those of ``bucketrank bench``; ``bucketrank bench results FILE.json --out FOLDER`` writes them
 again. A block of the page that begins with ``<!-- losses.md: TITLE -->`` and ends with ``<!-- end -->`` gets the
@@ -39,6 +41,24 @@ def renew(page: str, name: str, markdown: str) -> str:
         return f"{match[1]}: {match[2]} -->\n\n{available[match[2]]}\n\n"
 
     return BLOCK.sub(block, page)
+
+
+def read_table(title: str) -> list[dict[str, str]]:
+    """Return the rows of the table in the block TITLE of the page, each as a dict from column to cell."""
+    blocks = {match[2]: match[0] for match in BLOCK.finditer(PAGE.read_text(encoding="utf-8"))}
+    lines = [line for line in blocks[title].splitlines() if line.startswith("|")]
+    names, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def milliseconds(cell: str) -> float:
+    """Return the time at the beginning of a cell, or its estimate.
+
+    >>> milliseconds("395 µs [311, 489]"), milliseconds("skipped, ≈ 2.48 min")
+    (0.395, 148800.0)
+    """
+    number, unit = re.findall(r"([\d.,]+) (µs|ms|s|min)\b", cell)[0]
+    return float(number.replace(",", "")) * {"µs": 1e-3, "ms": 1.0, "s": 1e3, "min": 6e4}[unit]
 
 
 def main(paths: list[str]) -> None:

@@ -1,23 +1,20 @@
-"""Time of the losses for a million logits: python -m docs.figures.speed."""
+"""Time of the losses for a million logits, from the table of the benchmark page: python -m docs.figures.speed."""
 
 from __future__ import annotations
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
+from docs.figures.benchmark import LOSSES, SHARE
+from docs.figures.benchmark_tables import milliseconds, read_table
 from docs.figures.theme import Palette, save
 
-# Milliseconds, forward and backward, for 1,000,000 logits, 1 % of them positive, on two CPU cores: numbers from the
-# benchmark page, commit 2efee9d; pairwise is an estimate, as it would take too long.
-FOCAL = 13.6
-TIMES = {
-    "AP loss": {"exact, compiled": 7.07, "exact, torch": 29.0, "bucketed, torch": 339.0, "pairwise, torch": 22_400.0},
-    "Rank & Sort loss": {
-        "exact, compiled": 11.4,
-        "exact, torch": 65.5,
-        "bucketed, torch": 870.0,
-        "pairwise, torch": 22_700.0,
-    },
+METHODS = {  # name in the figure: column of the benchmark page
+    "focal loss": "focal loss",
+    "exact, compiled": "exact, fused kernel",
+    "exact, torch": "exact, torch ops",
+    "bucketed, torch": "bucketed (paper)",
+    "pairwise, torch": "pairwise (definition)",  # an estimate, as it would take too long
 }
 
 
@@ -30,8 +27,9 @@ def in_words(milliseconds: float) -> str:
 
 def draw(palette: Palette) -> Figure:
     figure, panels = plt.subplots(1, 2, figsize=(6.4, 2.3), sharey=True, layout="constrained")
-    for axes, (title, times) in zip(panels, TIMES.items(), strict=True):
-        names, values = ["focal loss", *times], [FOCAL, *times.values()]
+    for axes, (loss, title) in zip(panels, LOSSES.items(), strict=True):
+        (row,) = (row for row in read_table(f"{loss} loss: time") if (row["logits"], row["positives"]) == ("1M", SHARE))
+        names, values = list(METHODS), [milliseconds(row[column]) for column in METHODS.values()]
         colours = [palette.faint, palette.series[0], palette.series[0], palette.series[1], palette.series[1]]
         axes.barh(names, values, color=colours, height=0.68)
         for position, value in enumerate(values):

@@ -1,4 +1,4 @@
-"""The tool that renews the tables of the benchmark page."""
+"""The tables of the benchmark page, and the figures that are drawn from them."""
 
 import re
 
@@ -7,9 +7,15 @@ import pytest
 pytest.importorskip("matplotlib")
 pytest.importorskip("torchvision")
 
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.figure import Figure
+
 from bucketrank.bench.detectors.detector_report import to_markdown as detectors_to_markdown
 from bucketrank.bench.losses.loss_report import to_markdown as losses_to_markdown
-from docs.figures.benchmark_tables import BLOCK, PAGE, renew, sections
+from docs.figures import benchmark
+from docs.figures.benchmark_tables import BLOCK, PAGE, milliseconds, read_table, renew, sections
+from docs.figures.palette import PALETTES
 from tests.bench import test_detectors
 from tests.bench.fixed_time_bench import fixed_time_bench
 
@@ -41,3 +47,27 @@ def test_a_new_measurement_replaces_the_blocks_of_its_file_only(name):
 def test_a_section_that_does_not_exist_is_an_error():
     with pytest.raises(KeyError, match="Targets"):
         renew("<!-- losses.md: Targets -->\n\n<!-- end -->\n", "losses.md", "# Losses\n\n## Notes\n\nnone\n")
+
+
+@pytest.mark.parametrize(
+    ("cell", "time"),
+    [("395 µs [311, 489] · 0.810", 0.395), ("1,200 ms [850, 1,300]", 1200), ("skipped, ≈ 2.48 min", 148_800)],
+)
+def test_times_are_read_from_cells(cell, time):
+    assert milliseconds(cell) == pytest.approx(time)
+
+
+def drawn(figure: Figure) -> dict[object, tuple[np.ndarray, np.ndarray]]:
+    """Return the x and y of each line of a figure by its label."""
+    (axes,) = figure.axes
+    plt.close(figure)
+    return {line.get_label(): (np.asarray(line.get_xdata()), np.asarray(line.get_ydata())) for line in axes.lines}
+
+
+def test_figures_draw_the_numbers_of_the_tables():
+    times = [row["exact, fused kernel"] for row in read_table("RS loss: time") if row["positives"] == "1 %"]
+    _, exact = drawn(benchmark.over_logits("RS", PALETTES["light"]))["exact, compiled"]
+    np.testing.assert_allclose(exact, [milliseconds(cell) for cell in times])
+    ratios, _ = drawn(benchmark.per_step(PALETTES["light"]))["RS, exact"]
+    cells = [row["rs/exact"] for row in read_table("T_iter")]
+    assert all(f" · {ratio:.3f}" in cell for ratio, cell in zip(ratios, cells, strict=True))
