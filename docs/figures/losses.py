@@ -53,7 +53,7 @@ def over_rates(name: str, trials: list[dict[str, Any]], palette: Palette) -> Fig
     axes.minorticks_off()
     axes.set_xticks(rates, [f"{1000 * rate:g}" for rate in rates])
     axes.set(xlabel="learning rate, in thousandths", ylabel="AP of a short trial", ylim=(0, None))
-    return _finish(figure, axes, name, legend="lower left")
+    return _finish(figure, axes, name, legend="best")
 
 
 def _line(axes: Axes, loss: str, x: Any, y: Any, palette: Palette) -> None:
@@ -61,7 +61,7 @@ def _line(axes: Axes, loss: str, x: Any, y: Any, palette: Palette) -> None:
     axes.plot(x, y, color=colour(loss, palette), marker="o", markersize=3, linewidth=width, label=TITLES[loss])
 
 
-def _finish(figure: Figure, axes: Axes, title: str, *, legend: Literal["lower left", "lower right"]) -> Figure:
+def _finish(figure: Figure, axes: Axes, title: str, *, legend: Literal["best", "lower right"]) -> Figure:
     axes.set_title(NAMES[title], fontsize=10, loc="left", fontweight="bold")
     axes.legend(loc=legend, fontsize=8)
     return figure
