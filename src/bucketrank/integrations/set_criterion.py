@@ -68,8 +68,7 @@ def use_ranking_loss(
 ) -> Criterion:
     """Replace the classification loss of ``criterion`` by a ranking loss; change it in place and return it.
 
-    The ranking loss has the key of the loss that it replaces. Matching and all other losses stay. A second call
-    replaces the settings.
+    It has the key of the replaced loss. Matching and all other losses stay. A second call replaces the settings.
 
     Args:
         criterion: a criterion with the protocol of DETR's.
