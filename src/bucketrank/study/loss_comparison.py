@@ -26,7 +26,7 @@ TITLES = {
     "ce": "cross-entropy",
     "qfl": "QFL",
     "vfl": "VFL",
-    "bce": "BCE, IoU targets",
+    "bce": "soft BCE",
     "mal": "MAL",
     "iabce": "IoU-aware BCE",
     "rsq": "RS + QFL",
