@@ -15,8 +15,8 @@ from bucketrank.detectors.dense_detector import DenseDetector
 from bucketrank.evaluation import Evaluator
 from bucketrank.evaluation.detection_records import encode_mask
 from bucketrank.model_files.loading import build_detector
-from bucketrank.study.loss_comparison import DETECTORS, ONE_HEAD, LossComparison, LossRun
-from bucketrank.study.loss_document import headline_rows, loss_rows, step_rows, to_markdown, write_losses
+from bucketrank.study.loss_comparison import DETECTORS, ONE_HEAD, TITLES, LossComparison, LossRun
+from bucketrank.study.loss_document import COLOURS, headline_rows, loss_rows, step_rows, to_markdown, write_losses
 from bucketrank.study.loss_outcome import bootstrap_at, collect_losses
 from bucketrank.study.run_record import portable_command, read_records
 from bucketrank.study.step_measurements import measure_steps
@@ -45,6 +45,10 @@ def test_trials_never_see_the_validation_images_and_all_losses_have_as_many(shap
         usual = loss in {"rs", "rsq"}
         tried = [(trial.rate, trial.load().loss.box_balance) for trial in trials]
         assert tried == [(0.001, usual), (0.002, usual), (0.002, not usual)]
+
+
+def test_every_loss_that_can_be_compared_has_a_colour():
+    assert set(COLOURS) == set(TITLES)
 
 
 def test_final_runs_differ_by_the_loss_alone(shapes, tmp_path):
@@ -230,7 +234,7 @@ def test_commands_of_the_trials_can_be_printed(shapes, tmp_path, capsys):
     assert all("--inputs.min_size 64" in line and "--data.holdout 0.2" in line for line in lines)
     assert main(["study", "losses", "--data", str(shapes), "--only", "qfx"]) == 2
     assert (
-        "--only: expected one of rs, focal, ce, qfl, vfl, bce, mal, iabce, rsq, ap, got 'qfx'"
+        "--only: expected one of rs, focal, ce, qfl, vfl, bce, mal, iabce, rsq, ap, dr, alrp, got 'qfx'"
         in capsys.readouterr().err
     )
 

@@ -31,6 +31,8 @@ TITLES = {
     "iabce": "IoU-aware BCE",
     "rsq": "RS + QFL",
     "ap": "AP",
+    "dr": "DR",
+    "alrp": "aLRP",
 }
 OURS = "rs"  # the loss under test
 RIVALS = ("qfl", "vfl", "bce", "mal", "iabce")  # score-based losses that see the IoU, as RS does

@@ -34,6 +34,8 @@ COLOURS = {
     "ce": "#D55E00",
     "mal": "#E69F00",
     "iabce": "#F0E442",
+    "dr": "#CC79A7",
+    "alrp": "#56B4E9",
 }
 PANEL = (4.2, 3.4)  # width and height in inches
 
