@@ -1,14 +1,22 @@
-"""The queue of a study: how it ends its run when it is stopped."""
+"""The queue of a study: how it ends its run when it is stopped, and how long it says that the study takes."""
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
-from bucketrank.study.run_queue import _wait
+import pytest
+from rich.console import Console
+
+from bucketrank.study import run_queue
+from bucketrank.study.loss_comparison import LossComparison
+from bucketrank.study.run_queue import RunQueue, _wait
+from tests.study.finished_runs import finish
 
 
 def test_sigterm_to_the_study_ends_its_run():
@@ -21,3 +29,27 @@ def test_sigterm_to_the_study_ends_its_run():
         timer.start()
         assert _wait(run) == -signal.SIGTERM
         assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_the_time_left_counts_the_steps_of_each_run(
+    shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = LossComparison(
+        (shapes,), tmp_path, ("rs",), head="published", seeds=2, steps=800, trial_steps=100, factors=(1.0, 2.0)
+    )
+    output, seconds = io.StringIO(), [0.0]
+    queue = RunQueue(Console(file=output), plan.total, plan.total_length)
+    finish(plan.rate_trials(shapes, "rs")[0], 20.0)  # before this study: it takes no time
+
+    def train(command: list[str], **_: object) -> None:
+        run = next(run for run in runs if run.name == Path(command[command.index("--out") + 1]).name)
+        finish(run, 30.0)
+        seconds[0] += 80 * run.length
+
+    monkeypatch.setattr(run_queue.subprocess, "Popen", train)
+    monkeypatch.setattr(run_queue.time, "monotonic", lambda: seconds[0])
+    monkeypatch.setattr(run_queue, "_wait", lambda _: 0)
+    queue.train(runs := plan.rate_trials(shapes, "rs"))
+    queue.train(runs := plan.runs(shapes, "rs"))
+    endings = [line.split("AP ")[1] for line in output.getvalue().splitlines()]
+    assert endings == ["20.0", "30.0  2 min 40 s left", "30.0  1 min 20 s left", "30.0"]

@@ -201,6 +201,12 @@ class LossComparison:
         """The number of all runs."""
         return len(self.data) * len(self.losses) * (self.trials_per_loss + self.seeds)
 
+    @property
+    def total_length(self) -> float:
+        """The steps of all runs, in multiples of those of a final run."""
+        trials = self.trials_per_loss * self.trial_steps / self.steps
+        return len(self.data) * len(self.losses) * (trials + self.seeds)
+
     def _usual_balance(self, loss: str) -> bool | None:
         return loss in BALANCED if self.head == "same" else None
 
@@ -230,7 +236,8 @@ class LossComparison:
             *self.flags,
         )
         row = Row(self.detector.title, loss, small=self.detector.recipe)
-        run = LossRun(row, self.detector.recipe, flags, rate, seed, data, self.out, balanced=balanced, trial=trial)
+        settings = (row, self.detector.recipe, flags, rate, seed, data, self.out)
+        run = LossRun(*settings, balanced=balanced, length=steps / self.steps, trial=trial)
         record = self.records.get(run.name)
         if record is None:
             return run

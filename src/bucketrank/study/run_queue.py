@@ -27,16 +27,22 @@ class StoppedError(StudyError):
 
 @dataclass
 class RunQueue:
-    """The progress of a study, and the errors of the runs that ``failed``, by name."""
+    """The progress of a study of ``total`` runs, and the errors of the runs that ``failed``, by name.
+
+    ``total_length`` is the sum of the lengths of all runs, by which the time left is estimated.
+    """
 
     console: Console
     total: int
+    total_length: float
     done: int = 0
 
     def __post_init__(self) -> None:
         self.failed: dict[str, str] = {}
         self._seen: set[str] = set()
-        self._durations: list[float] = []  # seconds of the runs trained so far, to estimate the time left
+        self._done_length = 0.0
+        self._trained_length = 0.0  # without the runs that were finished before
+        self._seconds = 0.0  # which the training took
 
     def train(self, runs: Sequence[StudyRun]) -> None:
         """Train the runs that are not finished; a failure is recorded and the next run starts."""
@@ -47,6 +53,7 @@ class RunQueue:
             if not run.finished:
                 self._train(run)
             self.done += 1
+            self._done_length += run.length
             outcome = self.failed.get(run.name) or f"AP {run.metric():.1f}"
             self._print(f"{self.done} of {self.total}  {run.name}  {outcome}{self._time_left()}")
 
@@ -63,13 +70,14 @@ class RunQueue:
         if status != 0:
             self.failed[run.name] = f"failed (see {log}): {_last_line(log)}"
             return
-        self._durations.append(time.monotonic() - began)
+        self._seconds += time.monotonic() - began
+        self._trained_length += run.length
 
     def _time_left(self) -> str:
-        if not self._durations or self.done >= self.total:
+        if not self._trained_length or self.done >= self.total:
             return ""
-        mean = sum(self._durations) / len(self._durations)
-        return f"  {duration_in_words(mean * (self.total - self.done))} left"
+        left = self._seconds / self._trained_length * (self.total_length - self._done_length)
+        return f"  {duration_in_words(left)} left"
 
     def _bar(self, name: str) -> Progress:
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())

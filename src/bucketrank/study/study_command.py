@@ -45,7 +45,7 @@ def run_study(plan: StudyPlan, *, rounds: int, console: Console | None = None) -
         console = Console(width=WIDTH)
     say = _printer(console)
     say(f"{plan.study.title} ({plan.study.tables}): {plan.total} runs; all files go to {plan.out}")
-    queue = RunQueue(console, plan.total)
+    queue = RunQueue(console, plan.total, total_length=plan.total)
     measurements: dict[str, StepMeasurements] = {}
     stopped = ""
     try:
@@ -75,7 +75,7 @@ def run_loss_comparison(plan: LossComparison, *, rounds: int, console: Console |
     say = _printer(console)
     names = ", ".join(data.name for data in plan.data)
     say(f"{title(plan)}, on {names}: {plan.total} runs; all files go to {plan.out}")
-    queue = RunQueue(console, plan.total)
+    queue = RunQueue(console, plan.total, total_length=plan.total_length)
     stopped = ""
     try:
         measure_steps(plan.out, {plan.detector.title: plan.first_runs()}, rounds=rounds, say=say)

@@ -36,6 +36,7 @@ class StudyRun:
     data: Path
     out: Path
     trial: bool = False
+    length: float = 1.0  # number of steps, in multiples of those of a final run
 
     @property
     def name(self) -> str:
