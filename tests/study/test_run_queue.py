@@ -46,8 +46,8 @@ def test_the_time_left_counts_the_steps_of_each_run(
         finish(run, 30.0)
         seconds[0] += 80 * run.length
 
-    monkeypatch.setattr(run_queue.subprocess, "Popen", train)
-    monkeypatch.setattr(run_queue.time, "monotonic", lambda: seconds[0])
+    monkeypatch.setattr("subprocess.Popen", train)
+    monkeypatch.setattr("time.monotonic", lambda: seconds[0])
     monkeypatch.setattr(run_queue, "_wait", lambda _: 0)
     queue.train(runs := plan.rate_trials(shapes, "rs"))
     queue.train(runs := plan.runs(shapes, "rs"))
