@@ -2,7 +2,7 @@
 
 import pytest
 
-from docs.hooks import line_breaks, tables
+from docs.hooks import line_breaks, mathml, tables
 
 SPACE = "\N{NO-BREAK SPACE}"
 
@@ -14,6 +14,8 @@ SPACE = "\N{NO-BREAK SPACE}"
         ("in 3 steps", "in 3 steps"),
         ("54.0 ± 0.8", f"54.0{SPACE}±{SPACE}0.8"),
         ("+0.3 (-1.0 to +1.7) level", f"+0.3 (-1.0{SPACE}to{SPACE}+1.7) level"),
+        ("14.8 (14.6, 15.4)", f"14.8{SPACE}(14.6,{SPACE}15.4)"),
+        ("RS + QFL ends", f"RS{SPACE}+{SPACE}QFL ends"),
         ("R-CNN, 2026-11-17", '<span class="whole">R-CNN</span>, <span class="whole">2026-11-17</span>'),
         ("a score-based loss", "a score-based loss"),
     ],
@@ -24,12 +26,31 @@ def test_quantities_and_names_stay_whole(text: str, expected: str) -> None:
 
 def test_flags_stay_whole_and_long_names_may_break() -> None:
     shown = line_breaks.on_page_content(
-        "<code>--loss.delta 0.25</code> <code>bucketrank.integrations.torchvision</code>"
+        "<code>--trainer.loggers tensorboard</code> <code>bucketrank.integrations.torchvision</code>"
     )
     assert shown == (
-        '<code><span class="whole">--loss.delta</span> 0.25</code> '
+        '<code><span class="whole">--trainer.loggers</span> tensorboard</code> '
         "<code>bucketrank.<wbr>integrations.<wbr>torchvision</code>"
     )
+
+
+def test_short_code_and_the_ends_of_file_names_stay_whole() -> None:
+    shown = line_breaks.on_page_content(
+        "<code>classes[label - 1]</code> <code>annotations/instances_train2017.json</code>"
+    )
+    assert shown == (
+        '<code><span class="whole">classes[label - 1]</span></code> '
+        "<code>annotations/<wbr>instances_train2017.json</code>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("latex", "gaps"),
+    [(r"\log_2 n", 1), (r"\frac{1}{L} \ln x", 2), (r"\lceil \log_2 n \rceil", 1), (r"\log_2 (2P)", 0), ("n", 0)],
+)
+def test_names_of_functions_are_set_apart(latex: str, gaps: int) -> None:
+    page = mathml.on_page_content(f'<span class="arithmatex">\\({latex}\\)</span>')
+    assert page.count(mathml.THIN) == gaps
 
 
 def test_code_blocks_and_formulas_are_left_alone() -> None:

@@ -36,10 +36,10 @@ def gradient(logits: Array, rank: Array) -> Array:
 
 def draw(palette: Palette) -> Figure:
     figure, (top, bottom) = plt.subplots(
-        2, 1, figsize=(5.8, 5.0), sharex=True, layout="constrained", height_ratios=(1, 1.1)
+        2, 1, figsize=(4.7, 5.0), sharex=True, layout="constrained", height_ratios=(1, 1.1)
     )
     edges = np.sort(np.concatenate([POSITIVES - DELTA, POSITIVES + DELTA]))
-    span = (-1.65, 2.1)
+    span = (-1.78, 2.1)
     line = np.union1d(np.linspace(*span, 400), edges)
 
     for axes in (top, bottom):
@@ -57,7 +57,7 @@ def draw(palette: Palette) -> Figure:
         )
     top.plot(NEGATIVES, np.full_like(NEGATIVES, -0.13), "|", color=palette.point, markersize=9, markeredgewidth=1.3)
     top.set(ylabel=r"$H(s - s_i)$", ylim=(-0.25, 1.24), yticks=[0, 0.5, 1])
-    top.set_title("six edges, six buckets: in each of them, every ramp is straight", fontsize=9, loc="left")
+    top.set_title("every ramp is straight in each of six buckets", fontsize=9, loc="left")
     # Numbers in the middle of the buckets; the last bucket ends with the drawing.
     ends = np.append(edges, span[1])
     for number, middle in enumerate((ends[:-1] + ends[1:]) / 2, start=1):
@@ -71,16 +71,17 @@ def draw(palette: Palette) -> Figure:
     steps = gradient(means, ranks(means, np.bincount(bucket[relevant]).astype(float)))
     bounds = np.concatenate([[POSITIVES[0] - DELTA], POSITIVES, [span[1]]])
     bottom.stairs(steps, bounds, baseline=None, color=palette.rival, linewidth=1.4, linestyle="--")
-    bottom.plot(
-        means, steps, "D", color=palette.rival, markersize=4.5, label="one mean between two positives (the paper)"
-    )
+    bottom.plot(means, steps, "D", color=palette.rival, markersize=4.5)
     bottom.plot(line, gradient(line, exact), color=palette.text, linewidth=1.6)
-    bottom.plot(
-        NEGATIVES, gradient(NEGATIVES, exact), "o", color=palette.text, markersize=4.5, label="exact, at each negative"
-    )
+    bottom.plot(NEGATIVES, gradient(NEGATIVES, exact), "o", color=palette.text, markersize=4.5)
+    for label, form, colour in (
+        ("one mean between two positives (the paper)", "D--", palette.rival),
+        ("exact, at each negative", "o-", palette.text),
+    ):
+        bottom.plot([], [], form, color=colour, markersize=4.5, linewidth=1.4, label=label)
     bottom.plot(NEGATIVES, np.full_like(NEGATIVES, -0.016), "|", color=palette.point, markersize=9, markeredgewidth=1.3)
     bottom.set(xlabel="logit $s$ of a negative (the ticks are the negatives)", ylabel="gradient of a negative")
-    bottom.set(xlim=span, ylim=(-0.028, None), yticks=[0, 0.05, 0.1, 0.15])
+    bottom.set(xlim=span, ylim=(-0.028, 0.2), yticks=[0, 0.05, 0.1, 0.15])
     bottom.legend(loc="upper left", handletextpad=0.3)
     return figure
 

@@ -5,23 +5,27 @@ Without it a browser may end a line after each hyphen, even after ``--``, and br
 
 from __future__ import annotations
 
+import html
 import re
 from typing import Any
 
 BLOCK = re.compile(r"(<pre.*?</pre>|<math.*?</math>|<[^>]*>)", re.DOTALL)  # everything that is not plain text
-INLINE_CODE = re.compile(r"<code>([^<\n]+)</code>")
-HYPHENATED = re.compile(r"(?<![\w./:-])[\w./:]*-[\w./:-]{1,40}")
+INLINE_CODE = re.compile(r"(?<!<pre>)<code>([^<\n]+)</code>")
+HYPHENATED = re.compile(r"(?<![\w./:*,-])[\w./:*,]*-[\w./:*,-]{1,40}")
 LONG_NAME = re.compile(r"[\w./:(]{26,}")
+BREAK = re.compile(r"(?<=\w)([/(]|\.(?!json\b))(?=\w{4})")  # where a long name may end a line
 UNIT = r"(?<=\d) (?=(?:%|s|ms|µs|MB|KB|TB/s)(?![\w/]))"
 DEVIATION = r"(?<=\d) (?=± \d)|(?<=\d ±) (?=\d)"
 PAIR = r"(?<=\d) (?=/ \d)|(?<=\d /) (?=\d)|(?<=\d) (?=\(\d)"
 LIST = r"(?<=\S) (?=· \d)"  # a dot between quantities ends a line and never begins one
-QUANTITY = re.compile(f"{UNIT}|{DEVIATION}|{PAIR}|{LIST}")
+SUM = r"(?<=RS) (?=\+ QFL)|(?<=RS \+) (?=QFL)"  # the name of a loss
+QUANTITY = re.compile(f"{UNIT}|{DEVIATION}|{PAIR}|{LIST}|{SUM}")
 # Names of models and measures (R-CNN, Co-DETR, D-ECE), dates and numbers (2026-11-17, 8e-4).
 NAME = r"[A-Z]\w*(?:-[A-Z0-9]\w*)+"
 NUMBER = r"\d[\d.]*e?(?:-\d+)+"
 HYPHENATED_TEXT = re.compile(rf"(?<![\w/.&-])(?:{NAME}|{NUMBER})(?![\w/-])")
-INTERVAL = re.compile(r"\([+-]?[\d.]+ to [+-]?[\d.]+\)|\[[\d.,]+, [\d.,]+\]")
+INTERVAL = re.compile(r"\([+-]?[\d.]+ to [+-]?[\d.]+\)|\[[\d.,]+, [\d.,]+\]|\([\d.]+(?:, [\d.]+)+\)")
+SHORT = 20  # characters of code that stay on one line
 SPACE_BEFORE_BRACKET = re.compile(r"</code>\s+\)")  # mkdocstrings leaves one after the default of an argument
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
@@ -39,13 +43,16 @@ def _quantities(text: str) -> str:
 
 
 def _code(code: re.Match[str]) -> str:
-    return f"<code>{' '.join(_word(word) for word in code[1].split(' '))}</code>"
+    words = code[1].split(" ")
+    if len(words) > 1 and len(html.unescape(code[1])) <= SHORT:  # no-break spaces would be copied into a terminal
+        return f'<code><span class="whole">{code[1]}</span></code>'
+    return f"<code>{' '.join(_word(word) for word in words)}</code>"
 
 
 def _word(word: str) -> str:
     if "-" in word:
         return HYPHENATED.sub(_whole, word)
-    return LONG_NAME.sub(lambda name: re.sub(r"(?<=\w)([./(])(?=\w{4})", r"\1<wbr>", name[0]), word)
+    return LONG_NAME.sub(lambda name: BREAK.sub(r"\1<wbr>", name[0]), word)
 
 
 def _whole(word: re.Match[str], longest: int = 40) -> str:

@@ -13,7 +13,9 @@ from latex2mathml.converter import convert
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>([.,;:)]*)', re.DOTALL)
 # TeX sets thin spaces around a function's name and none around the bars of a size; the converter says neither.
 THIN = '<mspace width="0.167em"/>'
-FUNCTION = re.compile(r"(</mi>|29;</mo>)?<mi>(ln|log)</mi>(<mi>)?")
+FUNCTION = re.compile(
+    r"((?<!&#x02308;)</mi>|</mfrac>|29;</mo>)?(<mi>(?:ln|log)</mi>|<msub><mi>log</mi>.*?</msub>)(<mi>(?!&#x0230[89]))?"
+)
 BAR = '<mo stretchy="false">&#x0007C;</mo>'
 
 
@@ -36,5 +38,5 @@ def _formula(latex: str, display: str) -> str:
 
 
 def _spaced(match: re.Match[str]) -> str:
-    before, name, after = match.groups()
-    return (before + THIN if before else "") + f"<mi>{name}</mi>" + (THIN + after if after else "")
+    before, function, after = match.groups()
+    return (before + THIN if before else "") + function + (THIN + after if after else "")

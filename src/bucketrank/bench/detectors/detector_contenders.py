@@ -37,13 +37,13 @@ SMALLER: dict[str, dict[str, Any]] = {
 }
 # Titles of ``focal`` and ``usual``.
 SCORED_TITLES = {
-    "faster_rcnn": ("focal, no sampling", "ce, 512 sampled"),
-    "mask_rcnn": ("focal, no sampling", "ce, 512 sampled"),
-    "cascade_rcnn": ("focal, no sampling", "ce, 512 sampled"),
+    "faster_rcnn": ("focal, no sampling", "cross-entropy, 512 sampled"),
+    "mask_rcnn": ("focal, no sampling", "cross-entropy, 512 sampled"),
+    "cascade_rcnn": ("focal, no sampling", "cross-entropy, 512 sampled"),
     "retinanet": ("focal, 2 scales", "focal, 3 scales"),
     "atss": ("focal, 3 anchors", "focal, 1 anchor"),
     "paa": ("focal, 3 anchors", "focal, 1 anchor"),
-    "co_detr": ("focal, no sampling", "usual, 512 sampled"),
+    "co_detr": ("focal, no sampling", "focal and cross-entropy, 512 sampled"),
 }
 TITLES = {name: detector_spec(name).title for name in SCORED_TITLES}
 
