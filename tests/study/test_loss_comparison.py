@@ -232,6 +232,9 @@ def test_commands_of_the_trials_can_be_printed(shapes, tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
     assert all("--inputs.min_size 64" in line and "--data.holdout 0.2" in line for line in lines)
+    assert all("--schedule.max_steps 125" in line for line in lines)
+    assert main(["study", "losses", "--data", str(shapes), *flags, "--steps", "600", "--trial-steps", "150"]) == 0
+    assert capsys.readouterr().out.count("--schedule.max_steps 150") == 2
     assert main(["study", "losses", "--data", str(shapes), "--only", "qfx"]) == 2
     assert (
         "--only: expected one of rs, focal, ce, qfl, vfl, bce, mal, iabce, rsq, ap, dr, alrp, got 'qfx'"
@@ -246,6 +249,11 @@ def test_commands_of_the_trials_can_be_printed(shapes, tmp_path, capsys):
         (["detectors", "--steps", "30", "--head", "published", "--dry-run"], "detectors does not use --head, --steps"),
         (["losses", "--recipe", "paa-laptop", "--dry-run"], "--head: expected published for paa-laptop"),
         (["losses", "--recipe", "yolo", "--dry-run"], "--recipe: expected"),
+        (["losses", "--steps", "7", "--dry-run"], "expected --steps of at least 8"),
+        (
+            ["losses", "--steps", "30", "--trial-steps", "31", "--dry-run"],
+            "--trial-steps from 1 to --steps, got 30 and 31",
+        ),
     ],
 )
 def test_flags_that_a_study_does_not_use_are_refused(flags, message, shapes, capsys):

@@ -32,7 +32,8 @@ def study(
     head: Annotated[
         str, "losses: same (only the loss differs; atss-laptop and retinanet-laptop) or published"
     ] = "same",
-    steps: Annotated[int, "losses: steps of a run; its trials have an eighth of them"] = 1000,
+    steps: Annotated[int, "losses: steps of a run"] = 1000,
+    trial_steps: Annotated[int | None, "losses: steps of a trial (default: an eighth of --steps)"] = None,
     merge: Annotated[
         str | None, "losses: losses.json files of this study from other machines, separated by commas; their runs count"
     ] = None,
@@ -57,8 +58,9 @@ def study(
         expected = "--seeds of at least 1, --rounds of at least 2 and --rates above 0"
         raise UsageError(f"study: expected {expected}, got {seeds}, {rounds} and {rates}")
     values = {"data": data, "seeds": seeds, "budget": budget, "only": only, "rates": rates, "rounds": rounds}
-    values |= {"dry_run": dry_run, "steps": steps, "recipe": recipe, "head": head, "merge": merge}
-    for_losses = ("recipe", "head", "steps", "merge")
+    values |= {"dry_run": dry_run, "recipe": recipe, "head": head}
+    values |= {"steps": steps, "trial_steps": trial_steps, "merge": merge}
+    for_losses = ("recipe", "head", "steps", "trial_steps", "merge")
     if name == SYNTHETIC:
         from bucketrank.study.synthetic_study import run_synthetic_study
 
@@ -72,7 +74,9 @@ def study(
     if unused := _changed(values, ("budget",) if name == LOSSES else for_losses):
         raise UsageError(f"study: {name} does not use {', '.join(unused)}; remove it")
     if name == LOSSES:
-        plan_values = {"seeds": seeds, "steps": steps, "factors": factors, "flags": tuple(settings)}
+        trial_steps = steps // 8 if trial_steps is None else trial_steps
+        plan_values = {"seeds": seeds, "steps": steps, "trial_steps": trial_steps, "factors": factors}
+        plan_values["flags"] = tuple(settings)
         files = [Path(file) for file in merge.split(",")] if merge else []
         return _compare_losses(
             data.split(","), out, only, recipe, head, plan_values, merge=files, rounds=rounds, dry_run=dry_run
@@ -129,9 +133,10 @@ def _compare_losses(
     from bucketrank.study.study_run import StudyError
     from bucketrank.suggestions import require_choice
 
-    steps = plan_values["steps"]
-    if steps < 8:
-        raise UsageError(f"study: --steps: expected at least 8, got {steps}")
+    steps, trial_steps = plan_values["steps"], plan_values["trial_steps"]
+    if not 1 <= trial_steps <= steps:
+        expected = "--steps of at least 8 and --trial-steps from 1 to --steps"
+        raise UsageError(f"study: expected {expected}, got {steps} and {trial_steps}")
     try:
         require_choice("--recipe", recipe, tuple(DETECTORS))
         require_choice("--head", head, ("same", "published"))
@@ -153,7 +158,6 @@ def _compare_losses(
             losses=losses,
             detector=compared,
             head=chosen,
-            trial_steps=steps // 8,
             records=records,
             **plan_values,
         )
