@@ -16,8 +16,17 @@ from bucketrank.evaluation import Evaluator
 from bucketrank.evaluation.detection_records import encode_mask
 from bucketrank.model_files.loading import build_detector
 from bucketrank.study.loss_comparison import DETECTORS, ONE_HEAD, TITLES, LossComparison, LossRun
-from bucketrank.study.loss_document import COLOURS, headline_rows, loss_rows, step_rows, to_markdown, write_losses
-from bucketrank.study.loss_outcome import bootstrap_at, collect_losses
+from bucketrank.study.loss_document import (
+    COLOURS,
+    class_names,
+    class_rows,
+    headline_rows,
+    loss_rows,
+    step_rows,
+    to_markdown,
+    write_losses,
+)
+from bucketrank.study.loss_outcome import bootstrap_at, collect_losses, record_of
 from bucketrank.study.run_record import portable_command, read_records
 from bucketrank.study.step_measurements import measure_steps
 from bucketrank.study.study_run import StudyError
@@ -155,6 +164,20 @@ def test_differences_and_steps(finished, shapes):
     assert ours.steps_to(20) == pytest.approx(73)
     assert ours.steps_to(32) == pytest.approx(73 * (2 + 2 / 8))
     assert ours.steps_to(41) is None
+
+
+def test_ap_by_class(finished, shapes):
+    (outcome,) = collect_losses(finished)
+    names, rows = class_names(outcome), class_rows(outcome)
+    assert set(names) <= {category["name"] for category in find_splits(shapes).val.read()["categories"]}
+    assert [row[0] for row in rows] == ["RS", "focal", "QFL"]
+    run = finished.runs(shapes, "focal")[0]
+    evaluator = Evaluator(find_splits(shapes).val)
+    evaluator.add_records(json.loads(run.detections(292).read_text()))
+    per_class = evaluator.result().per_class
+    assert record_of(run).class_ap == pytest.approx({name: 100 * per_class[name] for name in names})
+    assert rows[1][1:] != rows[0][1:]
+    assert "AP by class:" in to_markdown(finished, [outcome])
 
 
 def test_losses_are_compared_on_the_seeds_that_both_have(finished, shapes):

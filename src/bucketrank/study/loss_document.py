@@ -62,6 +62,8 @@ def to_markdown(plan: LossComparison, outcomes: Sequence[SetOutcome], timed: Ste
     lines += ["![AP over steps](ap_over_steps.svg)", "", markdown_table(names, headline), ""]
     for outcome in outcomes:
         lines += [f"## {outcome.data.name}", "", markdown_table(COLUMNS, loss_rows(outcome)), ""]
+        if classes := class_names(outcome):
+            lines += ["AP by class:", "", markdown_table(["loss", *classes], class_rows(outcome)), ""]
     lines += ["![AP over learning rates](ap_over_rates.svg)", ""]
     if timed is not None:
         usual = TITLES[plan.detector.usual]
@@ -136,6 +138,22 @@ def loss_rows(outcome: SetOutcome) -> list[list[str]]:
             ]
         )
     return rows
+
+
+MOST_CLASSES = 20  # columns of a table of classes
+
+
+def class_names(outcome: SetOutcome) -> list[str]:
+    """Return the classes of the table of classes; empty if it would be too wide or a record has no AP by class."""
+    classes = [result.class_ap() for result in outcome.results]
+    return list(classes[0]) if all(classes) and len(classes[0]) <= MOST_CLASSES else []
+
+
+def class_rows(outcome: SetOutcome) -> list[list[str]]:
+    """Return one row per loss: the mean AP of each class over the seeds."""
+    names = class_names(outcome)
+    by_loss = [(result.loss, result.class_ap()) for result in outcome.results]
+    return [[TITLES[loss], *(f"{aps[name]:.1f}" for name in names)] for loss, aps in by_loss]
 
 
 STEP_COLUMNS = ["loss", "seconds per step"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 
 from bucketrank.data import find_splits
 from bucketrank.evaluation import BootstrapAP, Difference, Evaluator, ImageAP, paired_difference
+from bucketrank.evaluation.evaluator import IouType
 from bucketrank.study.loss_comparison import OURS, RIVALS, LossComparison, LossRun
 from bucketrank.study.run_record import RunRecord
 from bucketrank.study.study_results import SeedMean
@@ -43,6 +45,11 @@ class LossResult:
         steps, values = self.curve()
         step = step_at(steps, share)
         return step, float(np.mean([run[steps.index(step)] for run in values]))
+
+    def class_ap(self) -> dict[str, float]:
+        """Return the mean AP of each class over the seeds at the end; empty if a run's record has none."""
+        by_run = [record_of(run).class_ap for run in self.runs]
+        return {name: float(np.mean([each[name] for each in by_run])) for name in by_run[0]} if all(by_run) else {}
 
     def steps_to(self, ap: float) -> float | None:
         """Return the step at which the mean curve first reaches ``ap``, interpolated; None if it never does."""
@@ -137,11 +144,25 @@ def record_of(run: LossRun) -> RunRecord:
         return run.record
     if run.trial:
         return RunRecord.of(run)
-    return RunRecord.of(run, {step_at(run.curve()[0], share): bootstrap_at(run, share) for share in (QUARTER, 1.0)})
+    steps = run.curve()[0]
+    bootstrap = {step_at(steps, share): bootstrap_at(run, share) for share in (QUARTER, 1.0)}
+    return RunRecord.of(run, bootstrap, _class_ap(run.data, run.detections(steps[-1])))
 
 
 @lru_cache(maxsize=256)
 def _bootstrap(data: Path, detections: Path) -> BootstrapAP:
+    return BootstrapAP.of(ImageAP.of(*_evaluator(data, detections)))
+
+
+@lru_cache(maxsize=256)
+def _class_ap(data: Path, detections: Path) -> dict[str, float]:
+    evaluator, iou_type = _evaluator(data, detections)
+    per_class = evaluator.result(iou_type).per_class
+    return {name: 100 * ap for name, ap in per_class.items() if not math.isnan(ap)}  # NaN: no object to find
+
+
+def _evaluator(data: Path, detections: Path) -> tuple[Evaluator, IouType]:
+    """Return an evaluator with the detections of a file, and what its AP is of: masks if there are any, or boxes."""
     split = find_splits(data).val
     if split is None:
         raise FileNotFoundError(f"{data}: there are no validation images")
@@ -149,4 +170,4 @@ def _bootstrap(data: Path, detections: Path) -> BootstrapAP:
     masks = any("segmentation" in record for record in records)  # their AP is the one that the tables show
     evaluator = Evaluator(split, masks=masks)
     evaluator.add_records(records)
-    return BootstrapAP.of(ImageAP.of(evaluator, "masks" if masks else "boxes"))
+    return evaluator, "masks" if masks else "boxes"

@@ -30,7 +30,8 @@ class RunRecord:
 
     ``metrics`` are those of the masks if the detector has them; "box AP" is then that of its boxes.
     ``command`` names the data folder and the weights file without their folders. ``bootstrap`` holds, by step, the AP
-    in the bootstrap draws of the validation images; a trial has none.
+    in the bootstrap draws of the validation images, and ``class_ap`` the AP of each class at the end, by its name; a
+    trial has neither.
     """
 
     name: str
@@ -39,9 +40,15 @@ class RunRecord:
     metrics: Mapping[str, float]
     curve: tuple[list[int], list[float]]  # steps of the evaluations, and the AP of each
     bootstrap: Mapping[int, BootstrapAP] = field(default_factory=dict)
+    class_ap: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, run: StudyRun, bootstrap: Mapping[int, BootstrapAP] | None = None) -> RunRecord:
+    def of(
+        cls,
+        run: StudyRun,
+        bootstrap: Mapping[int, BootstrapAP] | None = None,
+        class_ap: Mapping[str, float] | None = None,
+    ) -> RunRecord:
         """Return the record of the finished run in a folder."""
         metrics = {name: run.metric(name) for name in METRICS}
         return cls(
@@ -51,6 +58,7 @@ class RunRecord:
             metrics if run.box_ap is None else metrics | {"box AP": run.box_ap},
             run.curve(),
             bootstrap or {},
+            class_ap or {},
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -59,7 +67,7 @@ class RunRecord:
             str(step): {"AP": each.ap, "draws": [round(float(ap), 3) for ap in each.draws]}
             for step, each in self.bootstrap.items()
         }
-        results = {"metrics": self.metrics, "curve": self.curve, "bootstrap": drawn}
+        results = {"metrics": self.metrics, "class_ap": self.class_ap, "curve": self.curve, "bootstrap": drawn}
         return {"name": self.name, "command": self.command, **self.machine, **results}
 
     @classmethod
@@ -78,6 +86,7 @@ class RunRecord:
                 int(step): BootstrapAP(each["AP"], np.asarray(each["draws"], dtype=np.float64))
                 for step, each in document["bootstrap"].items()
             },
+            document.get("class_ap", {}),  # older records have none
         )
 
     def require_same_settings(self, run: StudyRun) -> None:
