@@ -167,12 +167,14 @@ def test_differences_and_steps(finished, shapes):
 
 
 def test_ap_by_class(finished, shapes):
+    split = find_splits(shapes).val
+    assert split is not None
     (outcome,) = collect_losses(finished)
     names, rows = class_names(outcome), class_rows(outcome)
-    assert set(names) <= {category["name"] for category in find_splits(shapes).val.read()["categories"]}
+    assert set(names) <= {category["name"] for category in split.read()["categories"]}
     assert [row[0] for row in rows] == ["RS", "focal", "QFL"]
     run = finished.runs(shapes, "focal")[0]
-    evaluator = Evaluator(find_splits(shapes).val)
+    evaluator = Evaluator(split)
     evaluator.add_records(json.loads(run.detections(292).read_text()))
     per_class = evaluator.result().per_class
     assert record_of(run).class_ap == pytest.approx({name: 100 * per_class[name] for name in names})
