@@ -58,7 +58,7 @@ def to_markdown(plan: LossComparison, outcomes: Sequence[SetOutcome], timed: Ste
     """Return the page."""
     lines = [f"# {title(plan)}", "", _protocol(plan), ""]
     headline = [row for outcome in outcomes for row in headline_rows(outcome)]
-    names = ["data", "RS minus", "at a quarter", "", "at the end", ""]
+    names = ["data", "RS minus", "at a quarter", "verdict", "at the end", "verdict"]
     lines += ["![AP over steps](ap_over_steps.svg)", "", markdown_table(names, headline), ""]
     for outcome in outcomes:
         lines += [f"## {outcome.data.name}", "", markdown_table(COLUMNS, loss_rows(outcome)), ""]
