@@ -15,7 +15,7 @@ from rich.console import Console
 
 from bucketrank.study import run_queue
 from bucketrank.study.loss_comparison import LossComparison
-from bucketrank.study.run_queue import RunQueue, _wait
+from bucketrank.study.run_queue import RunQueue, StoppedError, _wait
 from tests.study.finished_runs import finish
 
 
@@ -27,8 +27,21 @@ def test_sigterm_to_the_study_ends_its_run():
         before = signal.getsignal(signal.SIGTERM)
         timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM))
         timer.start()
-        assert _wait(run) == -signal.SIGTERM
+        assert _wait(run) == (-signal.SIGTERM, True)
         assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize("status", [0, -signal.SIGTERM])
+def test_a_study_stops_even_if_its_run_was_about_to_end(
+    status: int, shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = LossComparison((shapes,), tmp_path, ("rs",), head="published")
+    queue = RunQueue(Console(file=io.StringIO()), plan.total, plan.total_length)
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: None)
+    monkeypatch.setattr(run_queue, "_wait", lambda _: (status, True))
+    with pytest.raises(StoppedError, match="repeat the same command"):
+        queue.train(plan.rate_trials(shapes, "rs"))
+    assert not queue.failed
 
 
 def test_the_time_left_counts_the_steps_of_each_run(
@@ -48,7 +61,7 @@ def test_the_time_left_counts_the_steps_of_each_run(
 
     monkeypatch.setattr("subprocess.Popen", train)
     monkeypatch.setattr("time.monotonic", lambda: seconds[0])
-    monkeypatch.setattr(run_queue, "_wait", lambda _: 0)
+    monkeypatch.setattr(run_queue, "_wait", lambda _: (0, False))
     queue.train(runs := plan.rate_trials(shapes, "rs"))
     queue.train(runs := plan.runs(shapes, "rs"))
     endings = [line.split("AP ")[1] for line in output.getvalue().splitlines()]

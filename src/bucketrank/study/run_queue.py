@@ -22,7 +22,7 @@ SHOWN = 400  # most characters of a failed run's last line
 
 
 class StoppedError(StudyError):
-    """A run was stopped by Ctrl-C; it has a checkpoint to resume from."""
+    """The study was stopped by Ctrl-C or SIGTERM; its run is finished or has a checkpoint to resume from."""
 
 
 @dataclass
@@ -64,8 +64,8 @@ class RunQueue:
         command = [sys.executable, "-m", "bucketrank.cli", *run.arguments, "--resume"]
         with log.open("a", encoding="utf-8") as file, self._bar(run.name):
             process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-            status = _wait(process)
-        if status == INTERRUPTED:
+            status, stopped = _wait(process)
+        if stopped or status == INTERRUPTED:  # also if the run was about to end anyway
             raise StoppedError(f"stopped in {run.name}; {RESUME}")
         if status != 0:
             self.failed[run.name] = f"failed (see {log}): {_last_line(log)}"
@@ -89,18 +89,25 @@ class RunQueue:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Return the exit status of the run, after it has ended its step if it is stopped.
+def _wait(process: subprocess.Popen[bytes]) -> tuple[int, bool]:
+    """Return the exit status of the run and whether the study was asked to stop, after the run has ended its step.
 
     Ctrl-C reaches the run and the study. SIGTERM reaches the study alone, which passes it on.
     """
-    before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    stopped = False
+
+    def stop(*_: object) -> None:
+        nonlocal stopped
+        stopped = True
+        process.terminate()
+
+    before = signal.signal(signal.SIGTERM, stop)
     try:
         while True:
             try:
-                return process.wait()
+                return process.wait(), stopped
             except KeyboardInterrupt:  # noqa: PERF203 (rare)
-                continue
+                stopped = True
     finally:
         signal.signal(signal.SIGTERM, before)
 
