@@ -1,43 +1,150 @@
 """Renew the tables of losses on the results page and in README: python -m docs.figures.loss_tables.
 
-The tables come from ``losses-atss.json`` and ``losses-mask-rcnn.json``, each the ``losses.json`` of a
-``bucketrank study losses``. A block that begins with ``<!-- losses: NAME -->`` and ends with ``<!-- end -->`` gets the
-table NAME. The text around the blocks has to be read again by a human.
+The tables come from the files ``losses-*.json`` of the assets, each the ``losses.json`` of a ``bucketrank study
+losses``. A block that begins with ``<!-- losses: NAME -->`` and ends with ``<!-- end -->`` gets the table NAME. The
+text around the blocks has to be read again by a human.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from bucketrank.bench.bench_documents import markdown_table
+from bucketrank.evaluation import Difference, paired_difference
 from bucketrank.study.loss_comparison import TITLES
 from bucketrank.study.loss_document import COLUMNS, STEP_COLUMNS
+from bucketrank.study.run_record import RunRecord
 from bucketrank.study.study_results import SeedMean
 from bucketrank.study.study_tables import DASH, with_deviation
-from docs.figures.losses import MASKS, NAMES, STUDY
+from docs.figures.losses import NAMES, STUDY
+from docs.figures.theme import ASSETS
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
 BLOCK = re.compile(r"(?<=^<!-- losses: )([\w ]+) -->\n.*?(?=^<!-- end -->$)", re.MULTILINE | re.DOTALL)
 
 
-def tables(study: dict[str, Any], masks: dict[str, Any]) -> dict[str, str]:
-    """Return the Markdown tables by name.
+PUBLISHED = {  # detector: its study of losses as published
+    "ATSS": "losses-published-atss.json",
+    "RetinaNet": "losses-published-retinanet.json",
+    "PAA": "losses-published-paa.json",
+    "Faster R-CNN": "losses-published-faster-rcnn.json",
+}
+CLASSES = {"RBC": "red cells", "WBC": "white cells", "Platelets": "platelets"}  # of the blood cells
 
-    ``study`` has the headline, a table per data set, and the time of a step; ``masks`` has those of Mask R-CNN.
+
+@dataclass(frozen=True)
+class Studies:
+    """The studies behind the tables.
+
+    ``one_head`` has seven losses in one head of ATSS, ``masks`` is Mask R-CNN, ``published`` has the other detectors as
+    published, by their titles, and ``bucketed`` is ATSS with the bucketed approximation of RS.
     """
-    names = ["data", "RS minus", "after 250 steps", "", "after 1,000 steps", ""]
+
+    one_head: dict[str, Any]
+    masks: dict[str, Any]
+    published: dict[str, dict[str, Any]]
+    bucketed: dict[str, Any]
+
+    @classmethod
+    def read(cls) -> Studies:
+        """Read the files of the assets."""
+        masks, bucketed = (_read(ASSETS / f"losses-{name}.json") for name in ("mask-rcnn", "bucketed-atss"))
+        published = {detector: _read(ASSETS / name) for detector, name in PUBLISHED.items()}
+        return cls(_read(STUDY), masks, published, bucketed)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return document
+
+
+def tables(studies: Studies) -> dict[str, str]:
+    """Return the Markdown tables by name."""
+    study = studies.one_head
+    names = ["data", "RS minus", "after 250 steps", "verdict", "after 1,000 steps", "verdict"]
     headline = [[NAMES[row[0]], *row[1:]] for each in study["sets"] for row in each["headline"]]
     by_name = {"headline": markdown_table(names, headline)}
     by_name |= {NAMES[each["data"]]: markdown_table(COLUMNS, each["rows"]) for each in study["sets"]}
     by_name["steps"] = markdown_table([*STEP_COLUMNS, "ratio to focal"], study["steps"]["rows"])
     by_name["rates"] = rate_table(study["trials"])
-    (nuclei,) = masks["sets"]
-    return by_name | {"masks": mask_table(nuclei, masks["runs"]), "masks over steps": curve_table(nuclei)}
+    (nuclei,) = studies.masks["sets"]
+    by_name |= {"masks": mask_table(nuclei, studies.masks["runs"]), "masks over steps": curve_table(nuclei)}
+    by_name["published"] = published_table(studies.published)
+    by_name["published by class"] = class_table(studies.published)
+    by_name["published by rate"] = trial_table(studies.published)
+    by_name["bucketed"] = bucketed_table(studies.published["ATSS"], studies.bucketed)
+    return by_name
+
+
+def published_table(studies: dict[str, dict[str, Any]]) -> str:
+    """Return one row per detector and loss: AP at a quarter and at the end, and the differences of RS."""
+    rows = []
+    for detector, study in studies.items():
+        (of_set,) = study["sets"]
+        ratios = {title: ratio for title, _, ratio in study["steps"]["rows"]}
+        for number, (entry, row) in enumerate(zip(of_set["losses"], of_set["rows"], strict=True)):
+            shown = dict(zip(COLUMNS, row, strict=True))
+            early, late = (_difference(of_set["rs_minus"][share].get(entry["loss"])) for share in ("quarter", "end"))
+            results = [shown["AP at a quarter"], early, shown["AP"], late]
+            costs = [shown["steps to 80%"], ratios[shown["loss"]]]
+            rows.append(["" if number else detector, shown["loss"], shown["lr"], *results, *costs])
+    names = ["AP after 146 steps", "RS minus this", "AP after 600 steps", "RS minus this", "steps to 80%"]
+    return markdown_table(["detector", "loss", "lr", *names, "time of a step"], rows)
+
+
+def class_table(studies: dict[str, dict[str, Any]]) -> str:
+    """Return one row per detector and loss: the mean AP of each class over the seeds at the end."""
+    rows = []
+    for detector, study in studies.items():
+        (of_set,) = study["sets"]
+        for number, entry in enumerate(of_set["losses"]):
+            runs = [run["class_ap"] for run in study["runs"] if f" --loss {entry['loss']} " in run["command"]]
+            means = [f"{fmean(run[name] for run in runs):.1f}" for name in CLASSES]
+            rows.append(["" if number else detector, TITLES[entry["loss"]], *means])
+    return markdown_table(["detector", "loss", *CLASSES.values()], rows)
+
+
+def trial_table(studies: dict[str, dict[str, Any]]) -> str:
+    """Return one row per detector and loss: the AP of its trial with each learning rate."""
+    rates = sorted({trial["lr"] for study in studies.values() for trial in study["trials"]})
+    rows = []
+    for detector, study in studies.items():
+        for number, loss in enumerate(dict.fromkeys(trial["loss"] for trial in study["trials"])):
+            aps = {trial["lr"]: trial["metrics"]["AP"] for trial in study["trials"] if trial["loss"] == loss}
+            cells = [f"{aps[rate]:.1f}" if rate in aps else DASH for rate in rates]
+            rows.append(["" if number else detector, TITLES[loss], *cells])
+    return markdown_table(["detector", "loss", *(f"{rate:g}" for rate in rates)], rows)
+
+
+def _difference(values: dict[str, float] | None) -> str:
+    if values is None:
+        return DASH
+    difference = Difference(**values)
+    return f"{difference.value:+.1f} ({difference.low:+.1f} to {difference.high:+.1f}) {difference.verdict}"
+
+
+def bucketed_table(exact: dict[str, Any], bucketed: dict[str, Any]) -> str:
+    """Return the results of RS by its two methods, and the difference of exact to bucketed."""
+    records = [
+        [RunRecord.from_json(run) for run in study["runs"] if " --loss rs " in run["command"]]
+        for study in (exact, bucketed)
+    ]
+    last = max(records[0][0].bootstrap)
+    difference = paired_difference(*([record.bootstrap[last] for record in of_method] for of_method in records))
+    rows = []
+    for method, study in (("exact", exact), ("bucketed", bucketed)):
+        shown = dict(zip(COLUMNS, study["sets"][0]["rows"][0], strict=True))
+        columns = ("seeds", "lr", "AP at a quarter", "AP", "AP50", "AP75", "oLRP")
+        compared = DASH if method == "exact" else _difference(vars(difference))
+        rows.append([method, *(shown[column] for column in columns), compared])
+    names = ["seeds", "lr", "after 146 steps", "after 600 steps", "AP50", "AP75", "oLRP", "exact minus this"]
+    return markdown_table(["RS", *names], rows)
 
 
 def rate_table(trials: list[dict[str, Any]]) -> str:
@@ -73,21 +180,16 @@ def curve_table(of_set: dict[str, Any]) -> str:
     for entry in of_set["losses"]:
         runs = entry["curve"][1]
         rows.append([TITLES[entry["loss"]], *(f"{sum(aps) / len(aps):.1f}" for aps in zip(*runs, strict=True))])
-    return markdown_table(["AP after", *(f"{step:,} steps" for step in steps)], rows)
+    return markdown_table(["mask AP after", *(f"{step:,} steps" for step in steps)], rows)
 
 
-def renew(page: str, study: dict[str, Any], masks: dict[str, Any]) -> str:
+def renew(page: str, studies: Studies) -> str:
     """Return the page with the tables of the studies in its blocks; KeyError if one does not exist."""
-    available = tables(study, masks)
+    available = tables(studies)
     return BLOCK.sub(lambda match: f"{match[1]} -->\n\n{available[match[1]]}\n\n", page)
 
 
-def read_studies() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the study of ATSS and that of Mask R-CNN."""
-    study, masks = (json.loads(path.read_text(encoding="utf-8")) for path in (STUDY, MASKS))
-    return study, masks
-
-
 if __name__ == "__main__":
+    studies = Studies.read()
     for path in PAGES:
-        path.write_text(renew(path.read_text(encoding="utf-8"), *read_studies()), encoding="utf-8")
+        path.write_text(renew(path.read_text(encoding="utf-8"), studies), encoding="utf-8")

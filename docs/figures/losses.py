@@ -18,7 +18,6 @@ from bucketrank.study.loss_comparison import TITLES
 from docs.figures.theme import ASSETS, Palette, save
 
 STUDY = ASSETS / "losses-atss.json"
-MASKS = ASSETS / "losses-mask-rcnn.json"
 NAMES = {"bccd": "blood cells", "road_signs": "road signs", "nuclei": "nuclei"}
 SIZE = (3.1, 2.6)  # inches; three of them stand in a row, or below each other on a phone
 DRAWN = ("rs", "focal", "qfl", "vfl", "bce")  # RS and its rivals, in the order of the legend; the tables have more
