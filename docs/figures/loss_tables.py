@@ -17,7 +17,7 @@ from typing import Any
 from bucketrank.bench.bench_documents import markdown_table
 from bucketrank.evaluation import Difference, paired_difference
 from bucketrank.study.loss_comparison import TITLES
-from bucketrank.study.loss_document import COLUMNS, STEP_COLUMNS
+from bucketrank.study.loss_document import COLUMNS, STEP_COLUMNS, difference_cells
 from bucketrank.study.run_record import RunRecord
 from bucketrank.study.study_results import SeedMean
 from bucketrank.study.study_tables import DASH, with_deviation
@@ -27,8 +27,6 @@ from docs.figures.theme import ASSETS
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
 BLOCK = re.compile(r"(?<=^<!-- losses: )([\w ]+) -->\n.*?(?=^<!-- end -->$)", re.MULTILINE | re.DOTALL)
-
-
 PUBLISHED = {  # detector: its study of losses as published
     "ATSS": "losses-published-atss.json",
     "RetinaNet": "losses-published-retinanet.json",
@@ -90,12 +88,16 @@ def published_table(studies: dict[str, dict[str, Any]]) -> str:
         ratios = {title: ratio for title, _, ratio in study["steps"]["rows"]}
         for number, (entry, row) in enumerate(zip(of_set["losses"], of_set["rows"], strict=True)):
             shown = dict(zip(COLUMNS, row, strict=True))
-            early, late = (_difference(of_set["rs_minus"][share].get(entry["loss"])) for share in ("quarter", "end"))
+            early, late = (_rs_minus(of_set["rs_minus"][share], entry["loss"]) for share in ("quarter", "end"))
             results = [shown["AP at a quarter"], early, shown["AP"], late]
             costs = [shown["steps to 80%"], ratios[shown["loss"]]]
             rows.append(["" if number else detector, shown["loss"], shown["lr"], *results, *costs])
     names = ["AP after 146 steps", "RS minus this", "AP after 600 steps", "RS minus this", "steps to 80%"]
     return markdown_table(["detector", "loss", "lr", *names, "time of a step"], rows)
+
+
+def _rs_minus(differences: dict[str, dict[str, float]], loss: str) -> str:
+    return " ".join(difference_cells(Difference(**differences[loss]))) if loss in differences else DASH
 
 
 def class_table(studies: dict[str, dict[str, Any]]) -> str:
@@ -122,13 +124,6 @@ def trial_table(studies: dict[str, dict[str, Any]]) -> str:
     return markdown_table(["detector", "loss", *(f"{rate:g}" for rate in rates)], rows)
 
 
-def _difference(values: dict[str, float] | None) -> str:
-    if values is None:
-        return DASH
-    difference = Difference(**values)
-    return f"{difference.value:+.1f} ({difference.low:+.1f} to {difference.high:+.1f}) {difference.verdict}"
-
-
 def bucketed_table(exact: dict[str, Any], bucketed: dict[str, Any]) -> str:
     """Return the results of RS by its two methods, and the difference of exact to bucketed."""
     records = [
@@ -141,7 +136,7 @@ def bucketed_table(exact: dict[str, Any], bucketed: dict[str, Any]) -> str:
     for method, study in (("exact", exact), ("bucketed", bucketed)):
         shown = dict(zip(COLUMNS, study["sets"][0]["rows"][0], strict=True))
         columns = ("seeds", "lr", "AP at a quarter", "AP", "AP50", "AP75", "oLRP")
-        compared = DASH if method == "exact" else _difference(vars(difference))
+        compared = DASH if method == "exact" else " ".join(difference_cells(difference))
         rows.append([method, *(shown[column] for column in columns), compared])
     names = ["seeds", "lr", "after 146 steps", "after 600 steps", "AP50", "AP75", "oLRP", "exact minus this"]
     return markdown_table(["RS", *names], rows)

@@ -339,9 +339,10 @@ def test_damaged_records_are_refused(finished, shapes, tmp_path):
     write_losses(finished, collect_losses(finished))
     document = json.loads((finished.out / "losses.json").read_text())
     damaged = tmp_path / "damaged.json"
-    damaged.write_text(json.dumps(document | {"trials": [document["trials"][0] | {"command": "rm -r /"}]}))
-    with pytest.raises(StudyError, match=r"damaged.json: expected the losses.json of a study"):
-        read_records(damaged)
+    for change in ({"command": "rm -r /"}, {"class_ap": 3}):
+        damaged.write_text(json.dumps(document | {"trials": [document["trials"][0] | change]}))
+        with pytest.raises(StudyError, match=r"damaged.json: expected the losses.json of a study"):
+            read_records(damaged)
     damaged.write_text(json.dumps(document | {"trials": [document["trials"][0] | {"command": "bucketrank train 'x"}]}))
     cut = LossComparison(**{**vars(finished), "records": read_records(damaged)})
     with pytest.raises(StudyError, match=r"--merge: .*-trial: No closing quotation"):

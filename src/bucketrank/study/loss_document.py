@@ -101,12 +101,13 @@ def headline_rows(outcome: SetOutcome) -> list[list[str]]:
     """Return the difference of RS to the usual loss and to the best rival, at a quarter of the steps and at the end."""
     early, late = outcome.differences(QUARTER), outcome.differences(1.0)
     return [
-        [outcome.data.name, TITLES[loss], *_cells(early.get(loss)), *_cells(late.get(loss))]
+        [outcome.data.name, TITLES[loss], *difference_cells(early.get(loss)), *difference_cells(late.get(loss))]
         for loss in dict.fromkeys(outcome.compared)
     ]
 
 
-def _cells(difference: Difference | None) -> list[str]:
+def difference_cells(difference: Difference | None) -> list[str]:
+    """Return a difference with its interval, and its verdict; dashes if there is none."""
     if difference is None:
         return [DASH, DASH]
     return [f"{difference.value:+.1f} ({difference.low:+.1f} to {difference.high:+.1f})", difference.verdict]
@@ -133,7 +134,7 @@ def loss_rows(outcome: SetOutcome) -> list[list[str]]:
                 weighting(result.balanced),
                 f"{result.mean_at(QUARTER)[1]:.1f}",
                 *(with_deviation(mean.mean, mean.deviation) for mean in means),
-                " ".join(_cells(differences[result.loss])) if result.loss in differences else DASH,
+                " ".join(difference_cells(differences[result.loss])) if result.loss in differences else DASH,
                 *(DASH if steps is None else f"{steps:.0f}" for steps in reached),
             ]
         )

@@ -86,7 +86,7 @@ class RunRecord:
                 int(step): BootstrapAP(each["AP"], np.asarray(each["draws"], dtype=np.float64))
                 for step, each in document["bootstrap"].items()
             },
-            document.get("class_ap", {}),  # older records have none
+            dict(document.get("class_ap", {})),  # older records have none
         )
 
     def require_same_settings(self, run: StudyRun) -> None:
