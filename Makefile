@@ -56,16 +56,9 @@ lint: workflows  ## ruff (rules and format), the import contracts, mypy over the
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
-workflows: $(STAMP)  ## zizmor and actionlint over the GitHub workflows; actionlint only where github.com answers
+workflows: $(STAMP)  ## zizmor and actionlint over the GitHub workflows
 	$(BIN)/zizmor --offline --no-progress --persona pedantic .
-	@if [ -x $(BIN)/actionlint ] || [ -n "$$GITHUB_ACTIONS" ] \
-		|| $(BIN)/python -c 'import urllib.request as web; web.urlopen("https://github.com", timeout=5)' 2> /dev/null; then \
-		$(MAKE) --no-print-directory $(BIN)/actionlint && echo actionlint && $(BIN)/actionlint -shellcheck= -pyflakes=; \
-	else echo 'actionlint: skipped; its program is downloaded from github.com, which does not answer'; fi
-
-$(BIN)/actionlint: .ci/actionlint.txt | $(STAMP)
-	$(INSTALL) --require-hashes --no-deps --no-build-isolation -r $<
-	@touch $@
+	.ci/actionlint/run $(BIN)
 
 format: $(STAMP)  ## let ruff put the code in order
 	$(BIN)/ruff check --fix .
