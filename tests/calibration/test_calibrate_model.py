@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,8 @@ def test_batches_and_iterators_and_most() -> None:
     assert calibrate(ListedDetector(), [(images[:30], targets[:30]), (images[30:], targets[30:])]) == once
     assert calibrate(ListedDetector(softmax=True), iter(TRAIN), method="temperature").images == len(TRAIN)
     assert calibrate(ListedDetector(), TRAIN, most=20).images == 20
+    endless = itertools.cycle(TRAIN)
+    assert calibrate(ListedDetector(), endless, most=20) == calibrate(ListedDetector(), TRAIN, most=20)
 
 
 def test_bad_arguments() -> None:

@@ -18,10 +18,11 @@ from bucketrank.cli import main
 from bucketrank.data.problems import DataError
 from bucketrank.data.shapes import Shapes
 from bucketrank.deploy import predict
-from bucketrank.deploy.prediction_files import predict_files
+from bucketrank.deploy.prediction_files import Predictions, predict_files
 from bucketrank.deploy.prediction_folder import drawn_names, find_images
 from bucketrank.detectors.atss import ATSS
 from bucketrank.model_files.loading import load_model
+from bucketrank.model_files.weights import Meta
 
 from .untrained_weights import CATEGORIES, CLASSES, write_weights
 
@@ -82,6 +83,17 @@ def test_the_stored_threshold_is_the_default(trained):
     assert len(predict(torch.nn.Sequential(loaded), [drawn_image()])[0]["scores"]) == 100, (
         "no attribute stored_threshold"
     )
+
+
+def test_the_area_of_a_mask_is_that_of_its_pixels():
+    meta = Meta(classes=["cell"], category_ids=[7], threshold=0.5, recipe={})
+    masks = torch.zeros(1, 1, 20, 20)
+    masks[0, 0, :2, :2] = 1
+    detections = {"boxes": torch.tensor([[0.0, 0, 10, 10]]), "labels": torch.tensor([1]), "scores": torch.tensor([0.9])}
+    for given, area in ((detections, 100.0), (detections | {"masks": masks}, 4.0)):
+        predictions = Predictions(meta, 0.5)
+        predictions.add("image.png", "image.png", (20, 20), given)
+        assert [annotation["area"] for annotation in predictions.annotations] == [area]
 
 
 def test_wrong_arguments(trained):

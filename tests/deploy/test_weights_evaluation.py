@@ -65,3 +65,15 @@ def test_given_boxes_need_a_detector_with_masks(rectangles, tmp_path, capsys):
     _, path = write_weights(tmp_path / "atss.safetensors", name="atss")
     assert main(["eval", str(path), str(rectangles), "--given-boxes"]) == 1
     assert "--given-boxes: expected a Mask R-CNN, got ATSS; leave the flag out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--most", "0"], "eval: --most: expected at least 1, got 0"),
+        (["--workers", "-1"], "eval: --workers: expected at least 0, got -1"),
+    ],
+)
+def test_wrong_numbers_are_named(flags, message, tmp_path, capsys):
+    assert main(["eval", str(tmp_path / "weights.safetensors"), str(tmp_path), *flags]) == 2
+    assert message in capsys.readouterr().err

@@ -68,6 +68,10 @@ def test_invalid_settings_are_named(settings, message):
     ("settings", "message"),
     [
         (
+            {"name": "resnet50_mlp", "weights": "pretrained"},
+            "weights: expected null or a file for resnet50_mlp, which timm has no weights of, got pretrained",
+        ),
+        (
             {"name": "swin_tiny_patch4_window7_224"},
             "name: expected a model for images of any size, got .* for 224 x 224; for Swin use swin_tiny",
         ),

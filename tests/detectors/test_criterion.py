@@ -111,6 +111,15 @@ def test_alrp_updates_the_box_weight_after_each_period():
     assert loss.seen == 1  # evaluation does not count
 
 
+def test_a_step_that_is_not_finite_does_not_spoil_the_box_weight_of_alrp():
+    loss = criterion("alrp", balance_period=2)
+    loss(example(logits=LOGITS * math.nan))
+    loss(example())
+    assert loss.balance.isfinite()
+    assert loss.balance != 50
+    assert not loss.sums.any()
+
+
 def test_focal_over_all_but_the_ignored():
     terms = criterion("focal", HeadRecipe(box_loss="l1", scored_box_weight=3.0))(example())
     rows = [0, 1, 3]

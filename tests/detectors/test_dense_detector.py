@@ -114,3 +114,12 @@ def test_a_norm_after_the_finest_map_is_frozen(name):
     model = small_detector(name, backbone="swin_tiny", min_size=64, max_size=96)
     sum(model(*scene()).values()).backward()
     assert [key for key, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_score_voting_keeps_its_precision_under_autocast(dtype):
+    corners = torch.tensor([[1100.3, 600.7, 1330.1, 790.9]]).repeat(80, 1) + torch.rand(80, 1)
+    scores, labels = torch.full((80,), 0.95), torch.zeros(80, dtype=torch.long)
+    expected = voted_boxes(corners, scores, labels, torch.tensor([0]))
+    with torch.autocast("cpu", dtype):
+        torch.testing.assert_close(voted_boxes(corners, scores, labels, torch.tensor([0])), expected)

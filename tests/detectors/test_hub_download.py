@@ -63,3 +63,12 @@ def test_without_a_network_the_cache_is_read(unreachable_hub, monkeypatch):
 def test_behind_a_proxy_the_hub_counts_as_reachable(unreachable_hub, monkeypatch):
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:1")
     assert is_reachable(constants.ENDPOINT)
+
+
+def test_a_mirror_without_tls_has_port_80(monkeypatch):
+    asked = []
+    monkeypatch.setattr(socket, "create_connection", lambda address, timeout: asked.append(address) or socket.socket())
+    monkeypatch.setattr("bucketrank.detectors.hub_download.getproxies", dict)
+    for address in ("http://mirror", "https://mirror", "http://mirror:8080"):
+        assert is_reachable(address)
+    assert asked == [("mirror", 80), ("mirror", 443), ("mirror", 8080)]

@@ -53,3 +53,10 @@ def test_other_images_are_resized_as_by_torchvision(size):
     mine, expected = ours([image])[0], theirs([image])[0]
     assert mine.image_sizes == expected.image_sizes
     torch.testing.assert_close(mine.tensors, expected.tensors, rtol=0, atol=0)
+
+
+def test_a_fixed_size_holds_for_thin_images():
+    settings = {"min_size": 96, "max_size": 96, "image_mean": [0.5] * 3, "image_std": [0.2] * 3}
+    transform = InputTransform(**settings, fixed_size=(96, 96)).eval()
+    images, _ = transform([torch.rand(3, 2000, 4)])
+    assert images.tensors.shape[-2:] == (96, 96)

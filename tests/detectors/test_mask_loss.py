@@ -66,9 +66,14 @@ def test_a_mean_over_the_positives_times_the_weight(
 @pytest.mark.parametrize("mask_loss", ["dice", "bce"])
 @pytest.mark.parametrize(("loss", "classification"), [("rs", 0.5 + 0.25), ("rsq", 0.5 + 0.25 + 0.125), ("ce", 0.6)])
 def test_a_balanced_loss_has_the_value_of_the_classification_terms(loss, classification, mask_loss):
-    """The box term does not count, and neither does the weight."""
-    value = value_of(loss, mask_loss=mask_loss, mask_balance=True, mask_weight=3.0)
+    """The box term does not count."""
+    value = value_of(loss, mask_loss=mask_loss, mask_balance=True)
     torch.testing.assert_close(value, torch.tensor(classification))
+
+
+def test_a_weight_replaces_the_balance():
+    weighted_loss, balanced = value_of("rs", mask_weight=3.0), value_of("rs", mask_balance=False)
+    torch.testing.assert_close(weighted_loss, 3 * balanced)
 
 
 def test_balance_scales_the_gradient_and_sends_none_to_the_classification():
@@ -150,6 +155,10 @@ def test_settings_of_mask_rcnn_change_the_mask_term_alone():
     ("settings", "message"),
     [
         ({"mask_loss": "focal"}, "detector.mask_loss: expected one of dice, bce, got 'focal'"),
+        (
+            {"mask_weight": 2.0, "mask_balance": True},
+            "detector.mask_weight: expected null with detector.mask_balance true",
+        ),
         ({"mask_weight": -1.0}, "detector.mask_weight: expected a finite number of at least 0, got -1.0"),
         ({"mask_weight": math.inf}, "detector.mask_weight: expected a finite number of at least 0, got inf"),
         ({"mask_weight": math.nan}, "detector.mask_weight: expected a finite number of at least 0, got nan"),

@@ -72,9 +72,10 @@ def test_the_hybrid_adds_quality_focal_loss_to_rs():
 @pytest.mark.parametrize("name", ["rs", "ap", "dr", "focal", "ce", "qfl", "vfl", "bce", "mal", "iabce", "rsq"])
 def test_boxes_can_have_the_same_weights_with_every_loss(name):
     for confident, weights in ((True, CONFIDENCES), (False, torch.ones(2))):
-        settings = {"box_loss": "giou", "box_weight": 2.0, "box_confidence": confident}
-        fixed = criterion(name, box_balance=False, **settings)(example())
-        torch.testing.assert_close(fixed["box"], 2 * (GIOU * weights).sum() / weights.sum())
+        settings = {"box_loss": "giou", "box_confidence": confident}
+        for balance in (False, None):  # a fixed weight replaces the balance
+            fixed = criterion(name, box_balance=balance, box_weight=2.0, **settings)(example())
+            torch.testing.assert_close(fixed["box"], 2 * (GIOU * weights).sum() / weights.sum())
         loss = criterion(name, box_balance=True, **settings)
         terms = loss(example())
         balanced_to = [term for key, term in terms.items() if key in loss.classification_terms and key != "qfl"]
@@ -84,6 +85,20 @@ def test_boxes_can_have_the_same_weights_with_every_loss(name):
 def test_alrp_has_its_own_balance():
     with pytest.raises(ValueError, match=r"loss\.box_balance: expected null: aLRP loss balances .* got True"):
         criterion("alrp", box_balance=True)
+    with pytest.raises(ValueError, match=r"loss\.box_weight: expected null: aLRP loss balances .* got 2.0"):
+        criterion("alrp", box_weight=2.0)
+
+
+@pytest.mark.parametrize("name", ["rs", "focal"])
+def test_a_box_loss_is_balanced_or_has_a_weight(name):
+    with pytest.raises(ValueError, match=r"loss\.box_weight: expected null with loss\.box_balance true, got 2.0"):
+        criterion(name, box_balance=True, box_weight=2.0)
+
+
+@pytest.mark.parametrize("name", ["focal", "ce", "qfl", "vfl", "bce", "mal", "iabce"])
+def test_a_score_based_loss_has_no_ranking_by_image(name):
+    with pytest.raises(ValueError, match=r"loss\.ranking_scope: expected batch or global, .* got 'image'"):
+        criterion(name, ranking_scope="image")
 
 
 @pytest.mark.parametrize("name", ["atss", "paa"])

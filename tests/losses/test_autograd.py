@@ -215,3 +215,15 @@ def test_without_gradients(way: Way) -> None:
         assert not ap_loss(logits.requires_grad_(), targets, method=way[0]).requires_grad
     with use_backend(way[1]), torch.inference_mode():
         assert ap_loss(logits.detach().clone(), targets, method=way[0]).isfinite()
+
+
+def test_backward_inside_autocast_is_not_rounded() -> None:
+    logits, targets = synthetic(500, 50, seed=3)
+    gradients = []
+    for enabled in (False, True):
+        entries = logits.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            ap_loss(entries, targets, method="pairwise").backward()
+        assert entries.grad is not None
+        gradients.append(entries.grad)
+    assert torch.equal(*gradients)

@@ -232,3 +232,11 @@ def test_localisation_errors_get_a_gradient_where_there_is_nothing_to_rank(way: 
         with use_backend(way[1]):
             train(logits.requires_grad_(), targets, boxes).backward()
         torch.testing.assert_close(boxes.grad, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("method", ["exact", "bucketed", "pairwise"])
+def test_a_delta_that_float32_cannot_hold_still_ties_at_one_half(method) -> None:
+    logits, targets = torch.tensor([0.0, 0.0, 3.0]), torch.tensor([1.0, 0.0, 0.0])
+    value = ap_loss(logits, targets, delta=1e-46, method=method)
+    torch.testing.assert_close(value, ap_loss(logits, targets, delta=1e-30, method=method))
+    assert value.isfinite()

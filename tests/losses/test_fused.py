@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, get_args
 from unittest import mock
@@ -175,6 +176,18 @@ def test_buckets_found_again_are_the_buckets_kept(dtype: torch.dtype) -> None:
     assert not kept[::7].any()
 
 
+@pytest.fixture
+def look_for_numba_again() -> Iterator[None]:
+    """Let the backend forget whether numba can be imported, before and after the test."""
+    caches = (backend._reason_without_numba, backend._uses_fused, backend._log_once)
+    for each in caches:
+        each.cache_clear()
+    yield
+    for each in caches:
+        each.cache_clear()
+
+
+@pytest.mark.usefixtures("look_for_numba_again")
 def test_the_choice_of_backend(monkeypatch) -> None:
     logits = torch.zeros(1)
     assert tuple(backend.METHODS) == get_args(Method)
@@ -193,7 +206,25 @@ def test_the_choice_of_backend(monkeypatch) -> None:
         raise KeyError
     assert backend.chosen_backend() == "auto"
 
+    backend._reason_without_numba.cache_clear()
+    backend._uses_fused.cache_clear()
     monkeypatch.setattr(backend, "_has_numba", lambda: False)
     assert backend.comparison_of("exact", "auto", logits) is Exact
     with pytest.raises(ImportError, match=r"pip install \"bucketrank\[fast\]\""), use_backend("fused"):
+        pass
+
+
+@pytest.mark.usefixtures("look_for_numba_again")
+def test_a_numba_that_cannot_be_imported_is_reported_once_and_not_used(monkeypatch, caplog) -> None:
+    def fails() -> type[Fused]:
+        raise ImportError("Numba needs NumPy 2.2 or less")
+
+    monkeypatch.setattr(backend, "_fused", fails)
+    logits, targets = torch.tensor([2.0, 0.0]), torch.tensor([0.0, 1.0])
+    assert ap_loss(logits, targets, delta=0) == ap_loss(logits, targets, delta=0) == 0.5
+    assert [record.message for record in caplog.records] == [
+        "ranking losses use torch operations instead of the fused kernel: "
+        "numba cannot be imported: Numba needs NumPy 2.2 or less"
+    ]
+    with pytest.raises(ImportError, match=r"Numba needs NumPy 2\.2 or less"), use_backend("fused"):
         pass

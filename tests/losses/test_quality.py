@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -207,3 +208,21 @@ def test_value_and_gradient_of_transformers(loss: str) -> None:
     torch.testing.assert_close(ours, theirs)
     gradients = [torch.autograd.grad(value, queries.logits)[0] for value in (ours, theirs)]
     torch.testing.assert_close(*gradients)
+
+
+def test_a_gamma_of_0_leaves_the_target_of_a_negative_at_0() -> None:
+    value = mal_loss(torch.tensor([-3.0]), torch.tensor([0.0]), gamma=0.0)
+    torch.testing.assert_close(value, torch.tensor(cross_entropy(1 / (1 + math.exp(3)), 0)))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [partial(quality_focal_loss, beta=0.5), partial(varifocal_loss, gamma=0.5), partial(iou_aware_bce_loss, gamma=0.5)],
+    ids=["qfl", "vfl", "iabce"],
+)
+def test_an_exponent_below_1_has_a_finite_gradient_everywhere(loss) -> None:
+    logits = torch.tensor([-200.0, 200.0, 0.0, 0.0], requires_grad=True)
+    loss(logits, torch.tensor([0.0, 1.0, 0.5, 0.0])).backward()  # the third score equals its target
+    assert logits.grad is not None
+    assert logits.grad.isfinite().all()
+    assert logits.grad[3] > 0

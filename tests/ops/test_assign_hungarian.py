@@ -170,3 +170,10 @@ class TestBatch:
 
     def test_an_empty_batch(self):
         assert assign_hungarian_batch([], DEFAULTS) == []
+
+
+def test_labels_of_one_byte_are_numbers_and_not_a_mask():
+    arguments = case(4, 2, classes=2) | {"labels": torch.tensor([1, 1])}
+    costs = matching_costs(**arguments, weights=DEFAULTS)
+    arguments["labels"] = torch.tensor([1, 1], dtype=torch.uint8)
+    torch.testing.assert_close(matching_costs(**arguments, weights=DEFAULTS), costs)

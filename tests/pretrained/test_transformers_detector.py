@@ -153,6 +153,7 @@ def test_settings_reach_the_model(folders):
         ("rf_detr", {"min_size": 72}, ValueError, "multiples of 16 .*rf_detr, got 72; the nearest is 64"),
         ("lw_detr", {"min_size": 56}, ValueError, "multiples of 16 .*lw_detr, got 56"),
         ("rt_detr", {"max_size": 90}, ValueError, "max_size: expected null for a model with square inputs"),
+        ("rt_detr", {"size_divisor": 64}, ValueError, "size_divisor: expected null for a model with square inputs"),
         ("rt_detr", {"loss": "ce"}, ValueError, "expected one of own, rs, ap, got 'ce'"),
         ("rt_detr", {"loss": "own", "class_cost": 2.0}, ValueError, "class_cost: expected null with the model's own"),
         ("rt_detr", {"weights": "coco"}, ValueError, "detector.weights: expected one of pretrained, got 'coco'"),

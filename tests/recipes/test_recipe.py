@@ -157,7 +157,18 @@ def test_a_recipe_survives_yaml(tmp_path):
         ("--schedule.milestones 11,8", r"expected rising epochs from 1, got \(11, 8\)"),
         ("--data.batch_size 0", "data.batch_size: expected at least 1, got 0"),
         ("--inputs.min_size 2000", "inputs.min_size: expected one or more sizes between 1 and max_size"),
-        ("--trainer.devices two", "trainer.devices: expected a number, or auto, got 'two'"),
+        ("--trainer.devices two", "trainer.devices: expected a number of at least 1, or auto, got 'two'"),
+        ("--trainer.devices 0", "trainer.devices: expected a number of at least 1, or auto, got '0'"),
+        ("--trainer.precision bf16-true", "trainer.precision: expected one of 32-true, .*got 'bf16-true'"),
+        ("--detector.nms 60", "detector.nms: expected from 0 to 1, got 60"),
+        ("--detector.nms nan", "detector.nms: expected from 0 to 1, got nan"),
+        ("--detector.score_threshold 5", "detector.score_threshold: expected from 0 to 1, got 5"),
+        ("--detector.topk 0", "detector.topk: expected a number from 1 to 1,000,000, got 0"),
+        (
+            "--detector retinanet --detector.positive_iou 0.3",
+            "negative_iou: expected at most detector.positive_iou, 0.3",
+        ),
+        ("--detector cascade_rcnn --detector.stage_ious 50,60,70", "detector.stage_ious: expected from 0 to 1"),
         ("loss.delta 3", 'there is no flag "loss.delta"'),
     ],
 )
@@ -235,3 +246,14 @@ def test_alrp_balances_once_an_epoch_of_coco_unless_told_otherwise():
     recipe = tiny.recipe("--loss alrp")
     assert build_detector(recipe, num_classes=1).criterion.period == 7330  # type: ignore[union-attr]
     assert torch.is_tensor(build_detector(recipe, num_classes=1).criterion.balance)  # type: ignore[union-attr]
+
+
+def test_a_base_file_is_looked_for_beside_its_recipe(tmp_path, monkeypatch):
+    folder = tmp_path / "recipes"
+    folder.mkdir()
+    (folder / "common.yaml").write_text("base: atss-laptop\nloss: {delta: 0.25}")
+    (folder / "mine.yaml").write_text("base: common.yaml")
+    (tmp_path / "common.yaml").write_text("base: atss-laptop\nloss: {delta: 7.0}")
+    monkeypatch.chdir(tmp_path)
+    assert load_recipe("recipes/mine.yaml").loss == load_recipe(folder / "common.yaml").loss
+    assert load_recipe("recipes/mine.yaml").to_dict()["loss"]["delta"] == 0.25

@@ -135,3 +135,15 @@ def test_masks_go_before_boxes(tmp_path):
 
 def test_mean_of_one():
     assert math.isnan(SeedMean.of([3.0]).deviation)
+
+
+def test_seeds_are_compared_with_each_other_and_not_by_position(tmp_path):
+    study = plan(tmp_path, seeds=3, only="atss-rs-exact,atss-focal")
+    ends = {"atss-rs-exact": {1: 30.0, 2: 50.0}, "atss-focal": {0: 40.0, 1: 20.0, 2: 45.0}}
+    for row in study.rows:
+        for run in study.results(row):
+            if run.seed in ends[row.key]:
+                finish(run, ends[row.key][run.seed])
+    (more,) = (claim for claim in claims(collect(study, {}, {})) if claim.claim.startswith("the ranking loss ends"))
+    assert more.holds is True
+    assert more.measured.endswith("ahead with 2 of 2 seeds")

@@ -248,6 +248,20 @@ def test_other_strategies_are_refused(shapes, tmp_path):
         tiny.run(tmp_path / "run", shapes, "--trainer.strategy fsdp")
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--trainer.accelerator tpuu", r"expected trainer\.accelerator, .* that Lightning accepts .*tpuu"),
+        ("--trainer.strategy ddp_x", r"expected trainer\.accelerator, .* that Lightning accepts .*ddp_x"),
+        ("--data.style lvis", "expected the frequency of every category for style='lvis'"),
+        ('--schedule.factors {"bakcbone":0.1}', r"schedule\.factors: expected a part of the name of a parameter"),
+    ],
+)
+def test_settings_that_do_not_fit_end_with_a_message(flags, message, shapes, tmp_path):
+    with pytest.raises(RecipeError, match=message):
+        tiny.run(tmp_path / "run", shapes, flags)
+
+
 def test_training_can_start_from_other_weights(run):
     recipe = load_recipe(run / "recipe.yaml")
     model = build_detector(recipe, num_classes=7)

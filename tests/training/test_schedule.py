@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from bucketrank.recipes.training_settings import ScheduleSettings
-from bucketrank.training.schedule import Schedule, build_optimiser, set_rate
+from bucketrank.training.schedule import Schedule, build_optimiser, require_known_factors, set_rate
 
 
 def rates(settings: ScheduleSettings, batch_size: int = 16, steps_per_epoch: int = 100) -> list[float]:
@@ -77,3 +77,16 @@ def test_parameters_have_the_factor_of_their_name(optimiser, kind):
         id(model.sampling_offsets.weight): pytest.approx(0.002),
         id(model.head.weight): pytest.approx(0.02),
     }
+
+
+def test_a_factor_of_no_parameter_is_refused():
+    require_known_factors(Parts(), ScheduleSettings(factors={"sampling_offsets": 0.1, "frozen": 0.5}))
+    expected = r"schedule\.factors: expected a part of the name .* backbone\.weight, got 'bakcbone'"
+    with pytest.raises(ValueError, match=expected):
+        require_known_factors(Parts(), ScheduleSettings(factors={"bakcbone": 0.1}))
+
+
+@pytest.mark.parametrize("factor", [-1.0, float("nan"), float("inf")])
+def test_factors_are_finite_and_not_negative(factor):
+    with pytest.raises(ValueError, match=r"schedule\.factors: expected numbers of at least 0"):
+        ScheduleSettings(factors={"head": factor})

@@ -45,8 +45,8 @@ class Samples:
             data = CocoDataset(data, transform=eval_transform())
         if isinstance(data, CocoDataset):
             return cls(SpreadImages(data, most), detect, data.split)
-        items = list(data) if iter(data) is data else data  # a fit may read them twice
-        return cls(FirstImages(items, most), detect)
+        images = FirstImages(data, most)
+        return cls(list(images) if iter(data) is data else images, detect)  # a fit may read them twice
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,18 @@ from bucketrank.catalogue.importing import import_object
 from bucketrank.catalogue.model_settings import BackboneSettings, InputSettings
 
 MAX_COUNT = 1_000_000  # of anything a detector has a number of
+NEVER_ZERO = (
+    "channels",
+    "hidden",
+    "candidates",
+    "detections",
+    "proposals",
+    "test_proposals",
+    "topk",
+    "anchors",
+    "scales",
+)
+SHARES = ("nms", "score_threshold", "positive_iou", "negative_iou", "stage_ious")  # settings from 0 to 1
 ExtraLevels = Literal["c5", "p5_relu"]
 
 
@@ -29,8 +41,12 @@ class DetectorSettings(Settings):
         for setting in describe(type(self)):
             value = getattr(self, setting.name)
             if type(value) is int:  # the whole numbers of a detector all count something
-                expected = f"a number from 0 to {MAX_COUNT:,}"
-                self.require(setting.name, expected, holds=0 <= value <= MAX_COUNT)
+                least = 1 if setting.name in NEVER_ZERO else 0
+                expected = f"a number from {least} to {MAX_COUNT:,}"
+                self.require(setting.name, expected, holds=least <= value <= MAX_COUNT)
+            if setting.name in SHARES and value is not None:
+                shares = value if isinstance(value, tuple) else (value,)
+                self.require(setting.name, "from 0 to 1", holds=all(0 <= share <= 1 for share in shares))
 
     def without_weights(self) -> DetectorSettings:
         """Return the settings for a detector whose weights come from elsewhere: those named here are not read."""
@@ -44,7 +60,7 @@ class DenseSettings(DetectorSettings):
     channels: Annotated[int, "channels of the feature pyramid and the head"] = 256
     convs: Annotated[int, "convolutions in each tower of the head"] = 4
     candidates: Annotated[int, "highest scores per level that enter NMS"] = 1000
-    score_threshold: Annotated[float, "drop detections with a score below this before NMS"] = 0.0
+    score_threshold: Annotated[float, "keep detections with a score above this before NMS"] = 0.0
     nms: Annotated[float, "IoU above which NMS removes the lower score"] = 0.6
     detections: Annotated[int, "upper limit of detections per image"] = 100
 
@@ -61,6 +77,11 @@ class RetinaNetSettings(DenseSettings):
     extra_levels: Annotated[
         ExtraLevels, "P6 and P7 by convolutions on C5 (the recipes), or on P5 with a ReLU between (torchvision)"
     ] = "c5"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expected = f"at most detector.positive_iou, {self.positive_iou}"
+        self.require("negative_iou", expected, holds=self.negative_iou <= self.positive_iou)
 
 
 @dataclass(frozen=True)
@@ -92,7 +113,7 @@ class RCNNSettings(DetectorSettings):
     proposal_candidates: Annotated[int, "highest-scoring anchors per level that become candidates in training"] = 2000
     test_proposals: Annotated[int, "proposals per image in evaluation"] = 1000
     candidates: Annotated[int, "highest scores per image that enter NMS"] = 1000
-    score_threshold: Annotated[float, "drop detections with a score below this before NMS"] = 0.0
+    score_threshold: Annotated[float, "keep detections with a score above this before NMS"] = 0.0
     nms: Annotated[float, "IoU above which NMS removes the lower score"] = 0.5
     detections: Annotated[int, "upper limit of detections per image"] = 100
 
@@ -119,11 +140,18 @@ class MaskRCNNSettings(FasterRCNNSettings):
     mask_confidence: Annotated[
         bool | None, "weight the mask loss of each positive by its highest class score (null: only with a ranking loss)"
     ] = None
-    mask_weight: Annotated[float | None, "weight of the mask loss where it is not balanced (null: 1)"] = None
+    mask_weight: Annotated[
+        float | None, "fixed weight of the mask loss, instead of mask_balance (null: 1 where it is not balanced)"
+    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require_finite("mask_weight")
+        self.require(
+            "mask_weight",
+            "null with detector.mask_balance true",
+            holds=not self.mask_balance or self.mask_weight is None,
+        )
 
 
 @dataclass(frozen=True)

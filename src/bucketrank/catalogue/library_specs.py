@@ -152,7 +152,7 @@ class TransformersSettings(LibrarySettings):
     class_cost: Annotated[
         float | None, "weight of the class in Hungarian matching with a ranking loss (null: the model's)"
     ] = None
-    score_threshold: Annotated[float, "drop detections with a score below this"] = 0.0
+    score_threshold: Annotated[float, "keep detections with a score above this"] = 0.0
     detections: Annotated[int, "upper limit of detections per image"] = 100
     config: Annotated[str | None, "the model's config.json as a text (null: that of the folder or hub name)"] = None
     processor: Annotated[str | None, "the model's preprocessor_config.json as a text (filled in with config)"] = None

@@ -34,7 +34,9 @@ class LossSettings(Settings):
     ranking_scope: Annotated[RankingScope, "what one ranking covers: batch, image, or global (all processes)"] = "batch"
     box_loss: Annotated[BoxLoss | None, "loss of the boxes (null: as published for this loss and detector)"] = None
     smooth_l1_beta: Annotated[float, "smooth L1 is quadratic where a box delta differs by less than this"] = 1.0
-    box_weight: Annotated[float | None, "weight of the box loss where it is not balanced (null: as published)"] = None
+    box_weight: Annotated[float | None, "fixed weight of the box loss, instead of box_balance (null: as published)"] = (
+        None
+    )
     box_balance: Annotated[
         bool | None, "scale the box loss to the value of the classification loss (null: only with rs and rsq)"
     ] = None
@@ -45,6 +47,8 @@ class LossSettings(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require_finite("box_weight", "smooth_l1_beta")
+        fixed = self.box_weight is not None
+        self.require("box_weight", "null with loss.box_balance true", holds=not (fixed and self.box_balance))
 
     def for_run(self: AnyLossSettings, *, batches_per_epoch: int) -> AnyLossSettings:  # noqa: ARG002 (for subclasses)
         """Return the settings with everything filled in that depends on the data set."""
@@ -101,7 +105,7 @@ class ALRPSettings(RankingSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("box_balance", "box_confidence"):
+        for name in ("box_weight", "box_balance", "box_confidence"):
             self.require(name, "null: aLRP loss balances and ranks its boxes itself", holds=getattr(self, name) is None)
         period = self.balance_period
         self.require("balance_period", "at least 1 or null", holds=period is None or period >= 1)
@@ -118,7 +122,17 @@ class DRSettings(LossSettings):
 
 
 @dataclass(frozen=True)
-class FocalSettings(LossSettings):
+class ScoreBasedSettings(LossSettings):
+    """Settings of the losses that look at one score at a time."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expected = "batch or global, because a score-based loss ranks nothing"
+        self.require("ranking_scope", expected, holds=self.ranking_scope != "image")
+
+
+@dataclass(frozen=True)
+class FocalSettings(ScoreBasedSettings):
     """Settings of focal loss."""
 
     name: Annotated[str, "the loss that trains the detector"] = "focal"
@@ -135,7 +149,7 @@ class FocalSettings(LossSettings):
 
 
 @dataclass(frozen=True)
-class CrossEntropySettings(LossSettings):
+class CrossEntropySettings(ScoreBasedSettings):
     """Settings of cross-entropy."""
 
     name: Annotated[str, "the loss that trains the detector"] = "ce"
@@ -143,13 +157,13 @@ class CrossEntropySettings(LossSettings):
 
 @dataclass(frozen=True)
 class OwnSettings(LossSettings):
-    """Settings of the loss that a model of another library brings along: it has none."""
+    """Settings of the loss that a model of another library brings along. It takes none of the shared settings."""
 
     name: Annotated[str, "the loss that trains the detector"] = "own"
 
 
 @dataclass(frozen=True)
-class QualityFocalSettings(LossSettings):
+class QualityFocalSettings(ScoreBasedSettings):
     """Settings of Quality Focal Loss."""
 
     name: Annotated[str, "the loss that trains the detector"] = "qfl"
@@ -161,7 +175,7 @@ class QualityFocalSettings(LossSettings):
 
 
 @dataclass(frozen=True)
-class VarifocalSettings(LossSettings):
+class VarifocalSettings(ScoreBasedSettings):
     """Settings of Varifocal Loss."""
 
     name: Annotated[str, "the loss that trains the detector"] = "vfl"
@@ -174,14 +188,14 @@ class VarifocalSettings(LossSettings):
 
 
 @dataclass(frozen=True)
-class SoftBCESettings(LossSettings):
+class SoftBCESettings(ScoreBasedSettings):
     """Settings of binary cross-entropy with IoU targets."""
 
     name: Annotated[str, "the loss that trains the detector"] = "bce"
 
 
 @dataclass(frozen=True)
-class MALSettings(LossSettings):
+class MALSettings(ScoreBasedSettings):
     """Settings of Matchability-Aware Loss."""
 
     name: Annotated[str, "the loss that trains the detector"] = "mal"
@@ -193,7 +207,7 @@ class MALSettings(LossSettings):
 
 
 @dataclass(frozen=True)
-class IoUAwareBCESettings(LossSettings):
+class IoUAwareBCESettings(ScoreBasedSettings):
     """Settings of IoU-aware BCE."""
 
     name: Annotated[str, "the loss that trains the detector"] = "iabce"
@@ -205,6 +219,7 @@ class IoUAwareBCESettings(LossSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require_finite("iabce_alpha", "iabce_gamma")
+        self.require("iabce_alpha", "at most 1", holds=self.iabce_alpha <= 1)
 
 
 @dataclass(frozen=True)

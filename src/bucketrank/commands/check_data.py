@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from bucketrank.arguments import require
+from bucketrank.arguments import UsageError, require
 
 
 def check_data(
@@ -21,4 +21,6 @@ def check_data(
     require("rich", "PIL", "faster_coco_eval", extra="detect")
     from bucketrank.data.summary import check_folder
 
+    if workers is not None and workers < 1:
+        raise UsageError(f"check-data: --workers: expected at least 1, got {workers}")
     return check_folder(folder, layout=layout, masks=masks, decode=decode, show=show, workers=workers)

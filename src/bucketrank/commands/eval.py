@@ -29,6 +29,10 @@ def evaluate(
 
     if batch < 1:
         raise UsageError(f"eval: --batch: expected at least 1, got {batch}")
+    if workers < 0:
+        raise UsageError(f"eval: --workers: expected at least 0, got {workers}")
+    if most is not None and most < 1:
+        raise UsageError(f"eval: --most: expected at least 1, got {most}")
     require_device("eval", device)
     evaluation = evaluate(
         weights,

@@ -172,8 +172,13 @@ def _compare_losses(
             ]
             sys.stdout.write("".join(f"{trial.command}\n" for trial in trials))
             return 0
-        return run_loss_comparison(plan, rounds=rounds)
     except (RecipeError, ValueError) as error:
+        raise UsageError(f"study: {error}") from error
+    except StudyError as error:
+        raise DataError(f"study: {error}") from error
+    try:
+        return run_loss_comparison(plan, rounds=rounds)
+    except RecipeError as error:
         raise UsageError(f"study: {error}") from error
     except StudyError as error:
         raise DataError(f"study: {error}") from error

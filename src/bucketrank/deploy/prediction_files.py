@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from faster_coco_eval.core import mask as rle_codec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
@@ -54,8 +55,8 @@ class Predictions:
         for record in coco_records(detections, image_id=image_id, categories=self.meta.category_ids, masks=masks):
             x, y, width, height = record["bbox"]
             record["bbox"] = [round(value, 3) for value in (x, y, width, height)]
-            extra = {"id": len(self.annotations) + 1, "area": round(width * height, 3), "iscrowd": 0}
-            self.annotations.append(record | extra)
+            area = float(rle_codec.area(record["segmentation"])) if masks else width * height
+            self.annotations.append(record | {"id": len(self.annotations) + 1, "area": round(area, 3), "iscrowd": 0})
 
     def document(self) -> dict[str, Any]:
         """Return the document to write as JSON."""

@@ -71,6 +71,10 @@ def _build_timm(name: str, weights: str | None) -> Any:
     if weights is None:
         return timm.create_model(name, features_only=True)
     if weights == "pretrained":
+        if configuration is None or not configuration.has_weights:
+            raise ValueError(
+                f"backbone.weights: expected null or a file for {name}, which timm has no weights of, got pretrained"
+            )
         with downloading(name):
             return timm.create_model(name, features_only=True, pretrained=True)
     check_timm_weights(name, weights)

@@ -52,8 +52,9 @@ def is_reachable(address: str) -> bool:
     if {"all", "https"} & set(getproxies()):
         return True
     parts = urlsplit(address)
+    port = parts.port or (80 if parts.scheme == "http" else 443)
     try:
-        socket.create_connection((parts.hostname or "", parts.port or 443), timeout=CONNECT_SECONDS).close()
+        socket.create_connection((parts.hostname or "", port), timeout=CONNECT_SECONDS).close()
     except OSError:
         return False
     return True

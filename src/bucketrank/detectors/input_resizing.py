@@ -17,7 +17,7 @@ class InputTransform(GeneralizedRCNNTransform):
     def resize(self, image: Tensor, target: dict[str, Tensor] | None = None) -> tuple[Tensor, dict[str, Tensor] | None]:
         height, width = (int(side) for side in image.shape[-2:])
         scale = self.max_size / max(height, width)
-        if int(min(height, width) * scale) >= 1:
+        if self.fixed_size is not None or int(min(height, width) * scale) >= 1:
             resized: tuple[Tensor, dict[str, Tensor] | None] = super().resize(image, target)
             return resized
         size = [max(1, int(height * scale)), max(1, int(width * scale))]

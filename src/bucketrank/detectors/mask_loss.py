@@ -44,9 +44,10 @@ class MaskLoss:
     def from_settings(cls, settings: MaskRCNNSettings, criterion: Criterion) -> MaskLoss:
         """Return the loss with the choices of the settings; where they are None, with those of the criterion."""
         published = "dice" if criterion.ranking else "bce"
+        balanced = criterion.self_balanced and settings.mask_weight is None
         return cls(
             name=settings.mask_loss or published,
-            balance=criterion.self_balanced if settings.mask_balance is None else settings.mask_balance,
+            balance=balanced if settings.mask_balance is None else settings.mask_balance,
             confidence=criterion.ranking if settings.mask_confidence is None else settings.mask_confidence,
             weight=1.0 if settings.mask_weight is None else settings.mask_weight,
         )

@@ -46,5 +46,7 @@ def voted_boxes(boxes: Tensor, scores: Tensor, labels: Tensor, keep: Tensor) -> 
     overlaps = box_iou(boxes[keep], boxes)
     votes = scores * torch.exp(-((1 - overlaps) ** 2) / 0.025)
     votes = votes * ((overlaps > 0.01) & (labels[keep][:, None] == labels))
-    moved: Tensor = (votes @ boxes) / votes.sum(1, keepdim=True)
+    # Autocast would multiply in half precision, which rounds boxes to several pixels.
+    with torch.autocast(boxes.device.type, enabled=False):
+        moved: Tensor = (votes @ boxes) / votes.sum(1, keepdim=True)
     return moved

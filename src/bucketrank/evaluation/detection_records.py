@@ -41,7 +41,10 @@ def coco_records(
     if len(set(lengths.values())) > 1:
         raise ValueError(f"Evaluator: expected as many boxes as labels and scores, got {lengths} in image {image_id}")
     if not torch.isfinite(detections["boxes"]).all() or not torch.isfinite(detections["scores"]).all():
-        raise DataError(f"Evaluator: expected finite boxes and scores, got NaN or infinity in image {image_id}")
+        raise DataError(
+            f"Evaluator: expected finite boxes and scores, got NaN or infinity in image {image_id}; "
+            "if the training diverged, lower schedule.lr or set schedule.clip"
+        )
     corners = detections["boxes"].detach().double().cpu().reshape(-1, 4)
     boxes = torch.cat([corners[:, :2], corners[:, 2:] - corners[:, :2]], dim=1).tolist()
     labels, scores = detections["labels"].tolist(), detections["scores"].detach().double().tolist()

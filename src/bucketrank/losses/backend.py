@@ -50,8 +50,8 @@ def use_backend(name: Backend) -> Iterator[None]:
     global _backend
     if name not in BACKENDS:
         raise ValueError(f"use_backend: expected one of {', '.join(BACKENDS)}, got {name!r}")
-    if name == "fused" and not _has_numba():
-        raise ImportError('use_backend: "fused" needs numba; install it with: pip install "bucketrank[fast]"')
+    if name == "fused" and (reason := _reason_without_numba()):
+        raise ImportError(f'use_backend: "fused" needs numba (pip install "bucketrank[fast]"): {reason}')
     if name == "triton" and (reason := _reason_without_triton()):
         raise ImportError(f'use_backend: "triton" needs Triton, which comes with torch on Linux: {reason}')
     previous, _backend = _backend, name
@@ -67,11 +67,34 @@ def _has_numba() -> bool:
 
 
 @cache
+def _reason_without_numba() -> str | None:
+    """Return why the fused kernel cannot be imported, or None."""
+    if not _has_numba():
+        return "numba is not installed"
+    try:
+        _fused()
+    except ImportError as error:
+        return str(error)
+    return None
+
+
+@cache
 def _fused() -> type[Comparison]:
     # Imported when first needed: numba takes half a second to import, and losses on a GPU never need it.
     from bucketrank.losses.fused import Fused
 
     return Fused
+
+
+@cache
+def _uses_fused() -> bool:
+    """Whether the fused kernel is chosen on a CPU. Log the reason if numba is installed and cannot be imported."""
+    reason = _reason_without_numba()
+    if reason is not None and _has_numba():
+        _log_once(
+            f"ranking losses use torch operations instead of the fused kernel: numba cannot be imported: {reason}"
+        )
+    return reason is None
 
 
 @cache
@@ -135,7 +158,7 @@ def chosen_backend() -> Backend:
 def comparison_of(method: str, backend: str, logits: Tensor) -> type[Comparison]:
     """Return the class that compares these logits by this method."""
     if method == "exact" and backend != "torch":
-        if logits.device.type == "cpu" and _has_numba():
+        if logits.device.type == "cpu" and _uses_fused():
             return _fused()
         if backend == "fused":
             raise ValueError(f"use_backend: the fused kernel takes CPU tensors, got one on {logits.device}")

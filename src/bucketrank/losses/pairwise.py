@@ -59,7 +59,7 @@ class Pairwise(TorchComparison):
     def spread(self, weights: Array, own: Array) -> Tensor:
         sums = torch.zeros(self.negatives.shape, dtype=weights.dtype, device=weights.device)
         for chunk, compared in self._chunks(self.negatives):
-            sums += weights[chunk].to(compared.dtype) @ compared
+            sums += weights[chunk] @ compared.to(weights.dtype)
         return self._place(sums, own)
 
     def _place(self, gradient: Tensor, own: Tensor) -> Tensor:

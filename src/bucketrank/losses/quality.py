@@ -38,7 +38,7 @@ def quality_focal_loss(
     tensor(0.3466)
     """
     logits, labels, used = _entries("quality_focal_loss", logits, targets, beta=beta)
-    errors = (labels - logits.sigmoid()).abs() ** beta * bce(logits, labels, reduction="none")
+    errors = _power((labels - logits.sigmoid()).abs(), beta) * bce(logits, labels, reduction="none")
     return _reduce("quality_focal_loss", errors, labels, used, reduction)
 
 
@@ -67,7 +67,7 @@ def varifocal_loss(
     tensor(0.8231)
     """
     logits, labels, used = _entries("varifocal_loss", logits, targets, alpha=alpha, gamma=gamma)
-    weights = torch.where(labels > 0, labels, alpha * logits.sigmoid() ** gamma)
+    weights = torch.where(labels > 0, labels, alpha * _power(logits.sigmoid(), gamma))
     return _reduce("varifocal_loss", weights * bce(logits, labels, reduction="none"), labels, used, reduction)
 
 
@@ -110,7 +110,9 @@ def mal_loss(logits: Tensor, targets: Tensor, *, gamma: float = 1.5, reduction: 
     """
     logits, labels, used = _entries("mal_loss", logits, targets, gamma=gamma)
     weights = torch.where(labels > 0, 1, logits.detach().sigmoid() ** gamma)
-    errors = weights * bce(logits, labels**gamma, reduction="none")
+    # 0 to the power of 0 is 1, but a negative's target is 0 for every gamma.
+    soft = torch.where(labels > 0, labels**gamma, labels)
+    errors = weights * bce(logits, soft, reduction="none")
     return _reduce("mal_loss", errors, labels, used, reduction)
 
 
@@ -142,7 +144,7 @@ def iou_aware_bce_loss(
     scores = logits.sigmoid()
     positive = labels > 0
     soft = torch.where(positive, scores.detach() ** alpha * labels ** (1 - alpha), labels)
-    errors = torch.where(positive, 1, scores**gamma) * bce(logits, soft, reduction="none")
+    errors = torch.where(positive, 1, _power(scores, gamma)) * bce(logits, soft, reduction="none")
     return _reduce("iou_aware_bce_loss", errors, labels, used, reduction)
 
 
@@ -156,6 +158,11 @@ def _entries(name: str, logits: Tensor, targets: Tensor, **exponents: float) -> 
     labels = targets.detach().to(dtype)
     # NaN is not below 0: a target that is not a number stays, so that the loss shows it.
     return logits.to(dtype).masked_fill(targets < 0, 0), labels.masked_fill(targets < 0, 0), used | targets.isnan()
+
+
+def _power(base: Tensor, exponent: float) -> Tensor:
+    """Return the power with a finite gradient: that of an exponent below 1 is infinite at 0."""
+    return base.clamp(min=torch.finfo(base.dtype).tiny) ** exponent if exponent < 1 else base**exponent
 
 
 def check_number(name: str, setting: str, value: float) -> None:

@@ -107,3 +107,8 @@ def _check_sides(config: Any, sides: tuple[int, ...], inputs: LibraryInputSettin
         raise ValueError(
             f"inputs.max_size: expected null for a model with square inputs, got {inputs.max_size}; set inputs.min_size"
         )
+    if inputs.size_divisor is not None:
+        raise ValueError(
+            f"inputs.size_divisor: expected null for a model with square inputs, which are not padded, "
+            f"got {inputs.size_divisor}; set inputs.min_size"
+        )

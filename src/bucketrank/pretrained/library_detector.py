@@ -48,6 +48,7 @@ def ranking_arguments(loss: LossSettings) -> dict[str, Any] | None:
     loss.require("ranking_scope", "batch for a model of another library", holds=loss.ranking_scope == "batch")
     for name in ("box_balance", "box_confidence"):
         loss.require(name, "null for a model of another library", holds=getattr(loss, name) is None)
+    loss.require("smooth_l1_beta", "1 for a model of another library", holds=loss.smooth_l1_beta == 1)
     if ranking:
         loss.require("box_loss", "giou or null for a model of another library", holds=loss.box_loss in (None, "giou"))
     else:

@@ -97,6 +97,8 @@ def _read(recipe: str | Path, *, seen: tuple[Path, ...] = ()) -> tuple[dict[str,
     if base is not None:
         if path in seen:
             raise RecipeError(f"{path}: is its own base")
+        if str(base).endswith((".yaml", ".yml")):  # a file, which is looked for beside this one
+            base = path.parent / base
         inherited, _ = _read(base, seen=(*seen, path))
         content = _merged(inherited, flatten(content))
     if "detector" not in content or "name" not in content["detector"]:

@@ -13,6 +13,8 @@ Style = Literal["auto", "coco", "lvis"]
 Optimiser = Literal["sgd", "adamw"]
 Scaling = Literal["linear", "sqrt", "none"]
 Policy = Literal["steps", "one_cycle"]
+# Lightning's other precisions also round the boxes of the objects, to several pixels in bfloat16.
+Precision = Literal["32-true", "64-true", "bf16-mixed", "16-mixed"]
 LOGGERS = ("tensorboard", "wandb", "mlflow", "csv")
 AUGMENTATIONS = ("scale_jitter", "zoom_out", "iou_crop", "rotation", "vertical_flip", "grayscale", "blur")
 
@@ -58,6 +60,11 @@ class DataSettings(Settings):
             expected = "1 with data.repeat_threshold, which sets the repeats per image"
             self.require("repeat", expected, holds=self.repeat == 1)
 
+    @property
+    def chosen_layout(self) -> str | None:
+        """The layout of the data folder; None: the first that fits."""
+        return None if self.layout == "auto" else self.layout
+
 
 @dataclass(frozen=True)
 class ScheduleSettings(Settings):
@@ -102,6 +109,8 @@ class ScheduleSettings(Settings):
             self.require(name, "a number above 0", holds=0 < getattr(self, name) < float("inf"))
         for name in ("momentum", "weight_decay", "backbone_factor"):
             self.require(name, "a number of at least 0", holds=0 <= getattr(self, name) < float("inf"))
+        valid = all(0 <= factor < float("inf") for factor in self.factors.values())
+        self.require("factors", "numbers of at least 0", holds=valid)
         self.require("clip", "a number above 0, or null for none", holds=self.clip is None or self.clip > 0)
         self.require("ema", "a number above 0 and below 1, or null", holds=self.ema is None or 0 < self.ema < 1)
         patience = self.early_stop
@@ -121,7 +130,7 @@ class TrainerSettings(Settings):
     devices: Annotated[str, "number of devices, or auto for all"] = "auto"
     nodes: Annotated[int, "number of machines"] = 1
     strategy: Annotated[str, "auto, ddp, ... (Lightning's names)"] = "auto"
-    precision: Annotated[str, "32-true, bf16-mixed, 16-mixed (Lightning's names)"] = "32-true"
+    precision: Annotated[Precision, "precision of the layers (Lightning's names)"] = "32-true"
     seed: Annotated[int, "seed of weights, order and augmentation"] = 0
     deterministic: Annotated[bool, "use only operations that give the same bits every time"] = False
     log_every: Annotated[int, "steps between two rows of train.csv"] = 50
@@ -144,5 +153,5 @@ class TrainerSettings(Settings):
         steps = self.checkpoint_steps
         self.require("checkpoint_steps", "at least 1", holds=steps is None or steps >= 1)
         self.require("checkpoint_minutes", "at least 0", holds=self.checkpoint_minutes >= 0)
-        numbered = self.devices == "auto" or self.devices.isdecimal()
-        self.require("devices", "a number, or auto", holds=numbered)
+        numbered = self.devices == "auto" or (self.devices.isdecimal() and int(self.devices) >= 1)
+        self.require("devices", "a number of at least 1, or auto", holds=numbered)

@@ -70,8 +70,9 @@ def _more_accurate(ranking: RowResult, scored: RowResult) -> list[Claim]:
     ranking_ap, scored_ap = ranking.mean(), scored.mean()
     if not (ranking_ap and scored_ap):
         return []
-    pairs = list(zip(ranking_ap.values, scored_ap.values, strict=False))
-    wins = sum(ours > theirs for ours, theirs in pairs)
+    theirs = {run.seed: run.metric() for run in scored.runs}
+    pairs = [(run.metric(), theirs[run.seed]) for run in ranking.runs if run.seed in theirs]
+    wins = sum(ranked > by_score for ranked, by_score in pairs)
     measured = f"{ranking_ap.mean:.1f} against {scored_ap.mean:.1f} AP ({scored.row.title})"
     measured += f"; ahead with {wins} of {len(pairs)} seeds"
     holds = wins == len(pairs) if len(pairs) > 1 else None  # one seed may be chance

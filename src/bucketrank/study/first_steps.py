@@ -65,7 +65,7 @@ def require_finite(loss: Tensor) -> None:
 def first_batches(run: StudyRun, count: int) -> tuple[list[Batch], int]:
     """Return the first ``count`` batches of a run, repeated if its epoch has fewer, and the number of classes."""
     recipe = run.load()
-    splits = find_splits(run.data, layout=None if recipe.data.layout == "auto" else recipe.data.layout)
+    splits = find_splits(run.data, layout=recipe.data.chosen_layout)
     splits = splits.with_holdout(recipe.data.holdout)
     masks = detector_spec(recipe.detector.name).load().predicts_masks(recipe.detector)
     data = DataModule(splits, recipe, masks=masks, check=False)

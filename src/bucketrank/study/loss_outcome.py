@@ -13,6 +13,7 @@ import numpy as np
 from bucketrank.data import find_splits
 from bucketrank.evaluation import BootstrapAP, Difference, Evaluator, ImageAP, paired_difference
 from bucketrank.evaluation.evaluator import IouType
+from bucketrank.recipes.training_settings import DataSettings
 from bucketrank.study.loss_comparison import OURS, RIVALS, LossComparison, LossRun
 from bucketrank.study.run_record import RunRecord
 from bucketrank.study.study_results import SeedMean
@@ -132,7 +133,7 @@ def bootstrap_at(run: LossRun, share: float) -> BootstrapAP:
     """Return the AP of a run in the draws of the images, after a share of its steps."""
     step = step_at(run.curve()[0], share)
     if run.record is None:
-        return _bootstrap(run.data, run.detections(step))
+        return _bootstrap(run.detections(step), run.data, run.load().data)
     if step not in run.record.bootstrap:
         raise StudyError(f"--merge: {run.name}: expected bootstrap draws after step {step}, got none; train it again")
     return run.record.bootstrap[step]
@@ -146,28 +147,31 @@ def record_of(run: LossRun) -> RunRecord:
         return RunRecord.of(run)
     steps = run.curve()[0]
     bootstrap = {step_at(steps, share): bootstrap_at(run, share) for share in (QUARTER, 1.0)}
-    return RunRecord.of(run, bootstrap, _class_ap(run.data, run.detections(steps[-1])))
+    return RunRecord.of(run, bootstrap, _class_ap(run.detections(steps[-1]), run.data, run.load().data))
 
 
 @lru_cache(maxsize=256)
-def _bootstrap(data: Path, detections: Path) -> BootstrapAP:
-    return BootstrapAP.of(ImageAP.of(*_evaluator(data, detections)))
+def _bootstrap(detections: Path, data: Path, settings: DataSettings) -> BootstrapAP:
+    return BootstrapAP.of(ImageAP.of(*_evaluator(detections, data, settings)))
 
 
 @lru_cache(maxsize=256)
-def _class_ap(data: Path, detections: Path) -> dict[str, float]:
-    evaluator, iou_type = _evaluator(data, detections)
+def _class_ap(detections: Path, data: Path, settings: DataSettings) -> dict[str, float]:
+    evaluator, iou_type = _evaluator(detections, data, settings)
     per_class = evaluator.result(iou_type).per_class
     return {name: 100 * ap for name, ap in per_class.items() if not math.isnan(ap)}  # NaN: no object to find
 
 
-def _evaluator(data: Path, detections: Path) -> tuple[Evaluator, IouType]:
-    """Return an evaluator with the detections of a file, and what its AP is of: masks if there are any, or boxes."""
-    split = find_splits(data).val
+def _evaluator(detections: Path, data: Path, settings: DataSettings) -> tuple[Evaluator, IouType]:
+    """Return an evaluator with the detections of a file, and what its AP is of: masks if there are any, or boxes.
+
+    It has the rules of the run that the settings are of.
+    """
+    split = find_splits(data, layout=settings.chosen_layout).val
     if split is None:
         raise FileNotFoundError(f"{data}: there are no validation images")
     records = json.loads(detections.read_text(encoding="utf-8"))
     masks = any("segmentation" in record for record in records)  # their AP is the one that the tables show
-    evaluator = Evaluator(split, masks=masks)
+    evaluator = Evaluator(split, masks=masks, style=settings.style)
     evaluator.add_records(records)
     return evaluator, "masks" if masks else "boxes"

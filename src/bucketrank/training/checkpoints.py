@@ -60,7 +60,9 @@ class Checkpoints:
             except CheckpointError as error:  # noqa: PERF203 (two at most)
                 faults.append(str(error))
         if faults:
-            raise CheckpointError("; ".join(faults))
+            raise CheckpointError(
+                f"{'; '.join(faults)}; restore one of these files, or start a new run with another --out"
+            )
         return None
 
 

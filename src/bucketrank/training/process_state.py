@@ -14,10 +14,11 @@ import torch
 def deterministic_restored() -> Iterator[None]:
     """Restore the deterministic mode, which Lightning sets for the whole process."""
     before = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.use_deterministic_algorithms(before, warn_only=warn_only)
 
 
 @contextmanager

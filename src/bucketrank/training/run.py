@@ -14,6 +14,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 
 from bucketrank.catalogue import RankingSettings, detector_spec
@@ -36,7 +37,7 @@ from bucketrank.training.process_state import deterministic_restored, quiet
 from bucketrank.training.progress_display import ProgressDisplay
 from bucketrank.training.run_keeper import RunKeeper
 from bucketrank.training.run_lock import lock_run_folder, require_no_foreign_files
-from bucketrank.training.schedule import Schedule
+from bucketrank.training.schedule import Schedule, require_known_factors
 from bucketrank.training.stop_signals import Interrupted, StopSignals, stop_signals
 from bucketrank.training.training_curves import draw_curves
 from bucketrank.training.validation_images import draw_validation_images
@@ -105,7 +106,7 @@ def _train(
     stop: StopSignals,
 ) -> RunResult:
     recipe, data = _recipe_and_data(recipe, data, folder, resume=resume)
-    splits = find_splits(data, layout=None if recipe.data.layout == "auto" else recipe.data.layout)
+    splits = find_splits(data, layout=recipe.data.chosen_layout)
     splits = splits.with_holdout(recipe.data.holdout)
     with quiet(), deterministic_restored():
         trainer = _trainer(recipe, folder)
@@ -201,7 +202,7 @@ def _recipe_and_data(
                 f"{', '.join(MAY_CHANGE)} may change, and the seed may not)"
             )
         if recipe is not None:
-            recipe = replace(before, trainer=recipe.trainer, data=recipe.data, backbone=before.backbone)
+            recipe = replace(before, trainer=recipe.trainer, data=recipe.data)
         recipe = recipe or before
         data = data or _stored_data(folder)
     if recipe is None or data is None:
@@ -234,13 +235,24 @@ def _require_same_data(folder: Path, now: Fingerprint, *, allow_changes: bool) -
 
 
 def _trainer(recipe: Recipe, folder: Path) -> pl.Trainer:
+    try:
+        trainer = _lightning_trainer(recipe, folder)
+    except (ValueError, MisconfigurationException) as error:
+        devices = "trainer.accelerator, trainer.devices and trainer.strategy"
+        raise RecipeError(f"expected {devices} that Lightning accepts on this machine, got: {error}") from error
+    # Lightning's handler of SIGTERM ends a run with status 0, and broadcasts in the midst of other collectives.
+    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+    return trainer
+
+
+def _lightning_trainer(recipe: Recipe, folder: Path) -> pl.Trainer:
     settings = recipe.trainer
-    trainer = pl.Trainer(
+    return pl.Trainer(
         accelerator=settings.accelerator,
         devices=settings.devices if settings.devices == "auto" else int(settings.devices),
         num_nodes=settings.nodes,
         strategy=settings.strategy,
-        precision=settings.precision,  # type: ignore[arg-type]
+        precision=settings.precision,
         deterministic=settings.deterministic,
         max_epochs=1,  # set when the number of batches is known
         accumulate_grad_batches=recipe.schedule.accumulate,
@@ -255,9 +267,6 @@ def _trainer(recipe: Recipe, folder: Path) -> pl.Trainer:
         use_distributed_sampler=False,
         reload_dataloaders_every_n_epochs=1,
     )
-    # Lightning's handler of SIGTERM ends a run with status 0, and broadcasts in the midst of other collectives.
-    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
-    return trainer
 
 
 def _prepare(
@@ -299,6 +308,8 @@ def _prepare(
     buildable = recipe if new else without_weights(recipe)
     try:
         model = build_detector(buildable, num_classes=len(data_module.classes))
+        require_known_factors(model, recipe.schedule)
+        evaluator = Evaluator(data_module.val_split, masks=model.masks, style=recipe.data.style)
     except ValueError as error:
         raise RecipeError(str(error)) from error
     complete = replace(recipe, detector=model.complete_settings(recipe.detector))
@@ -314,7 +325,7 @@ def _prepare(
         model,
         schedule=schedule,
         position=Position(),
-        evaluator=Evaluator(data_module.val_split, masks=model.masks, style=recipe.data.style),
+        evaluator=evaluator,
         seed=recipe.trainer.seed,
         keep_detections=recipe.trainer.keep_detections,
     )

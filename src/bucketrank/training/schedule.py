@@ -79,6 +79,16 @@ def build_optimiser(model: nn.Module, settings: ScheduleSettings) -> torch.optim
     return torch.optim.SGD(parameters, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
 
 
+def require_known_factors(model: nn.Module, settings: ScheduleSettings) -> None:
+    """Raise ValueError if a key of ``schedule.factors`` is in the name of no parameter, such as a misspelt one."""
+    names = [name for name, _ in model.named_parameters()]
+    for key in settings.factors:
+        if not any(key in name for name in names):
+            raise ValueError(
+                f"schedule.factors: expected a part of the name of a parameter, such as {names[0]}, got {key!r}"
+            )
+
+
 def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
     """Set the learning rate of every group to its factor times ``rate``."""
     for group in optimiser.param_groups:

@@ -55,7 +55,8 @@ class Criterion(nn.Module):
         published = recipe.ranking_box_weight if self.ranking else recipe.scored_box_weight
         self.box_weight = published if settings.box_weight is None else settings.box_weight
         self.box_loss = settings.box_loss or ("giou" if self.always_giou else recipe.box_loss)
-        self.box_balance = self.self_balanced if settings.box_balance is None else settings.box_balance
+        balanced = self.self_balanced and settings.box_weight is None
+        self.box_balance = balanced if settings.box_balance is None else settings.box_balance
 
     @property
     def samples(self) -> bool:

@@ -151,7 +151,8 @@ class ALRP(SmoothedRanked):
 
     @torch.no_grad()
     def _update_balance(self, classification: Tensor, localisation: Tensor) -> None:
-        self.sums += torch.stack([classification, localisation])
+        # One step that is not finite must not spoil the sums of the whole period.
+        self.sums += torch.stack([classification, localisation]).nan_to_num(0.0, 0.0, 0.0)
         self.seen += 1
         period_ended = self.seen >= self.period
         new_balance = self.sums.sum() / self.sums[1].clamp(min=1e-10)

@@ -51,8 +51,9 @@ def calibrate(
         boxes = corners(outputs.pred_boxes[0].float())[best.indices // columns]
         return {"boxes": boxes, "labels": best.indices % columns, "scores": best.values}
 
-    items = list(batches) if iter(batches) is batches else batches
-    return calibrate_head(model, head, Samples(SingleImages(items, most), detect), FitSettings(target, per_class))
+    images = SingleImages(batches, most)
+    items = list(images) if iter(batches) is batches else images  # a fit may read them twice
+    return calibrate_head(model, head, Samples(items, detect), FitSettings(target, per_class))
 
 
 def score_head(model: nn.Module) -> ScoreHead:

@@ -196,7 +196,7 @@ def _scaled_costs(
     from torchvision.ops import box_convert, generalized_box_iou
 
     with torch.autocast(boxes.device.type, enabled=False):
-        boxes, objects, chosen = boxes.float(), objects.float(), logits.float()[:, labels]
+        boxes, objects, chosen = boxes.float(), objects.float(), logits.float()[:, labels.long()]
         scores = chosen.sigmoid()
         positive = -weights.alpha * (1 - scores) ** weights.gamma * (scores + TINY).log()
         negative = -(1 - weights.alpha) * scores**weights.gamma * (1 - scores + TINY).log()
