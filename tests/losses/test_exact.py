@@ -58,7 +58,7 @@ def test_larger_inputs_against_pairwise(size: int, positives: int, name: str, de
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("positives", "scale", "delta"), [(50_000, 1.0, 0.5), (10_000, 1e3, 0.1), (10_000, 1.0, 0.0)])
+@pytest.mark.parametrize(("positives", "scale", "delta"), [(20_000, 1.0, 0.5), (10_000, 1e3, 0.1), (10_000, 1.0, 0.0)])
 def test_many_positives_against_pairwise(
     positives: int, scale: float, delta: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,11 +74,12 @@ def test_many_positives_against_pairwise(
 
 @pytest.mark.slow
 def test_backends_agree_with_a_hundred_thousand_positives() -> None:
-    # More than pairwise can check: a P x P matrix would take 80 GB.
+    # More than pairwise can check: a P x P matrix would take 80 GB, and P x P is beyond the integers of 32 bits.
     logits, targets = synthetic(2_000_000, 100_000)
     loss = LOSSES["rank_sort"].compute
     fused = answer(loss, logits, targets, delta=0.5, way=("exact", "fused"))
-    assert_same(answer(loss, logits, targets, delta=0.5, way=("exact", "torch")), fused)
+    for backend in ("torch", "device"):
+        assert_same(answer(loss, logits, targets, delta=0.5, way=("exact", backend)), fused)
 
 
 @pytest.mark.parametrize("way", FAITHFUL[1:], ids="-".join)

@@ -77,9 +77,9 @@ def test_alrp(way: Way) -> None:
         torch.testing.assert_close(_gradient(classification, logits), [0.0, 0.2, -0.2, 0.0])
         torch.testing.assert_close(_gradient(localisation, logits), [0.0] * 4)
         torch.testing.assert_close(_gradient(localisation, boxes), [(1 + 1 / 3) / 2, 1 / 6])
-    # In the order of the logits, not of the ranking.
-    flipped = alrp_loss(LOGITS.flip(0), TARGETS.flip(0), boxes.detach().flip(0), delta=0, method=way[0])
-    torch.testing.assert_close(flipped.localisation, localisation.detach())
+        # In the order of the logits, not of the ranking.
+        flipped = alrp_loss(LOGITS.flip(0), TARGETS.flip(0), boxes.detach().flip(0), delta=0, method=way[0])
+        torch.testing.assert_close(flipped.localisation, localisation.detach())
 
 
 def test_dr() -> None:

@@ -227,7 +227,7 @@ sys.exit(main())
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("moment", "number", "everyone"),
-    [("checkpoint", "SIGTERM", "0"), ("evaluation", "SIGTERM", "0"), ("checkpoint", "SIGINT", "1")],
+    [("checkpoint", "SIGTERM", "0"), ("checkpoint", "SIGINT", "1")],  # other moments: test_strikes.py
 )
 def test_two_processes_stop_together(moment, number, everyone, shapes, tmp_path):
     program = tmp_path / "program.py"
