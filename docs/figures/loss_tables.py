@@ -32,6 +32,7 @@ PUBLISHED = {  # detector: its study of losses as published
     "RetinaNet": "losses-published-retinanet.json",
     "PAA": "losses-published-paa.json",
     "Faster R-CNN": "losses-published-faster-rcnn.json",
+    "Cascade R-CNN": "losses-published-cascade-rcnn.json",
 }
 CLASSES = {"RBC": "red cells", "WBC": "white cells", "Platelets": "platelets"}  # of the blood cells
 
