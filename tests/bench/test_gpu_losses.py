@@ -103,7 +103,7 @@ def test_every_contender_is_measured_in_its_modes(cuda: FakeCuda) -> None:
     assert "replay" in cuda.log
 
 
-def test_modes_agree_on_the_loss(bench: LossBench) -> None:
+def test_every_mode_reports_the_value_of_the_loss(bench: LossBench) -> None:
     for loss in ("ap", "rs"):
         values = [bench.find("exact-triton", loss, 300, 5.0, mode) for mode in ("eager", "compiled", "graph")]
         eager, *others = [None if result is None else result.value for result in values]

@@ -19,7 +19,7 @@ from tests.bench.progress_recorder import ProgressRecorder
 
 @pytest.mark.slow
 @pytest.mark.skipif(not CLEAR_REFS.exists(), reason="the record of the largest size can only be reset on Linux")
-def test_time_growth_and_memory_of_exact() -> None:
+def test_time_and_memory_of_every_cell() -> None:
     progress = ProgressRecorder()
     results = measure_large_batch(LossBenchSettings(), progress, size=400_000)
     names = ["exact-torch"] if why_unavailable("exact-fused", "cpu") else ["exact-torch", "exact-fused"]

@@ -33,7 +33,6 @@ def test_every_contender_is_measured_in_every_cell() -> None:
             continue  # without numba
         assert result.skipped is None
         assert result.seconds is not None
-        assert result.seconds.low <= result.seconds.median <= result.seconds.high
         assert sorted(result.samples) == [0, 1, 2, 3]
         assert result.to_focal is not None
         assert result.flops > 0

@@ -86,11 +86,14 @@ def test_strange_memory_layouts(name: str, way: Way) -> None:
 
 
 @every_loss
-@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("where", ["a positive", "a negative", "a target"])
+@pytest.mark.parametrize(
+    ("where", "wrong"),
+    [
+        *((where, wrong) for where in ("a positive", "a negative") for wrong in (math.nan, math.inf, -math.inf)),
+        *(("a target", wrong) for wrong in (math.nan, math.inf)),  # a target of -inf is below 0: ignored
+    ],
+)
 def test_what_is_not_finite_makes_all_of_it_nan(where: str, wrong: float, name: str, way: Way) -> None:
-    if (where, wrong) == ("a target", -math.inf):
-        pytest.skip("a target of -inf is below 0: ignored")
     logits = torch.tensor([0.5, -0.2, 0.1, 2.0, -3.0])
     targets = torch.tensor([0.3, 0.9, 0.0, -1.0, 0.0])
     broken = targets if where == "a target" else logits

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+import json
 import multiprocessing
 import signal
 import socket
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+
+from PIL import Image
 
 from bucketrank.training.run_lock import LOCK
 
@@ -71,15 +74,22 @@ def log_of(folder: Path) -> str:
 
 def content(folder: Path) -> dict[str, object]:
     """All files of a run without the times, and without the lock, whose content is the last process."""
-    files: dict[str, object] = {}
-    for path in sorted(folder.rglob("*")):
-        name = str(path.relative_to(folder))
-        if path.is_file() and name != LOCK:
-            files[name] = path.read_bytes() if path.suffix == ".safetensors" and "checkpoints" not in name else None
-        if path.suffix == ".csv":
-            with path.open(encoding="utf-8") as file:
-                files[name] = [{k: v for k, v in row.items() if k != "seconds"} for row in csv.DictReader(file)]
-    return files
+    paths = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {name: _comparable(path) for name, path in paths.items() if name != LOCK}
+
+
+def _comparable(path: Path) -> object:
+    """Return what two runs with the same steps share in a file; the file must be complete."""
+    if path.suffix == ".csv":
+        with path.open(encoding="utf-8") as file:
+            return [{k: v for k, v in row.items() if k != "seconds"} for row in csv.DictReader(file)]
+    if path.suffix == ".json":  # command, machine and versions
+        return sorted(json.loads(path.read_text(encoding="utf-8")))
+    if path.suffix == ".png":
+        with Image.open(path) as image:
+            image.load()
+            return image.size
+    return None if path.parent.name == "checkpoints" else path.read_bytes()
 
 
 def require_same(folder: Path, expected: dict[str, object]) -> None:
