@@ -1,4 +1,4 @@
-"""Renew the tables of losses on the results page and in README: python -m docs.figures.loss_tables.
+"""Renew the tables of losses in README and on the pages: python -m docs.figures.loss_tables.
 
 The tables come from the files ``losses-*.json`` of the assets, each the ``losses.json`` of a ``bucketrank study
 losses``. A block that begins with ``<!-- losses: NAME -->`` and ends with ``<!-- end -->`` gets the table NAME. The
@@ -25,7 +25,7 @@ from docs.figures.losses import NAMES, STUDY
 from docs.figures.theme import ASSETS
 
 ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "detectors" / "brs-detr.md")
 BLOCK = re.compile(r"(?<=^<!-- losses: )([\w ]+) -->\n.*?(?=^<!-- end -->$)", re.MULTILINE | re.DOTALL)
 PUBLISHED = {  # detector: its study of losses as published
     "ATSS": "losses-published-atss.json",
@@ -42,20 +42,22 @@ class Studies:
     """The studies behind the tables.
 
     ``one_head`` has seven losses in one head of ATSS, ``masks`` is Mask R-CNN, ``published`` has the other detectors as
-    published, by their titles, and ``bucketed`` is ATSS with the bucketed approximation of RS.
+    published, by their titles, ``co_detr`` is Co-DETR, and ``bucketed`` is ATSS with the bucketed approximation of RS.
     """
 
     one_head: dict[str, Any]
     masks: dict[str, Any]
     published: dict[str, dict[str, Any]]
+    co_detr: dict[str, Any]
     bucketed: dict[str, Any]
 
     @classmethod
     def read(cls) -> Studies:
         """Read the files of the assets."""
-        masks, bucketed = (_read(ASSETS / f"losses-{name}.json") for name in ("mask-rcnn", "bucketed-atss"))
         published = {detector: _read(ASSETS / name) for detector, name in PUBLISHED.items()}
-        return cls(_read(STUDY), masks, published, bucketed)
+        names = ("mask-rcnn", "published-brs-detr", "bucketed-atss")
+        masks, co_detr, bucketed = (_read(ASSETS / f"losses-{name}.json") for name in names)
+        return cls(_read(STUDY), masks, published, co_detr, bucketed)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -74,9 +76,10 @@ def tables(studies: Studies) -> dict[str, str]:
     by_name["rates"] = rate_table(study["trials"])
     (nuclei,) = studies.masks["sets"]
     by_name |= {"masks": mask_table(nuclei, studies.masks["runs"]), "masks over steps": curve_table(nuclei)}
-    by_name["published"] = published_table(studies.published)
-    by_name["published by class"] = class_table(studies.published)
-    by_name["published by rate"] = trial_table(studies.published)
+    for name, published in {"published": studies.published, "co detr": {"Co-DETR": studies.co_detr}}.items():
+        by_name[name] = published_table(published)
+        by_name[f"{name} by class"] = class_table(published)
+        by_name[f"{name} by rate"] = trial_table(published)
     by_name["bucketed"] = bucketed_table(studies.published["ATSS"], studies.bucketed)
     return by_name
 
