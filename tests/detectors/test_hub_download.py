@@ -67,7 +67,12 @@ def test_behind_a_proxy_the_hub_counts_as_reachable(unreachable_hub, monkeypatch
 
 def test_a_mirror_without_tls_has_port_80(monkeypatch):
     asked = []
-    monkeypatch.setattr(socket, "create_connection", lambda address, timeout: asked.append(address) or socket.socket())
+
+    def connect(address: tuple[str, int], timeout: float) -> socket.socket:
+        asked.append(address)
+        return socket.socket()
+
+    monkeypatch.setattr(socket, "create_connection", connect)
     monkeypatch.setattr("bucketrank.detectors.hub_download.getproxies", dict)
     for address in ("http://mirror", "https://mirror", "http://mirror:8080"):
         assert is_reachable(address)
