@@ -197,7 +197,7 @@ def test_a_recipe_asks_for_no_more_memory_than_the_file_holds(value: int, weight
     status, text = ran("predict", file, data, tmp_path)
     assert status == 1
     assert str(file) in text
-    expected = "it has many more parameters than the file" if value == 9600 else "expected a number from 0 to 1,000,000"
+    expected = "it has many more parameters than the file" if value == 9600 else "expected a number from 1 to 1,000,000"
     assert expected in text, "not the system's refusal, which comes later or never"
 
 
