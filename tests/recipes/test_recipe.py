@@ -160,15 +160,18 @@ def test_a_recipe_survives_yaml(tmp_path):
         ("--trainer.devices two", "trainer.devices: expected a number of at least 1, or auto, got 'two'"),
         ("--trainer.devices 0", "trainer.devices: expected a number of at least 1, or auto, got '0'"),
         ("--trainer.precision bf16-true", "trainer.precision: expected one of 32-true, .*got 'bf16-true'"),
-        ("--detector.nms 60", "detector.nms: expected from 0 to 1, got 60"),
-        ("--detector.nms nan", "detector.nms: expected from 0 to 1, got nan"),
-        ("--detector.score_threshold 5", "detector.score_threshold: expected from 0 to 1, got 5"),
+        ("--detector.nms 60", "detector.nms: expected a number from 0 to 1, got 60"),
+        ("--detector.nms nan", "detector.nms: expected a number from 0 to 1, got nan"),
+        ("--detector.score_threshold 5", "detector.score_threshold: expected a number from 0 to 1, got 5"),
         ("--detector.topk 0", "detector.topk: expected a number from 1 to 1,000,000, got 0"),
         (
             "--detector retinanet --detector.positive_iou 0.3",
             "negative_iou: expected at most detector.positive_iou, 0.3",
         ),
-        ("--detector cascade_rcnn --detector.stage_ious 50,60,70", "detector.stage_ious: expected from 0 to 1"),
+        (
+            "--detector cascade_rcnn --detector.stage_ious 50,60,70",
+            "detector.stage_ious: expected a number from 0 to 1",
+        ),
         ("loss.delta 3", 'there is no flag "loss.delta"'),
     ],
 )

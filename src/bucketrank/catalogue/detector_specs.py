@@ -46,7 +46,7 @@ class DetectorSettings(Settings):
                 self.require(setting.name, expected, holds=least <= value <= MAX_COUNT)
             if setting.name in SHARES and value is not None:
                 shares = value if isinstance(value, tuple) else (value,)
-                self.require(setting.name, "from 0 to 1", holds=all(0 <= share <= 1 for share in shares))
+                self.require(setting.name, "a number from 0 to 1", holds=all(0 <= share <= 1 for share in shares))
 
     def without_weights(self) -> DetectorSettings:
         """Return the settings for a detector whose weights come from elsewhere: those named here are not read."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -99,8 +101,18 @@ def study(
     if dry_run:
         sys.stdout.write("\n".join(training_commands(plan)) + "\n")
         return 0
-    try:
+    with _named_errors():
         return run_study(plan, rounds=rounds)
+
+
+@contextmanager
+def _named_errors() -> Iterator[None]:
+    """Let the errors of a running study end the command with their message and the name of the command."""
+    from bucketrank.recipes import RecipeError
+    from bucketrank.study.study_run import StudyError
+
+    try:
+        yield
     except RecipeError as error:
         raise UsageError(f"study: {error}") from error
     except StudyError as error:
@@ -176,9 +188,5 @@ def _compare_losses(
         raise UsageError(f"study: {error}") from error
     except StudyError as error:
         raise DataError(f"study: {error}") from error
-    try:
+    with _named_errors():
         return run_loss_comparison(plan, rounds=rounds)
-    except RecipeError as error:
-        raise UsageError(f"study: {error}") from error
-    except StudyError as error:
-        raise DataError(f"study: {error}") from error
