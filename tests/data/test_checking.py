@@ -59,7 +59,8 @@ CASES: list[tuple[Callable[[Document], Any], str, str, str | None, str]] = [
     (annotation(image_id=77), "unknown-image", "error", "annotation 1", "image 77, which is not listed"),
     (annotation(category_id=3), "unknown-category", "error", "annotation 1", "category 3, which is not listed; add it"),
     (annotation(iscrowd=2), "wrong-type", "error", "annotation 1", "expected iscrowd 0 or 1, got 2"),
-    (annotation(area=NAN), "not-a-number", "error", "annotation 1", "expected a finite area, got nan"),
+    (annotation(area=NAN), "not-a-number", "error", "annotation 1", "expected a finite area of at least 0, got nan"),
+    (annotation(area=-1), "not-a-number", "error", "annotation 1", "expected a finite area of at least 0, got -1"),
     (annotation(bbox=[1, 2, 3]), "bad-box", "error", "annotation 1", "[x, y, width, height], got [1, 2, 3]"),
     (annotation(bbox=None), "bad-box", "error", "annotation 1", "[x, y, width, height], got None"),
     (annotation(bbox=[1, 2, "3", 4]), "bad-box", "error", "annotation 1", "got [1, 2, '3', 4]"),
@@ -250,11 +251,12 @@ def test_unreadable_images(tmp_path: Path) -> None:
 def test_a_turned_image_is_read_as_stored(tmp_path: Path) -> None:
     split = write_split(tmp_path, sound_document())
     exif = Image.Exif()
-    exif[0x0112] = 6
-    write_image(tmp_path / "images/a.png", format="JPEG", exif=exif)
-    (problem,) = check(split)
-    assert (problem.code, problem.severity) == ("image-turned", "warning")
-    assert "read as stored" in problem.message
+    for orientation in (3, 6):
+        exif[0x0112] = orientation
+        write_image(tmp_path / "images/a.png", format="JPEG", exif=exif)
+        (problem,) = check(split)
+        assert (problem.code, problem.severity) == ("image-turned", "warning")
+        assert "which is not applied: make sure that the boxes fit the stored pixels" in problem.message
 
     document = sound_document()
     image(width=30, height=40)(document)

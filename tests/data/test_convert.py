@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from bucketrank.cli import main
 from bucketrank.data import CocoDataset, DataError, check, find_splits
@@ -86,6 +87,38 @@ def test_voc_of_other_classes_and_without_lists(tmp_path: Path) -> None:
     assert read(written.annotations)["categories"] == [{"id": 1, "name": "ant"}, {"id": 2, "name": "zebra"}]
 
 
+def test_voc_names_may_have_spaces(tmp_path: Path) -> None:
+    source = voc_folder(tmp_path / "voc", **{"my cat": "", "dog": ""})
+    write_text(source / "ImageSets/Main/train.txt", "my cat\n")
+    write_text(source / "ImageSets/Main/val.txt", "dog  1\n")
+    train, val = convert_voc(source, tmp_path / "new")
+    assert read(train.annotations)["images"][0]["file_name"] == "JPEGImages/my cat.jpg"
+    assert read(val.annotations)["images"][0]["file_name"] == "JPEGImages/dog.jpg"
+
+
+def turn(path: Path, orientation: int) -> None:
+    """Store an EXIF orientation in an image file."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    write_image(path, exif=exif)
+
+
+@pytest.mark.parametrize("orientation", [3, 6])
+def test_images_that_exif_turns_are_refused(orientation: int, tmp_path: Path) -> None:
+    """Their boxes may refer to the image as it is shown."""
+    source = yolo_folder(tmp_path / "yolo")
+    turn(source / "images/val/a.jpg", orientation)
+    with pytest.raises(DataError, match=r"images/val/a\.jpg: EXIF asks to rotate or mirror"):
+        convert_yolo(source, tmp_path / "new")
+    without_size = voc_folder(tmp_path / "voc", a="")
+    turn(without_size / "JPEGImages/a.jpg", orientation)
+    with pytest.raises(DataError, match=r"a\.jpg: EXIF asks to rotate or mirror"):
+        convert_voc(without_size, tmp_path / "new")
+    with_size = voc_folder(tmp_path / "voc2", a="<size><width>40</width><height>30</height></size>")
+    turn(with_size / "JPEGImages/a.jpg", orientation)
+    convert_voc(with_size, tmp_path / "new")
+
+
 def test_voc_2007_has_trainval_and_test(tmp_path: Path) -> None:
     source = voc_folder(tmp_path / "voc", a="", b="")
     write_text(source / "ImageSets/Main/trainval.txt", "a\n")
@@ -101,7 +134,11 @@ def test_voc_2007_has_trainval_and_test(tmp_path: Path) -> None:
         ("<annotation><filename>../../secret.jpg</filename></annotation>", "leaves the folder"),
         ("<annotation><object><name>cat</name></object></annotation>", r"bndbox is incomplete \(xmin is missing\)"),
         (f"<annotation>{voc_object('cat', 1, 2, 3, 4).replace('>2<', '>two<')}</annotation>", "bndbox is incomplete"),
-        ("<annotation><object/></annotation>", "name is missing"),
+        ("<annotation><object/></annotation>", r"a\.xml: an object has no name; add it"),
+        (
+            "<annotation><size><width>30</width><height>40</height></size></annotation>",
+            r"a\.xml: expected the size of a\.jpg, 40 x 30, got 30 x 40",
+        ),
     ],
 )
 def test_voc_that_is_broken_or_malicious(text: str, message: str, tmp_path: Path) -> None:
@@ -168,15 +205,25 @@ def test_yolo(tmp_path: Path) -> None:
         ("path: ../datasets/x\ntrain: ../images/train\nval: images/val\nnames: {0: a, 1: b}\n", ["a", "b"]),
         ("path: /elsewhere\ntrain: [images/train]\nval: ./images/val\n", ["0", "1"]),
         ("train: list.txt\nval: images/val\nnames: [a, b]\n", ["a", "b"]),
+        ("train: images/train\nvalid: images/val\n", ["0", "1"]),
+        ("nc: 2\nnames: [a, b]\n", ["a", "b"]),
         (None, ["0", "1"]),
     ],
 )
 def test_yolo_with_other_settings(yaml: str | None, names: list[str], tmp_path: Path) -> None:
     source = yolo_folder(tmp_path / "yolo", yaml)
     write_text(source / "list.txt", "./images/train/a.jpg\nimages/train/empty.jpg\n")
-    train, _ = convert_yolo(source, tmp_path / "new")
-    assert train.images == 2
+    train, val = convert_yolo(source, tmp_path / "new")
+    assert (train.images, val.images) == (2, 1)
     assert [category["name"] for category in read(train.annotations)["categories"]] == names
+
+
+def test_yolo_with_several_yaml_files(tmp_path: Path) -> None:
+    source = yolo_folder(tmp_path / "yolo", None)
+    for name in ("cats.yaml", "dogs.yml"):
+        write_text(source / name, "names: [a, b]\n")
+    with pytest.raises(DataError, match=r"expected data\.yaml or a single yaml file, got cats\.yaml, dogs\.yml"):
+        convert_yolo(source, tmp_path / "new")
 
 
 def test_yolo_without_splits(tmp_path: Path) -> None:

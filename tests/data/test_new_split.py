@@ -90,12 +90,22 @@ def test_shares_hold_for_any_labels(images: list[list[str]], share: float, seed:
     labels = dict(enumerate(images))
     val = divide_by_class(labels, share=share, seed=seed)
     assert val <= set(labels)
+    assert 0 < len(val) < len(labels)
     assert val == divide_by_class(labels, share=share, seed=seed)
     counts = Counter(label for own in images for label in set(own))
     if counts:
         rarest = min(counts, key=lambda label: (counts[label], label))
         held_out = sum(rarest in labels[image] for image in val)
         assert abs(held_out - share * counts[rarest]) <= 1, "the class that is divided first"
+
+
+@pytest.mark.parametrize(("per_class", "share"), [(4, 0.1), (2, 0.2), (1, 0.3), (2, 0.8)])
+def test_many_rare_classes_leave_no_part_too_small(per_class: int, share: float) -> None:
+    labels = {image: [str(image // per_class)] for image in range(20 * per_class)}
+    val = divide_by_class(labels, share=share, seed=0)
+    assert abs(len(val) - share * len(labels)) <= 1
+    counts = Counter(labels[image][0] for image in val)
+    assert max(counts.values()) - min(counts[label] for (label,) in labels.values()) <= 1, "spread over the classes"
 
 
 def test_other_seeds_divide_otherwise() -> None:
@@ -109,6 +119,10 @@ def test_messages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = folder_of(tmp_path / "old", train=[["cat"]], val=[["dog"]])
     with pytest.raises(DataError, match="--val: expected a share above 0 and below 1, got 1"):
         write_new_split(source, tmp_path / "new", val=1.0)
+    single = folder_of(tmp_path / "single", train=[["cat"]], val=[])
+    (single / "val.json").unlink()
+    with pytest.raises(DataError, match="expected at least two images to divide, got 1"):
+        write_new_split(single, tmp_path / "new")
     assert not (tmp_path / "new").exists()
     assert main(["split", str(source), str(source)]) == 1
     assert "already exists and is not empty" in capsys.readouterr().err

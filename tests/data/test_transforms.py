@@ -128,6 +128,17 @@ def test_the_crop_keeps_a_pixel_of_a_thin_image(size: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
+@pytest.mark.parametrize("size", [(300, 2), (1, 40), (4, 90)])
+def test_augmentations_of_thin_images(name: str, size: tuple[int, int]) -> None:
+    transform = train_transform(flip=0.0, augment=[name])
+    for seed in range(30):
+        torch.manual_seed(seed)
+        image, target = transform(*item(*size, objects=1))
+        assert min(image.shape[-2:]) >= 1
+        assert len(target["labels"]) == len(target["boxes"])
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
 @pytest.mark.parametrize("objects", [0, 30])
 def test_augmentations_keep_objects_and_image_together(name: str, objects: int) -> None:
     transform = train_transform(flip=0.0, augment=[name])

@@ -18,6 +18,7 @@ from bucketrank.cli import main
 from bucketrank.data.problems import DataError
 from bucketrank.data.shapes import Shapes
 from bucketrank.deploy import predict
+from bucketrank.deploy.prediction import as_tensor
 from bucketrank.deploy.prediction_files import Predictions, predict_files
 from bucketrank.deploy.prediction_folder import drawn_names, find_images
 from bucketrank.detectors.atss import ATSS
@@ -59,6 +60,16 @@ def test_all_input_types_give_the_same_detections(trained, tmp_path):
     for result in results[1:]:
         torch.testing.assert_close(result, results[0])
     assert not results[0]["boxes"].requires_grad
+
+
+def test_a_16_bit_image_is_read_as_its_file_is(tmp_path):
+    values = np.linspace(0, 65535, 64 * 48).reshape(48, 64).astype(np.uint16)
+    Image.fromarray(values).save(tmp_path / "deep.png")
+    from_file, opened = as_tensor(tmp_path / "deep.png"), as_tensor(Image.open(tmp_path / "deep.png"))
+    assert torch.equal(from_file, opened)
+    assert 0.45 < opened.mean() < 0.55
+    with pytest.raises(ValueError, match="floating-point numbers of unknown range"):
+        as_tensor(Image.fromarray(values.astype(np.float32)))
 
 
 def test_threshold_and_batch_size(trained):

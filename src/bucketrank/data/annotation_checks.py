@@ -142,8 +142,9 @@ def check_annotations(
             report.error("unknown-category", where, text)
         if entry.get("iscrowd", 0) not in (0, 1):
             report.error("wrong-type", where, f"expected iscrowd 0 or 1, got {entry['iscrowd']!r:.40}")
-        if "area" in entry and not finite(entry["area"]):
-            report.error("not-a-number", where, f"expected a finite area, got {entry['area']!r:.40}; leave it out")
+        if "area" in entry and not (finite(entry["area"]) and entry["area"] >= 0):
+            text = f"expected a finite area of at least 0, got {entry['area']!r:.40}; leave it out"
+            report.error("not-a-number", where, text)
         size = sizes.get(entry["image_id"])
         check_box(report, where, entry.get("bbox"), size)
         check_mask(report, where, entry.get("segmentation"), size, required=masks)

@@ -97,6 +97,10 @@ def check_pair(train: Content, val: Content) -> list[Problem]:
     if not train.objects:
         text = "no image has an object to learn; annotate objects (crowds and boxes without area do not count)"
         problems.append(Problem(file, "no-objects", None, text))
+    if val.images and not val.objects:
+        text = "no image has an object to find, so there will be no AP and no best.safetensors; annotate objects, or "
+        text += "divide the images anew with bucketrank split"
+        problems.append(Problem(str(val.split.annotations), "no-objects", None, text, "warning"))
     if not val.images:
         problems.append(Problem(str(val.split.annotations), "no-images", None, no_images(val.split)))
     if train.classes != val.classes:

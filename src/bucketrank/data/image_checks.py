@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 from bucketrank.data.annotations import Split
-from bucketrank.data.image_files import exif_swaps_sides, open_image, read_image
+from bucketrank.data.image_files import is_turned, open_image, read_image
 from bucketrank.data.problems import DataError, Problem
 
 Entry = dict[str, Any]
@@ -49,7 +49,7 @@ def check_file(split: Split, image: Entry, *, pixels: bool) -> list[Problem]:
 
     try:
         with open_image(path) as opened:
-            size, turned = opened.size, exif_swaps_sides(opened)
+            size, turned = opened.size, is_turned(opened)
         if pixels:
             read_image(path)
     except DataError as error:
@@ -58,7 +58,8 @@ def check_file(split: Split, image: Entry, *, pixels: bool) -> list[Problem]:
     expected = image.get("width"), image.get("height")
     if size == expected:
         if turned:
-            text = "EXIF asks to rotate the image; it is read as stored, where width and height match the annotations"
+            text = "EXIF asks to rotate or mirror the image, which is not applied: make sure that the boxes fit the "
+            text += "stored pixels, or store the pixels upright and remove the EXIF orientation"
             return problem("image-turned", text, "warning")
         return []
     text = f"the file is {size[0]} x {size[1]}, its entry says {expected[0]} x {expected[1]}"

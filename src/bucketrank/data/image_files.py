@@ -44,7 +44,7 @@ def read_image(path: Path, *, upright: bool = False) -> Pixels:
     The EXIF orientation is applied only if ``upright`` is true, because COCO's annotations refer to the stored pixels.
     Raise DataError if the file cannot be read.
     """
-    return _decode(path, lambda image: _rgb8(ImageOps.exif_transpose(image) if upright else image))
+    return _decode(path, lambda image: rgb8(ImageOps.exif_transpose(image) if upright else image))
 
 
 def read_stored_values(path: Path) -> NDArray[Any]:
@@ -82,17 +82,18 @@ def open_image(path: Path) -> Image.Image:
     return image
 
 
-def exif_swaps_sides(image: Image.Image) -> bool:
-    """Return whether the EXIF orientation of a JPEG exchanges width and height; False for other formats."""
+def is_turned(image: Image.Image) -> bool:
+    """Return whether the EXIF orientation of a JPEG asks to rotate or mirror it; False for other formats."""
     if image.format not in ("JPEG", "MPO"):  # in others EXIF may follow the pixels, which getexif would decode
         return False
     try:
-        return image.getexif().get(ORIENTATION, 1) in (5, 6, 7, 8)
+        return image.getexif().get(ORIENTATION, 1) in range(2, 9)
     except BROKEN:
         return False
 
 
-def _rgb8(image: Image.Image) -> Pixels:
+def rgb8(image: Image.Image) -> Pixels:
+    """Return the pixels (H, W, 3) of an image, converted as in ``read_image``; ValueError if that is not possible."""
     if image.mode.startswith("I"):  # I;16, I;16B, and I for 16-bit greys in older files
         deep: NDArray[Any] = np.asarray(image).astype(np.int64)
         if deep.min(initial=0) < 0 or deep.max(initial=0) > 65535:

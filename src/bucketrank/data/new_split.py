@@ -37,6 +37,8 @@ def write_new_split(
         number: [entry["category_id"] for entry in owners[split][image["id"]] if not entry.get("iscrowd")]
         for number, (split, image) in enumerate(images)
     }
+    if len(images) < len(PARTS):
+        raise DataError(f"{source}: expected at least two images to divide, got {len(images)}; add images")
     held_out = divide_by_class(labels, share=val, seed=seed)
     categories = dict(classes(documents[0]))
     with Writer(source, folder, categories=categories, copy=copy, follow_links=True) as writer:
@@ -60,11 +62,12 @@ def write_new_split(
 
 
 def divide_by_class(labels: Mapping[int, Sequence[Hashable]], *, share: float, seed: int) -> set[int]:
-    """Return the images for validation: about ``share`` of all images, and of the images of every class.
+    """Return which of two or more images are for validation: about ``share`` of all, and of those of every class.
 
     The class with the fewest images left comes first. Each of its images goes to the part that lacks more images of
-    this class, so a rare class is in both parts if it has at least two images and ``share`` allows it. Within a class,
-    the order of the images depends on their keys and ``seed`` alone.
+    this class, so a rare class is in both parts if it has at least two images and ``share`` allows it. If that leaves a
+    part short by an image or more, images of the classes that it lacks most move there. Within a class, the order of
+    the images depends on their keys and ``seed`` alone.
 
     >>> sorted(divide_by_class({1: ["cat"], 2: ["cat", "dog"], 3: ["dog"], 4: []}, share=0.5, seed=0))
     [1, 3]
@@ -73,7 +76,7 @@ def divide_by_class(labels: Mapping[int, Sequence[Hashable]], *, share: float, s
     shares = {"train": 1 - share, "val": share}
     counts = Counter(label for own in labels.values() for label in set(own))
     lacking = {part: {label: count * shares[part] for label, count in counts.items()} for part in PARTS}
-    places = {part: len(order) * shares[part] for part in PARTS}
+    places = {part: max(1.0, len(order) * shares[part]) for part in PARTS}
     left: dict[Hashable, list[int]] = defaultdict(list)
     for image in order:
         for label in dict.fromkeys(labels[image]):
@@ -98,6 +101,15 @@ def divide_by_class(labels: Mapping[int, Sequence[Hashable]], *, share: float, s
     for image in order:
         if image not in assigned:  # an image without objects
             assign(image, places)
+    # Rounding every class for itself may leave a part too small, even empty: move images until it lacks less than one.
+    while places[part := max(PARTS, key=lambda each: places[each])] >= 1:
+        others = [image for image in order if assigned[image] != part]
+        image = max(others, key=lambda each: min((lacking[part][label] for label in labels[each]), default=0.0))
+        other = assigned[image]
+        places[other] += 1
+        for label in set(labels[image]):
+            lacking[other][label] += 1
+        assign(image, {each: float(each == part) for each in PARTS})
     return {image for image, part in assigned.items() if part == "val"}
 
 

@@ -25,12 +25,26 @@ AUGMENTATIONS: dict[str, Callable[[], Any]] = {
     # Objects from half to twice their size, on a canvas that stays the same.
     "scale_jitter": lambda: v2.RandomApply([v2.RandomAffine(0, translate=(0.2, 0.2), scale=(0.5, 2.0))], p=0.5),
     "zoom_out": lambda: v2.RandomZoomOut(side_range=(1.0, 3.0)),
-    "iou_crop": lambda: v2.RandomIoUCrop(),
+    "iou_crop": lambda: UnlessThin(v2.RandomIoUCrop()),
     "rotation": lambda: v2.RandomApply([v2.RandomRotation(10)], p=0.5),
     "vertical_flip": lambda: v2.RandomVerticalFlip(),
     "grayscale": lambda: v2.RandomGrayscale(),
-    "blur": lambda: v2.RandomApply([v2.GaussianBlur(5, sigma=(0.1, 2.0))], p=0.2),
+    "blur": lambda: UnlessThin(v2.RandomApply([v2.GaussianBlur(5, sigma=(0.1, 2.0))], p=0.2)),
 }
+LEAST_SIDE = 4  # pixels of an image that can be cropped to 30 % and blurred
+
+
+class UnlessThin(v2.Transform):
+    """A step that thin images skip, because it fails with a side below ``LEAST_SIDE``."""
+
+    def __init__(self, step: v2.Transform) -> None:
+        super().__init__()
+        self.step = step
+
+    def forward(self, *inputs: Any) -> Any:
+        if min(v2.functional.get_size(inputs[0])) < LEAST_SIDE:
+            return inputs
+        return self.step(*inputs)
 
 
 def train_transform(

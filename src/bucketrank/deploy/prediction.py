@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from bucketrank.data.image_files import read_image
+from bucketrank.data.image_files import read_image, rgb8
 from bucketrank.devices import resolve_device
 
 ImageInput = str | Path | Image.Image | NDArray[np.uint8] | Tensor
@@ -73,7 +73,7 @@ def as_tensor(image: ImageInput) -> Tensor:
     if isinstance(image, str | Path):
         image = read_image(Path(image), upright=True)
     if isinstance(image, Image.Image):
-        image = np.asarray(image.convert("RGB"))
+        image = rgb8(image)
     if isinstance(image, np.ndarray):
         if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
             raise ValueError(f"predict: expected an array (H, W, 3) of uint8, got {image.shape} of {image.dtype}")

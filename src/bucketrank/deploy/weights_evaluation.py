@@ -11,9 +11,9 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from torch.utils.data import DataLoader
 
-from bucketrank.data import CocoDataset, DataError, Split, collate, eval_transform, find_splits, require_sound
+from bucketrank.data import CocoDataset, DataError, Split, eval_transform, find_splits, require_sound
+from bucketrank.data.image_loader import ImageLoader
 from bucketrank.deploy.scores_in_words import scores_in_words
 from bucketrank.detectors import Detector
 from bucketrank.detectors.mask_rcnn import MaskRCNN
@@ -85,9 +85,7 @@ def evaluate(
             f"{weights}: --given-boxes: expected a Mask R-CNN, got {type(setup.model).__name__}; leave the flag out"
         )
     indices = range(len(setup.images) if most is None else min(most, len(setup.images)))
-    loader = DataLoader(
-        setup.images, sampler=list(indices), batch_size=batch_size, num_workers=workers, collate_fn=collate
-    )
+    loader = ImageLoader(setup.images, sampler=list(indices), batch_size=batch_size, num_workers=workers)
     evaluator = setup.evaluator
     in_boxes = Evaluator(setup.images.split, masks=True, style=evaluator.style) if masked is not None else None
     with torch.inference_mode():
@@ -128,7 +126,10 @@ def prepare_evaluation(
             f"({images.category_ids[:10]})"
         )
     style = from_dict(meta.recipe, source=str(weights)).data.style
-    evaluator = Evaluator(chosen, masks=model.masks, style=style)
+    try:
+        evaluator = Evaluator(chosen, masks=model.masks, style=style)
+    except ValueError as error:  # the rules of LVIS need more than COCO's annotations have
+        raise DataError(f"{chosen.annotations}: {error}") from error
     torch_device = resolve_device(device)
     return EvaluationSetup(model.to(torch_device), meta, images, evaluator, torch_device)
 

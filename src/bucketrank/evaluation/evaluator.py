@@ -121,12 +121,11 @@ class Evaluator:
                 raise ValueError(f"Evaluator: expected ids of images in the annotations, got {record['image_id']}")
             self._records.setdefault(record["image_id"], []).append(record)
 
-    def merge(self, other: Evaluator) -> None:
-        """Add the detections of another process; images that both have count once."""
-        self._records |= other._records
-
     def gather(self) -> None:
-        """Give every process the detections of all processes; do nothing outside distributed training."""
+        """Give every process the detections of all processes; do nothing outside distributed training.
+
+        An image that several processes have counts once.
+        """
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             parts: list[Any] = [None] * torch.distributed.get_world_size()
             torch.distributed.all_gather_object(parts, self._records)

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -18,13 +18,13 @@ from bucketrank.data import (
     GroupedBatchSampler,
     Split,
     Splits,
-    collate,
     eval_transform,
     repeat_factors,
     require_sound,
     train_transform,
 )
 from bucketrank.data.checking import Content, check_pair
+from bucketrank.data.image_loader import ImageLoader
 from bucketrank.data.problems import raise_errors
 from bucketrank.recipes import Recipe, RecipeError
 
@@ -82,51 +82,6 @@ class SeededDataset(Dataset[Any]):
             return self.images[index]
         finally:
             torch.random.set_rng_state(before)
-
-
-class Unreadable(NamedTuple):
-    """In place of a batch: why one of its images cannot be read."""
-
-    reason: str
-
-
-class NamedFaults(Dataset[Any]):
-    """A data set that returns a DataError instead of raising it.
-
-    A data-loading worker would turn the error into a traceback, in which the name of the image is hard to find.
-    """
-
-    def __init__(self, items: Dataset[Any]) -> None:
-        self.items = items
-
-    def __len__(self) -> int:
-        return len(self.items)  # type: ignore[arg-type]
-
-    def __getitem__(self, key: Any) -> Any:
-        try:
-            return self.items[key]
-        except DataError as error:
-            return Unreadable(str(error))
-
-
-def _collate(items: list[Any]) -> Any:
-    return next((item for item in items if isinstance(item, Unreadable)), None) or collate(items)
-
-
-class LateDataLoader(DataLoader[Any]):
-    """A loader that starts its workers at the first batch: Lightning creates iterators that it drops unused.
-
-    Raises DataError that names an image which cannot be read, with and without workers.
-    """
-
-    def __init__(self, items: Dataset[Any], **settings: Any) -> None:
-        super().__init__(NamedFaults(items), collate_fn=_collate, **settings)
-
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        for batch in super().__iter__():
-            if isinstance(batch, Unreadable):
-                raise DataError(batch.reason)
-            yield batch
 
 
 class DataModule(pl.LightningDataModule):
@@ -194,7 +149,7 @@ class DataModule(pl.LightningDataModule):
             epoch=self.position.epoch,
             start=self.position.batch,
         )
-        return LateDataLoader(
+        return ImageLoader(
             SeededDataset(self.train),
             batch_sampler=sampler,
             num_workers=self.settings.workers,
@@ -207,7 +162,7 @@ class DataModule(pl.LightningDataModule):
             raise RuntimeError("DataModule: expected to be given to a Trainer")
         # A process without images takes the first one, too; an image that is evaluated twice counts once.
         indices = list(range(self.trainer.global_rank, len(self.val), self.trainer.world_size)) or [0]
-        return LateDataLoader(
+        return ImageLoader(
             self.val,
             sampler=indices,
             batch_size=self.settings.val_batch_size,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
@@ -33,18 +32,25 @@ def convert_voc(source: Path, folder: Path, *, copy: bool = False) -> list[Writt
     """
     names = image_names(source)
     trees = {name: read_xml(source / "Annotations" / f"{name}.xml", source) for each in names.values() for name in each}
-    occurring = {_text(each, "name") for tree in trees.values() for each in tree.iter("object")}
+    occurring = {class_of(each, name, source) for name, tree in trees.items() for each in tree.iter("object")}
     classes = CLASSES if occurring <= set(CLASSES) else sorted(occurring)
     ids = {name: number for number, name in enumerate(classes, start=1)}
     written = []
     with Writer(source, folder, categories={number: name for name, number in ids.items()}, copy=copy) as writer:
         for split, members in names.items():
             for name in members:
-                image_id, _, _ = writer.add_image(image_of(source, name, trees[name]))
+                xml, path = source / "Annotations" / f"{name}.xml", image_of(source, name, trees[name])
+                size = stated_size(trees[name])
+                image_id, width, height = writer.add_image(path, upright=size is None)
+                if size not in (None, (width, height)):
+                    raise DataError(
+                        f"{xml}: expected the size of {path.name}, {width} x {height}, got {size[0]} x {size[1]}, so "
+                        "the boxes may not fit; give the image that was annotated, or correct or remove <size>"
+                    )
                 for each in trees[name].iter("object"):
-                    box = read_box(each, source / "Annotations" / f"{name}.xml")
                     crowd = each.findtext("difficult", "0").strip() == "1"
-                    writer.add_object(image_id, ids[_text(each, "name")], box=box, crowd=crowd)
+                    category = ids[class_of(each, name, source)]
+                    writer.add_object(image_id, category, box=read_box(each, xml), crowd=crowd)
             written.append(writer.write(split))
     return written
 
@@ -57,7 +63,7 @@ def image_names(source: Path) -> dict[str, list[str]]:
             "such as VOCdevkit/VOC2012"
         )
     sets = source / "ImageSets" / "Main"
-    read = {name: _first_words(sets / f"{name}.txt", source) for name in ("train", "val", "trainval", "test")}
+    read = {name: _listed(sets / f"{name}.txt", source) for name in ("train", "val", "trainval", "test")}
     if not read["train"]:
         read["train"] = read["trainval"]
         if not read["val"]:
@@ -77,6 +83,24 @@ def image_of(source: Path, name: str, tree: Element) -> Path:
     path = source / "JPEGImages" / path_inside(stated)
     others = (source / "JPEGImages" / f"{name}{suffix}" for suffix in sorted(SUFFIXES))
     return path if path.is_file() else next((other for other in others if other.is_file()), path)
+
+
+def stated_size(tree: Element) -> tuple[int, int] | None:
+    """Return the width and height in the XML file; None if they are missing or 0."""
+    try:
+        width, height = (int(tree.findtext(f"size/{side}", "0")) for side in ("width", "height"))
+    except ValueError:
+        return None
+    return (width, height) if width > 0 and height > 0 else None
+
+
+def class_of(element: Element, name: str, source: Path) -> str:
+    """Return the class of an object in the XML file of the image ``name``."""
+    try:
+        return _text(element, "name")
+    except DataError as error:
+        path = source / "Annotations" / f"{name}.xml"
+        raise DataError(f"{path}: an object has no name; add it, or remove the object") from error
 
 
 def read_box(element: Element, path: Path) -> list[float]:
@@ -123,9 +147,16 @@ def _text(element: Element | None, name: str) -> str:
     return text.strip()
 
 
-def _first_words(path: Path, source: Path) -> list[str]:
-    """Return the first word of each line as a path; raise DataError if one leaves the folder."""
+def _listed(path: Path, source: Path) -> list[str]:
+    """Return the name of an image in each line; raise DataError if one leaves the folder.
+
+    It is the first word, which a flag may follow, or the whole line if an image has this name.
+    """
     if not path.is_file():
         return []
-    words: Iterable[list[str]] = (line.split() for line in read_text(path, source=source).splitlines())
-    return [str(path_inside(word[0])) for word in words if word]
+    lines = filter(None, map(str.strip, read_text(path, source=source).splitlines()))
+    return [str(path_inside(line if _is_image(line, source) else line.split()[0])) for line in lines]
+
+
+def _is_image(name: str, source: Path) -> bool:
+    return (source / "Annotations" / f"{path_inside(name)}.xml").is_file()

@@ -14,7 +14,7 @@ import numpy as np
 from faster_coco_eval.core import mask as rle_codec
 from numpy.typing import NDArray
 
-from bucketrank.data.image_files import open_image
+from bucketrank.data.image_files import is_turned, open_image
 from bucketrank.data.problems import DataError
 
 UNFINISHED = ".converting-"  # start of the name of the hidden folder; the number of the process follows
@@ -75,12 +75,21 @@ class Writer:
                 for folder in self._created:
                     folder.rmdir()
 
-    def add_image(self, path: Path) -> tuple[int, int, int]:
-        """Link or copy an image, under its path in the source; return its id, width and height."""
+    def add_image(self, path: Path, *, upright: bool = False) -> tuple[int, int, int]:
+        """Link or copy an image, under its path in the source; return its id, width and height.
+
+        With ``upright``, raise DataError if EXIF asks to rotate the image: its boxes may refer to the rotated pixels,
+        and training reads the stored ones.
+        """
         if not self.follow_links:
             require_inside(path, self.source)
         with open_image(path) as image:
             width, height = image.size
+            if upright and is_turned(image):
+                raise DataError(
+                    f"{path}: EXIF asks to rotate or mirror the image, so the boxes may not fit the stored pixels; "
+                    "store the pixels upright and remove the EXIF orientation, for example with mogrify -auto-orient"
+                )
         name = path.relative_to(self.source).as_posix()
         link_or_copy(path, self.unfinished / "images" / name, final=self.folder / "images" / name, copy=self.copy)
         self.images.append({"id": len(self.images) + 1, "file_name": name, "width": width, "height": height})

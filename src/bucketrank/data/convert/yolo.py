@@ -13,6 +13,7 @@ from bucketrank.data.convert.writer import Writer, Written, read_text
 from bucketrank.data.image_files import SUFFIXES
 from bucketrank.data.problems import DataError
 
+SPLITS = ("train", "val", "test")
 MOST_CLASSES = 100_000  # that are named by their numbers if no names are given
 SLACK = 0.01  # by which a relative coordinate may lie outside [0, 1], due to rounding
 
@@ -20,15 +21,15 @@ SLACK = 0.01  # by which a relative coordinate may lie outside [0, 1], due to ro
 def convert_yolo(source: Path, folder: Path, *, copy: bool = False) -> list[Written]:
     """Convert the images and labels that ``data.yaml`` in ``source`` names to a folder in COCO's format.
 
-    Without a yaml file, the images are those in images/train and images/val, or else in images, and the classes are
-    named by classes.txt, or else by their numbers. The labels of images/a/b.jpg are in labels/a/b.txt; an image without
-    that file has no objects. Each line has a class and either a box (x and y of its centre, width, height) or the
-    corners of a polygon, from which the box is computed. Classes are numbered from 0 and get category ids from 1.
+    If no yaml file names them, the images are those in images/train and images/val, or else in images, and the classes
+    are named by classes.txt, or else by their numbers. The labels of images/a/b.jpg are in labels/a/b.txt; an image
+    without that file has no objects. Each line has a class and either a box (x and y of its centre, width, height) or
+    the corners of a polygon, from which the box is computed. Classes are numbered from 0 and get category ids from 1.
     """
     if not source.is_dir():
         raise DataError(f"{source}: the folder does not exist; give the folder to convert")
     settings = read_yaml(source)
-    splits = {name: images for name in ("train", "val", "test") if (images := images_of(source, settings, name))}
+    splits = {name: images for name in SPLITS if (images := images_of(source, settings, name))}
     if not splits:
         splits = {"annotations": list_images(source / "images")}
     if not any(splits.values()):
@@ -42,7 +43,7 @@ def convert_yolo(source: Path, folder: Path, *, copy: bool = False) -> list[Writ
     with Writer(source, folder, categories=categories, copy=copy) as writer:
         for split, images in splits.items():
             for path in images:
-                image_id, width, height = writer.add_image(path)
+                image_id, width, height = writer.add_image(path, upright=True)
                 for number, values in lines[path]:
                     if number not in names:
                         raise DataError(
@@ -62,12 +63,18 @@ def convert_yolo(source: Path, folder: Path, *, copy: bool = False) -> list[Writ
 
 
 def read_yaml(source: Path) -> dict[str, Any]:
-    """Return the content of data.yaml, or of the only yaml file in the folder; empty if there is none."""
+    """Return the content of data.yaml, or of the only yaml file in the folder; empty if there is none.
+
+    Roboflow's and older files name the validation images ``valid``; the result has ``val`` in any case.
+    """
     candidates = sorted([*source.glob("*.yaml"), *source.glob("*.yml")])
     if source / "data.yaml" in candidates:
         path = source / "data.yaml"
     elif len(candidates) == 1:
         path = candidates[0]
+    elif candidates:
+        names = ", ".join(path.name for path in candidates[:5])
+        raise DataError(f"{source}: expected data.yaml or a single yaml file, got {names}; rename one to data.yaml")
     else:
         return {}
     try:
@@ -80,12 +87,13 @@ def read_yaml(source: Path) -> dict[str, Any]:
     if not isinstance(settings, dict):
         # The content is not shown: a few lines of YAML may expand to gigabytes.
         raise DataError(f"{path}: expected names, train and val, got a {type(settings).__name__}; correct it")
-    return settings
+    return {"val": settings["valid"], **settings} if "valid" in settings else settings
 
 
 def images_of(source: Path, settings: dict[str, Any], name: str) -> list[Path]:
     """Return the images of a split, which data.yaml gives as a folder, a list of folders, or a text file of paths."""
-    stated = settings.get(name, f"images/{name}" if not settings else None)
+    named = any(split in settings for split in SPLITS)
+    stated = settings.get(name, None if named else f"images/{name}")
     paths = [stated] if isinstance(stated, str) else stated or []
     if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
         raise DataError(f"{source}: data.yaml gives no path for {name}; write a folder, or a list of folders")
@@ -97,7 +105,7 @@ def images_of(source: Path, settings: dict[str, Any], name: str) -> list[Path]:
             images += [within(source, settings, line.strip()) for line in names if line.strip()]
         else:
             images += list_images(path)
-    if settings and stated and not images:
+    if named and stated and not images:
         raise DataError(f"{source}: data.yaml gives {stated!r} for {name}, which has no images; correct the path")
     return images
 
