@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
+from torch.utils.data import DataLoader
 
 import bucketrank
 from bucketrank.calibration import CannotCalibrateError, ScoreHead, ScoreMap, calibrate, fit, fold
 from bucketrank.calibration.calibration_result import Method
-from bucketrank.data import find_splits, write_shapes
+from bucketrank.calibration.outcomes import collect
+from bucketrank.calibration.samples import FirstImages, Samples
+from bucketrank.data import Split, find_splits, write_shapes
 from bucketrank.evaluation import Evaluator
 from tests.calibration.listed_detector import CLASSES, ListedDetector, listed_images
 
@@ -259,3 +263,106 @@ def test_images_of_a_folder_are_spread_over_its_training_split(tmp_path: Path) -
     assert ids == every[::2]
     assert len(list(Samples.of(tmp_path, lambda image: {}, most=None).items)) == 8
     assert np.unique(ids).size == 4
+
+
+def test_a_loader_that_shuffles_may_be_used() -> None:
+    """It gives the images in another order each time."""
+
+    def shuffled() -> DataLoader[Any]:
+        return DataLoader(TRAIN, batch_size=4, shuffle=True, collate_fn=lambda items: tuple(zip(*items, strict=True)))  # type: ignore[arg-type]
+
+    alone = calibrate(ListedDetector(), TRAIN)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        calibration = calibrate(ListedDetector(), shuffled())
+        assert (*calibration.a, *calibration.b) == pytest.approx((*alone.a, *alone.b))
+    model = ListedDetector(softmax=True)
+    torch.manual_seed(0)
+    some = calibrate(model, shuffled(), method="temperature", most=20)
+    torch.manual_seed(0)
+    seen = list(FirstImages(shuffled(), 20))
+    assert some.d_ece == pytest.approx(calibrate(ListedDetector(softmax=True), seen, method="temperature").d_ece)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("method", ["platt", "temperature"])
+def test_autocast_does_not_change_the_calibration(method: Method, dtype: torch.dtype) -> None:
+    """Its rounded copies of the weights are from before they were folded."""
+    model, other = ListedDetector(softmax=method == "temperature"), ListedDetector(softmax=method == "temperature")
+    expected = calibrate(other, TRAIN, method=method)
+    with torch.autocast("cpu", dtype):
+        detections(model)
+        assert calibrate(model, TRAIN, method=method) == expected
+        (now, *_), (after, *_) = detections(model), detections(other)
+    assert_close(now["scores"], after["scores"])
+
+
+def test_every_module_keeps_its_mode() -> None:
+    model = ListedDetector()
+    model.frozen = torch.nn.BatchNorm1d(2)
+    model.train()
+    model.frozen.eval()
+    calibrate(model, TRAIN)
+    assert model.training
+    assert model.classes.training
+    assert not model.frozen.training
+
+
+def test_a_class_whose_scores_say_nothing_takes_the_common_pair() -> None:
+    """In class 3, right detections have lower scores than wrong ones."""
+    reversed_class = []
+    for image, target in TRAIN:
+        changed = image.clone()
+        changed[:, 6] = -changed[:, 6]
+        reversed_class.append((changed, target))
+    calibration = calibrate(ListedDetector(), reversed_class, per_class=True)
+    common = calibrate(ListedDetector(), reversed_class)
+    assert (calibration.a[2], calibration.b[2]) == (common.a[0], common.b[0])
+    assert calibration.a[0] != common.a[0]
+
+
+def test_a_limit_that_keeps_other_detections_is_no_wrong_description() -> None:
+    """Class 1 has high scores that mean little, class 2 low ones that mean much, and only three are kept."""
+    model = ListedDetector(limit=3)
+    with torch.no_grad():
+        model.classes.bias.copy_(torch.tensor([1.0, -3.0, -9.0]))
+        model.classes.weight[0] *= 0.2
+        model.classes.weight[1] *= 2
+    for order in (TRAIN, TRAIN[::-1]):
+        assert len(calibrate(deepcopy(model), order, per_class=True).a) == CLASSES
+
+
+def test_other_entries_of_detections_are_left_alone() -> None:
+    found = [{**each, "image_id": 7} for each in detections(ListedDetector(), TRAIN)]
+    targets = [target for _, target in TRAIN]
+    plain = fit(detections(ListedDetector(), TRAIN), targets, num_classes=CLASSES)
+    assert fit(found, targets, num_classes=CLASSES) == plain  # type: ignore[arg-type]
+
+
+def test_logits_belong_to_their_detections_under_the_rules_of_lvis(tmp_path: Path) -> None:
+    """LVIS keeps 300 detections per image; this detector returns more."""
+    items = listed_images(2, objects=120)
+    annotations = [
+        {"image_id": number, "category_id": int(label), "bbox": [x1, y1, x2 - x1, y2 - y1]}
+        for number, (_, target) in enumerate(items)
+        for (x1, y1, x2, y2), label in zip(target["boxes"].tolist(), target["labels"], strict=True)
+    ]
+    document = {
+        "images": [
+            {"id": n, "width": 1000, "height": 1000, "neg_category_ids": [], "not_exhaustive_category_ids": []}
+            for n in range(len(items))
+        ],
+        "categories": [{"id": label, "name": str(label), "frequency": "f"} for label in range(1, CLASSES + 1)],
+        "annotations": [{"id": n, "area": 1600.0, **entry} for n, entry in enumerate(annotations, start=1)],
+    }
+    (tmp_path / "train.json").write_text(json.dumps(document))
+    model = ListedDetector(softmax=True, limit=500)
+    assert min(len(each["scores"]) for each in detections(model, items)) > 300
+    images = [(image, {"image_id": number}) for number, (image, _) in enumerate(items)]
+    outcomes = collect(
+        model.score_head(), Samples(images, lambda image: model([image])[0], Split(tmp_path / "train.json", tmp_path))
+    )
+    assert outcomes.logits is not None
+    matched = outcomes.matched
+    scores = torch.from_numpy(outcomes.logits).softmax(1).numpy()[matched.numbers, outcomes.columns(matched)]
+    np.testing.assert_allclose(scores, matched.scores, atol=1e-6)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,10 @@ import torch
 from torch.testing import assert_close
 
 from bucketrank.cli import main
-from bucketrank.data import CocoDataset, eval_transform, find_splits, write_shapes
+from bucketrank.data import CocoDataset, checking, eval_transform, find_splits, write_shapes
 from bucketrank.deploy.weights_evaluation import evaluate
 from bucketrank.model_files import load_model, read_weights
+from bucketrank.model_files.weights import save_weights
 from tests.deploy.untrained_weights import CATEGORIES, CLASSES, write_weights
 
 
@@ -36,6 +39,40 @@ def annotate(folder: Path, weights: Path) -> None:
         document["annotations"] = annotations
         document["categories"] = [{"id": i, "name": n} for i, n in zip(CATEGORIES, CLASSES, strict=True)]
         split.annotations.write_text(json.dumps(document), encoding="utf-8")
+
+
+def test_lvis_rules_on_data_without_frequencies_are_one_line(
+    weights_and_data: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights, data = weights_and_data
+    model, meta = load_model(weights)
+    recipe = {**meta.recipe, "data": {**meta.recipe.get("data", {}), "style": "lvis"}}
+    save_weights(tmp_path / "lvis.safetensors", model, replace(meta, recipe=recipe))
+    assert main(["eval", str(tmp_path / "lvis.safetensors"), str(data)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "val.json: " in line
+    assert "expected the frequency of every category" in line
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_unreadable_image_is_one_line(
+    workers: int,
+    weights_and_data: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of many images only the headers are read before the evaluation."""
+    weights, data = weights_and_data
+    copy = shutil.copytree(data, tmp_path / "data")
+    split = find_splits(copy).val
+    assert split is not None
+    broken = split.image_path(split.read()["images"][2])
+    broken.write_bytes(broken.read_bytes()[:-40])
+    monkeypatch.setattr(checking, "FEW_IMAGES", 1)
+    assert main(["eval", str(weights), str(copy), "--workers", str(workers)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{broken}: the image cannot be decoded" in line
 
 
 @pytest.fixture(scope="module")

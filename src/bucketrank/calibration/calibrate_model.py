@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, get_args, runtime_checkable
 
 import numpy as np
@@ -103,26 +104,31 @@ def calibrate(
 
 @torch.inference_mode(mode=False)  # the fit needs gradients
 def calibrate_head(model: nn.Module, head: ScoreHead, samples: Samples, settings: FitSettings) -> Calibration:
-    """Fit and fold the calibration of a model whose head is described; the model keeps its mode."""
+    """Fit and fold the calibration of a model whose head is described; its modules keep their modes."""
     _require_method(head, settings.method)
     kept = KeptLayers(head)
-    was_training = model.training
+    modes = {module: module.training for module in model.modules()}
     model.eval()
+    shuffling = torch.random.get_rng_state()
     try:
-        before = collect(head, samples)
-        score_map = fitted(head, before, settings)
-        if settings.method == "platt":
-            fold(head, score_map)
-            after = before.mapped(score_map)
-            _require_folded(head, samples, score_map, before)
-        else:
-            fold_softmax(head, score_map.a[0], score_map.b[0])
-            after = collect(head, samples)
+        # Autocast would round the scores, and keep copies of the weights from before they are folded.
+        with torch.autocast(next(model.parameters()).device.type, enabled=False):
+            before = collect(head, samples)
+            score_map = fitted(head, before, settings)
+            if settings.method == "platt":
+                fold(head, score_map)
+                after = before.mapped(score_map)
+                _require_folded(head, samples, score_map, before)
+            else:
+                fold_softmax(head, score_map.a[0], score_map.b[0])
+                torch.random.set_rng_state(shuffling)  # so that a loader that shuffles gives the same images again
+                after = collect(head, samples)
     except BaseException:
         kept.restore()
         raise
     finally:
-        model.train(was_training)
+        for module, mode in modes.items():
+            module.training = mode
     return Calibration(
         method=settings.method,
         target=settings.target,
@@ -168,7 +174,11 @@ def fit(
 
 
 def fitted(head: ScoreHead, outcomes: Outcomes, settings: FitSettings) -> ScoreMap:
-    """Return the map of highest likelihood; a class with too few detections takes the pair of all classes."""
+    """Return the map of highest likelihood.
+
+    A class with too few detections takes the pair of all classes, and so does one whose higher scores are not right
+    more often.
+    """
     require_both(outcomes.matched.right)
     matched = outcomes.matched if settings.target == "match" else outcomes.overlapping
     columns = outcomes.columns(matched)
@@ -184,7 +194,11 @@ def fitted(head: ScoreHead, outcomes: Outcomes, settings: FitSettings) -> ScoreM
     pairs = []
     for column in range(head.columns):
         own = columns == column
-        pairs.append(fit_platt(logit(matched.scores[own]), targets[own]) if _enough(matched, own) else common)
+        pair = common
+        if _enough(matched, own):
+            with suppress(CannotCalibrateError):
+                pair = fit_platt(logit(matched.scores[own]), targets[own])
+        pairs.append(pair)
     return ScoreMap(*zip(*pairs, strict=True))
 
 
@@ -206,11 +220,20 @@ def _require_method(head: ScoreHead, method: Method) -> None:
 def _require_folded(head: ScoreHead, samples: Samples, score_map: ScoreMap, before: Outcomes) -> None:
     """Raise unless the folded model gives the first image the scores of the map, whatever the order of equal ones.
 
-    With a pair per class, limits that compare classes may keep other detections, so that only the best is compared.
+    With a pair per class, limits that compare classes may keep other detections, so that only the best detection of
+    each class is compared that has one before and after.
     """
-    now = collect(head, samples, most=1).first_image[0]
+    first = replace(samples, items=[before.first_item])  # a loader that shuffles would give another image
+    now, now_columns = collect(head, first).first_image
+    _, columns = before.first_image
     expected = score_map(*before.first_image)
-    compared = min(len(now), len(expected), 1 if score_map.per_class else len(expected))
+    if score_map.per_class:
+        shared = sorted({*columns.tolist()} & {*now_columns.tolist()})
+        now, expected = (
+            np.array([scores[of == column].max() for column in shared])
+            for scores, of in ((now, now_columns), (expected, columns))
+        )
+    compared = min(len(now), len(expected))
     differences = np.abs(np.sort(now)[::-1][:compared] - np.sort(expected)[::-1][:compared])
     coarse = head.layers[0].weight.dtype.itemsize < 4
     if differences.max(initial=0.0) > (COARSE_ROUNDING if coarse else ROUNDING):

@@ -39,6 +39,7 @@ def fold(head: ScoreHead, score_map: ScoreMap) -> None:
         _scale(layer, _per_output(score_map.a, layer), _per_output(score_map.b, layer))
     for layer in _distinct(head.summands):
         _scale(layer, _per_output(score_map.a, layer), torch.zeros(layer.weight.shape[0], dtype=torch.float64))
+    torch.clear_autocast_cache()  # its copies of the weights are old now
     for owner, name in head.thresholds:
         setattr(owner, name, score_map.threshold(float(getattr(owner, name))))
 
@@ -52,6 +53,7 @@ def fold_softmax(head: ScoreHead, a: float, b: float) -> None:
     shifts[head.background] = -b
     for layer in _distinct(head.layers):
         _scale(layer, _per_output((a,), layer), _per_output(shifts, layer))
+    torch.clear_autocast_cache()
 
 
 def unfoldable(head: ScoreHead) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bucketrank.calibration.samples import Detections, Samples
+from bucketrank.calibration.samples import Detections, Item, Samples
 from bucketrank.calibration.score_head import CannotCalibrateError, ScoreHead
 from bucketrank.calibration.score_map import ScoreMap
 from bucketrank.evaluation import CalibrationErrors, Evaluator, MatchedDetections
 from bucketrank.evaluation.calibration_error import OVERLAP
+from bucketrank.evaluation.evaluator import LVIS_DETECTIONS
 from bucketrank.evaluation.threshold import Curve, best_threshold
 
 SAME_SCORE = 1e-5  # a detection's score and the softmax it was computed from differ by rounding only
@@ -33,6 +33,7 @@ class Outcomes:
     first_label: int  # the label of column 0 in the matched detections
     logits: NDArray[np.float64] | None  # (n, columns) of all detections, for a softmax
     first_image: tuple[NDArray[np.float64], NDArray[np.int64]]  # scores and columns
+    first_item: Item  # the same image and its target
     images: int
 
     def columns(self, matched: MatchedDetections) -> NDArray[np.int64]:
@@ -62,30 +63,36 @@ class Outcomes:
 
 
 @torch.no_grad()
-def collect(head: ScoreHead, samples: Samples, *, most: int | None = None) -> Outcomes:
-    """Detect in the first ``most`` images and match the detections."""
+def collect(head: ScoreHead, samples: Samples) -> Outcomes:
+    """Detect in all images and match the detections."""
+    evaluator = None if samples.split is None else Evaluator(samples.split, style="auto")
+    most = LVIS_DETECTIONS if evaluator is not None and evaluator.style == "lvis" else None
+    first_item: Item | None = None
     results: list[dict[str, Tensor]] = []
     targets: list[Mapping[str, Any]] = []
     rows: list[Tensor] = []
-    for inputs, target in islice(samples.items, most):
+    for inputs, target in samples.items:
+        first_item = first_item or (inputs, target)
         with _logits_kept(head) as outputs:
-            detections = {name: each.detach().cpu() for name, each in samples.detect(inputs).items()}
-        results.append({name: detections[name] for name in ("boxes", "labels", "scores")})
+            detected = samples.detect(inputs)
+        detections = {name: detected[name].detach().cpu() for name in ("boxes", "labels", "scores")}
+        # In the order, and up to the number, of the evaluator's detections, to which the logits are matched.
+        kept = detections["scores"].argsort(descending=True, stable=True)[:most] if most is not None else ...
+        results.append({name: values[kept] for name, values in detections.items()})
         targets.append(target)
         if head.link == "softmax":
             rows.append(_rows_of(head, outputs, results[-1]))
-    if not results:
+    if first_item is None:
         raise CannotCalibrateError("calibrate: expected at least one image with ground truth, got none")
     first = results[0]
     first_image = first["scores"].double().numpy(), first["labels"].numpy() - head.first_label
     first_label = head.first_label
-    if samples.split is None:
+    if evaluator is None:
         evaluator = Evaluator(_document(head, targets))
         image_ids = list(range(len(targets)))
         results = [each | {"labels": each["labels"] - first_label + 1} for each in results]
         first_label = 1
     else:
-        evaluator = Evaluator(samples.split, style="auto")
         image_ids = [int(target["image_id"]) for target in targets]
     evaluator.add(image_ids, results)
     logits = None
@@ -97,6 +104,7 @@ def collect(head: ScoreHead, samples: Samples, *, most: int | None = None) -> Ou
         first_label=first_label,
         logits=logits,
         first_image=first_image,
+        first_item=first_item,
         images=len(targets),
     )
 

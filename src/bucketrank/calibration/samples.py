@@ -46,7 +46,7 @@ class Samples:
         if isinstance(data, CocoDataset):
             return cls(SpreadImages(data, most), detect, data.split)
         images = FirstImages(data, most)
-        return cls(list(images) if iter(data) is data else images, detect)  # a fit may read them twice
+        return cls(list(images) if isinstance(data, Iterator) else images, detect)  # a fit may read them twice
 
 
 @dataclass(frozen=True)

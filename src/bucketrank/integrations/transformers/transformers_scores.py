@@ -52,7 +52,7 @@ def calibrate(
         return {"boxes": boxes, "labels": best.indices % columns, "scores": best.values}
 
     images = SingleImages(batches, most)
-    items = list(images) if iter(batches) is batches else images  # a fit may read them twice
+    items = list(images) if isinstance(batches, Iterator) else images  # a fit may read them twice
     return calibrate_head(model, head, Samples(items, detect), FitSettings(target, per_class))
 
 
@@ -102,4 +102,5 @@ class SingleImages:
                     for name, value in batch.items()
                     if name != "labels" and isinstance(value, Tensor)
                 }
-                yield inputs, {"boxes": corners(label["boxes"]), "labels": label["class_labels"]}
+                target = {"boxes": corners(label["boxes"]), "labels": label["class_labels"]}
+                yield inputs, target | {name: label[name] for name in ("iscrowd",) if name in label}
