@@ -255,6 +255,12 @@ class NoBoxes:
         return {}
 
 
+def without_weight(key):
+    criterion = SetCriterion()
+    del criterion.weight_dict[key]
+    return criterion
+
+
 class TestErrors:
     @pytest.mark.parametrize(
         ("criterion", "message"),
@@ -269,6 +275,7 @@ class TestErrors:
             (OtherSignature(), r"loss_boxes\(outputs, targets, .*got \(outputs, indices, targets, num_boxes\)"),
             (NoBoxes(), r"loss_boxes\(outputs, targets, indices, num_boxes\), got \(\)"),
             (VarifocalCriterion(["labels", "boxes"]), r"weight_dict with loss_ce, got \['loss_vfl',"),
+            (without_weight("loss_ce_0"), r"weight_dict with loss_ce_0, got \['loss_ce', 'loss_bbox'"),
         ],
     )
     def test_unsupported(self, criterion, message):

@@ -199,6 +199,16 @@ class TestTraining:
         assert all(gradient_of(value).isfinite().all() for value in model.parameters())
         assert any(gradient_of(value).any() for value in model.parameters())
 
+    @pytest.mark.parametrize("name", ["retinanet", "fcos"])
+    def test_labels_of_32_bits(self, name):
+        """These two models take them with their own loss."""
+        values = []
+        for dtype in (torch.int64, torch.int32):
+            model = use_ranking_loss(build(name))
+            images, targets = batch(2, 1)
+            values.append(model(images, [{**each, "labels": each["labels"].to(dtype)} for each in targets]))
+        torch.testing.assert_close(values[0], values[1])
+
     def test_the_rpn_has_a_weight_of_a_fifth(self, monkeypatch):
         values: list[Tensor] = []
 

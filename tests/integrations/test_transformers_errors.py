@@ -44,7 +44,11 @@ class TestErrors:
             use_ranking_loss(wrap(deformable_detr()))
 
     @pytest.mark.parametrize(
-        "settings", [{"loss": "focal"}, {"method": "fast"}, {"delta": -1}, {"box_weight": -1}, {"class_cost": -1}]
+        "settings",
+        [
+            *({"loss": "focal"}, {"method": "fast"}, {"delta": -1}, {"box_weight": -1}),
+            *({"class_cost": value} for value in (-1, "4", float("inf"), True)),
+        ],
     )
     def test_settings(self, settings):
         model = deformable_detr()

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bucketrank import alrp_loss, ap_loss, rank_sort_loss
+from bucketrank import alrp_loss, ap_loss, dr_loss, rank_sort_loss
 from bucketrank.losses import autograd, rankings
 from bucketrank.losses.backend import comparison_of
 from bucketrank.losses.comparison import Comparison
@@ -88,9 +88,22 @@ def test_compiles_with_inductor_and_changing_sizes() -> None:
         torch.testing.assert_close(ours.grad, theirs.grad)
 
 
-def test_alrp_compiles_as_one_graph() -> None:
+@pytest.mark.parametrize("positives", [0, 7, 300])
+def test_dr_compiles_as_one_graph(positives: int) -> None:
+    logits, targets = synthetic(300, positives)
+    answers = []
+    for run in (dr_loss, torch.compile(dr_loss, fullgraph=True, backend="aot_eager")):
+        leaf = logits.clone().requires_grad_()
+        loss = run(leaf, targets)
+        loss.backward()
+        answers.append((loss.detach(), leaf.grad))
+    torch.testing.assert_close(answers[0], answers[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_alrp_compiles_as_one_graph(dtype: torch.dtype) -> None:
     logits, targets = synthetic(300, 7)
-    boxes = torch.linspace(0.1, 0.9, 7)
+    boxes = torch.linspace(0.1, 0.9, 7).to(dtype)
     answers = []
     for run in (alrp_loss, torch.compile(alrp_loss, fullgraph=True, backend="aot_eager")):
         leaf, errors = logits.clone().requires_grad_(), boxes.clone().requires_grad_()

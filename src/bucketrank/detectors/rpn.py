@@ -19,6 +19,8 @@ from bucketrank.ops.assignment import assign_max_iou
 from bucketrank.ops.box_coder import BoxCoder
 
 RECIPE = HeadRecipe(ranking_weight=0.2, box_loss="l1", least_iou=0.7, samples=True)
+TEST_CANDIDATES = 1000  # highest scores per level that enter NMS when testing
+NMS = 0.7  # IoU above which NMS removes the lower score
 SAMPLED, SAMPLED_POSITIVES = 256, 0.5  # anchors per image that cross-entropy trains on, and how many may be positive
 
 
@@ -37,8 +39,6 @@ class RPN(RegionProposalNetwork):
         border: int | None = None,
         test_proposals: int = 1000,
         candidates: int = 2000,
-        test_candidates: int = 1000,
-        nms: float = 0.7,
         coder_weights: tuple[float, float, float, float] | None = None,
         recipe: HeadRecipe = RECIPE,
     ) -> None:
@@ -51,9 +51,9 @@ class RPN(RegionProposalNetwork):
             bg_iou_thresh=0.3,
             batch_size_per_image=SAMPLED,
             positive_fraction=SAMPLED_POSITIVES,
-            pre_nms_top_n={"training": candidates, "testing": test_candidates},
+            pre_nms_top_n={"training": candidates, "testing": TEST_CANDIDATES},
             post_nms_top_n={"training": proposals, "testing": test_proposals},
-            nms_thresh=nms,
+            nms_thresh=NMS,
         )
         self.sampler = CandidateSampler(SAMPLED, SAMPLED_POSITIVES)
         self.criterion = build_criterion(loss, recipe)

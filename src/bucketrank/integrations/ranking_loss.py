@@ -38,7 +38,7 @@ class RankingLoss:
         if self.loss not in names:
             raise ValueError(f"use_ranking_loss: expected loss to be one of {', '.join(names)}, got {self.loss!r}")
         check_settings("use_ranking_loss", self.effective_delta, self.method)
-        if self.box_weight is not None and not _is_weight(self.box_weight):
+        if self.box_weight is not None and not is_weight(self.box_weight):
             raise ValueError(
                 "use_ranking_loss: expected box_weight to be None or a finite number of at least 0, "
                 f"got {self.box_weight!r}"
@@ -76,5 +76,6 @@ class RankingLoss:
         return self.box_weight * box_loss
 
 
-def _is_weight(value: object) -> bool:
+def is_weight(value: object) -> bool:
+    """Return whether a value is a finite number of at least 0."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0

@@ -133,18 +133,18 @@ def _classification(caller: str, criterion: Any) -> str:
     original: Any = getattr(criterion, "original_class", type(criterion))
     losses: list[str] = list(getattr(criterion, "losses", []))
     ordered = [name for name in losses if name in CLASSIFICATION or name == "boxes"]
-    are_ordered = ordered[1:] == ["boxes"] != ordered[:1]
     one_of = f"a criterion whose losses are one of {', '.join(CLASSIFICATION)}, then boxes"
-    require(are_ordered, one_of, f"{losses} of {original.__name__}")
+    require(ordered[1:] == ["boxes"] != ordered[:1], one_of, f"{losses} of {original.__name__}")
     require("keypoints" not in losses, "losses without keypoints", losses)
     method, class_key = CLASSIFICATION[ordered[0]]
     has_softmax = method == "loss_labels" and hasattr(criterion, "empty_weight")
     require(not has_softmax, "sigmoid scores", "a softmax with a no-object class")
-    require(class_key in criterion.weight_dict, f"weight_dict with {class_key}", list(criterion.weight_dict))
+    of_layers = [key[len(BOX_KEYS[0]) :] for key in criterion.weight_dict if key.startswith(BOX_KEYS)]
+    for key in (class_key + layer for layer in ("", *of_layers)):
+        require(key in criterion.weight_dict, f"weight_dict with {key}", list(criterion.weight_dict))
     for function in (method, "loss_boxes"):
         parameters = list(inspect.signature(getattr(original, function, object)).parameters)[1:5]
         require(parameters == PARAMETERS, f"{function}({', '.join(PARAMETERS)})", f"({', '.join(parameters)})")
     if original.__module__.startswith("rfdetr."):
-        release = tuple(map(int, version("rfdetr").split(".")[:2]))
-        require((1, 8) <= release < (2,), RFDETR, version("rfdetr"))
+        require((1, 8) <= tuple(map(int, version("rfdetr").split(".")[:2])) < (2,), RFDETR, version("rfdetr"))
     return ordered[0]

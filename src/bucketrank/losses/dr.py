@@ -51,19 +51,21 @@ def dr_loss(
     )
     check_logits("dr_loss", logits, targets)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).masked_fill(targets < 0, 0)
-    if not logits.isfinite().all() or not (targets < torch.inf).all():
-        return logits.sum() * torch.nan
-    negatives = logits[targets == 0].sigmoid()
-    if negatives.numel() == 0:
-        return logits.sum() * 0
-    highest_negative = _weighted_mean(negatives, negatives / negative_temperature)
-    positives = logits[targets > 0].sigmoid()
-    lowest_positive = 1.0 if positives.numel() == 0 else _weighted_mean(positives, -positives / positive_temperature)
-    return weight * softplus(smoothing * (highest_negative - lowest_positive + margin)) / smoothing
+    # Without branches and selections, which depend on values and break the graphs of torch.compile.
+    finite = logits.isfinite().all() & (targets < torch.inf).all()
+    scores, negative, positive = logits.sigmoid(), targets == 0, targets > 0
+    highest_negative = _weighted_mean(scores, scores / negative_temperature, negative)
+    lowest_positive = _weighted_mean(scores, -scores / positive_temperature, positive)
+    lowest_positive = torch.where(positive.any(), lowest_positive, 1.0)
+    loss = weight * softplus(smoothing * (highest_negative - lowest_positive + margin)) / smoothing
+    loss = torch.where(negative.any(), loss, 0.0)
+    return loss + (logits * torch.where(finite, 0.0, torch.nan)).sum()
 
 
-def _weighted_mean(values: Tensor, scores: Tensor) -> Tensor:
-    return (scores.softmax(0) * values).sum()
+def _weighted_mean(values: Tensor, scores: Tensor, used: Tensor) -> Tensor:
+    """Return the mean of the used values, weighted by the softmax of their scores; 0 if none is used."""
+    scores = torch.where(used | ~used.any(), scores, -torch.inf)
+    return (scores.flatten().softmax(0) * (values * used).flatten()).sum()
 
 
 def check_dr_settings(name: str, **settings: float) -> None:

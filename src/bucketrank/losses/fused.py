@@ -80,7 +80,7 @@ class Fused(Comparison):
         return can_place_edges(max(-self.scores.item(0), self.scores.item(-1)), self.delta)
 
     def vector(self, values: Tensor) -> Array:
-        return values.numpy().astype(np.float64, copy=False)
+        return values.double().numpy()  # numpy has no bfloat16
 
     def number(self, value: Tensor) -> Any:
         return value.item()

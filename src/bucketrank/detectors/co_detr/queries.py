@@ -58,16 +58,16 @@ class AuxiliaryQueries(nn.Module):
         return Queries(content, positions + self.head, initial), matches
 
 
-def draw(matches: list[Tensor], *, fewest: int = FEWEST, limit: int) -> list[Tensor]:
+def draw(matches: list[Tensor], *, limit: int) -> list[Tensor]:
     """Return, per image, the rows (K,) of the candidates that become queries: positives, then negatives.
 
-    K is the same for all images: the largest number of positives of an image, but at least ``fewest`` and at most
+    K is the same for all images: the largest number of positives of an image, but at least ``FEWEST`` and at most
     ``limit``. If an image has more positives than K, a random subset is drawn; if it has fewer, random negatives fill
     up. If there are not enough candidates, the remaining rows are ``PADDING``.
     """
     positives = [torch.where(match >= 0)[0] for match in matches]
     negatives = [torch.where(match == NEGATIVE)[0] for match in matches]
-    count = min(max([fewest, *map(len, positives)]), limit)
+    count = min(max([FEWEST, *map(len, positives)]), limit)
     drawn = []
     for positive, negative in zip(positives, negatives, strict=True):
         rows = _random_subset(positive, count)

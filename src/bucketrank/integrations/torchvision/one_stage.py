@@ -27,7 +27,8 @@ class AnchorMatches:
         self.labels = torch.stack(matches)
         self.positives = self.labels >= 0
         objects = [match[match >= 0] for match in matches]
-        self.labels[self.positives] = torch.cat([t["labels"][o] for t, o in zip(targets, objects, strict=True)])
+        labels = torch.cat([t["labels"][o] for t, o in zip(targets, objects, strict=True)])
+        self.labels[self.positives] = labels.to(self.labels.dtype)
         self.objects = torch.cat([t["boxes"][o] for t, o in zip(targets, objects, strict=True)])
         self.anchors = torch.stack(anchors)[self.positives]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bucketrank.choices import Method
-from bucketrank.integrations.ranking_loss import LossName, RankingLoss
+from bucketrank.integrations.ranking_loss import LossName, RankingLoss, is_weight
 from bucketrank.integrations.transformers.layer_ranking import Target
 from bucketrank.integrations.transformers.layouts import (
     LossInput,
@@ -144,8 +144,10 @@ def use_ranking_loss(
     family_loss = supported_family("use_ranking_loss", model)
     if not getattr(model.config, "use_focal_loss", True):
         raise TypeError(f"use_ranking_loss: expected config.use_focal_loss to be True, got False: {_SOFTMAX}")
-    if class_cost is not None and not class_cost >= 0:
-        raise ValueError(f"use_ranking_loss: expected class_cost to be a number of at least 0, got {class_cost!r}")
+    if class_cost is not None and not is_weight(class_cost):
+        raise ValueError(
+            f"use_ranking_loss: expected class_cost to be a finite number of at least 0, got {class_cost!r}"
+        )
     if _ranking_function(model) is not None:
         undo(model)
     function = LossFunction(family_loss, settings)
