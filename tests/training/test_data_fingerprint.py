@@ -133,6 +133,16 @@ def test_an_old_run_without_a_fingerprint_is_resumed_with_one_line(stopped, tmp_
     assert read_fingerprint(folder / "run" / "data.safetensors") is not None
 
 
+def test_moved_data_are_named_in_the_run_folder(stopped, tmp_path):
+    """A later resume without --data finds them, and so does the report."""
+    folder = shutil.copytree(stopped, tmp_path / "copy")
+    tiny.run(folder / "run", folder / "data", resume=True)
+    environment = json.loads((folder / "run" / "environment.json").read_text())
+    assert environment["data"] == str(folder / "data")
+    before = json.loads((stopped / "run" / "environment.json").read_text())
+    assert {**environment, "data": before["data"]} == before
+
+
 def test_a_fingerprint_comes_back_as_it_was(shapes, tmp_path):
     splits = find_splits(shapes)
     assert splits.train is not None

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from bucketrank.detectors import Detector, hub_download
 from bucketrank.model_files.loading import build_detector, load_matching_weights, load_model
 from bucketrank.model_files.weights import WeightsError
 from bucketrank.recipes import RecipeError, load_recipe
+from bucketrank.training import run_keeper
 from bucketrank.training.detector_module import DetectorModule, NonFiniteLossError
 
 from . import tiny
@@ -351,3 +353,24 @@ def test_workers_read_the_same(shapes, tmp_path):
     mine, theirs = (load_model(result.weights)[0].state_dict() for result in (one, other))
     for key, tensor in mine.items():
         torch.testing.assert_close(tensor, theirs[key], rtol=0, atol=0)
+
+
+def test_evaluations_do_not_count_as_time_of_the_steps(shapes, tmp_path, monkeypatch):
+    """On this clock a step takes one second and the evaluation of an image a hundred."""
+    clock = 0.0
+
+    def taking(seconds, method):
+        def taken(*arguments):
+            nonlocal clock
+            clock += seconds
+            return method(*arguments)
+
+        return taken
+
+    monkeypatch.setattr(DetectorModule, "training_step", taking(1, DetectorModule.training_step))
+    monkeypatch.setattr(DetectorModule, "validation_step", taking(100, DetectorModule.validation_step))
+    monkeypatch.setattr(run_keeper, "time", SimpleNamespace(monotonic=lambda: clock))
+    folder = tiny.run(tmp_path / "run", shapes).folder
+    assert clock == 6 + 2 * 3 * 100, "six steps, and two evaluations of three images"
+    with (folder / "train.csv").open() as file:
+        assert [float(row["seconds"]) for row in csv.DictReader(file)] == [1] * 6

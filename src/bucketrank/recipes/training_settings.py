@@ -13,8 +13,9 @@ Style = Literal["auto", "coco", "lvis"]
 Optimiser = Literal["sgd", "adamw"]
 Scaling = Literal["linear", "sqrt", "none"]
 Policy = Literal["steps", "one_cycle"]
-# Lightning's other precisions also round the boxes of the objects, to several pixels in bfloat16.
-Precision = Literal["32-true", "64-true", "bf16-mixed", "16-mixed"]
+# Lightning's other half precisions also round the boxes of the objects, to several pixels in bfloat16. Detectors and
+# their inputs are float32, so there is no 64-true.
+Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 LOGGERS = ("tensorboard", "wandb", "mlflow", "csv")
 AUGMENTATIONS = ("scale_jitter", "zoom_out", "iou_crop", "rotation", "vertical_flip", "grayscale", "blur")
 

@@ -350,15 +350,17 @@ def _predicts_masks(recipe: Recipe) -> bool:
 
 
 def _describe(folder: Path, recipe: Recipe, data: Path | str, fingerprint: Fingerprint) -> None:
-    """Write the recipe and the fingerprint, and at the first start the command, the data folder and the machine.
+    """Write the recipe, the data folder and the fingerprint, and at the first start the command and the machine.
 
     The recipe comes first: with it the folder holds a run, which can be resumed if it is killed before the next file.
     """
     write_text(folder / "recipe.yaml", recipe_to_yaml(recipe))
-    if not (folder / "environment.json").exists():
+    environment, place = folder / "environment.json", str(Path(data).absolute())
+    before = json.loads(environment.read_text(encoding="utf-8")) if environment.exists() else None
+    if before is None or before["data"] != place:  # the data may have been moved
         machine = describe("cuda" if torch.cuda.is_available() else "cpu", packages=PACKAGES)
-        about = {"command": sys.argv, "data": str(Path(data).absolute()), **machine}
-        write_text(folder / "environment.json", json.dumps(about, indent=2) + "\n")
+        about = before or {"command": sys.argv, "data": place, **machine}
+        write_text(environment, json.dumps({**about, "data": place}, indent=2) + "\n")
     fingerprint.write(folder / "data.safetensors")
 
 

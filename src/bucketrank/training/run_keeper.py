@@ -52,7 +52,7 @@ class RunKeeper(pl.Callback):
         self.best = -math.inf
         self.stale = 0  # evaluations since the best one
         self._restored: dict[str, Any] | None = None
-        self._saved = self._began = self._drawn = time.monotonic()
+        self._saved = self._began = self._step_ended = self._drawn = time.monotonic()
         self._steps_since_row = 0
 
     def restore(self, state: dict[str, Any], module: DetectorModule, *, changed_data: bool = False) -> None:
@@ -111,9 +111,10 @@ class RunKeeper(pl.Callback):
             trainer.precision_plugin.load_state_dict(self._restored["precision"])
             self._restored = None
         _share_device(_module(pl_module))
-        self._saved = self._began = time.monotonic()
+        self._saved = self._began = self._step_ended = time.monotonic()
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._began += time.monotonic() - self._step_ended  # an evaluation does not count as time of the steps
         # The last epoch is always evaluated.
         last = trainer.current_epoch + 1 == trainer.max_epochs
         trainer.check_val_every_n_epoch = 1 if last else self.settings.validate_every
@@ -145,7 +146,10 @@ class RunKeeper(pl.Callback):
                 self.save(trainer, module)
                 raise Interrupted
             if self._due(position.step):
+                before = time.monotonic()
                 self.save(trainer, module)
+                self._began += time.monotonic() - before
+        self._step_ended = time.monotonic()
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         _share_device(_module(pl_module))
