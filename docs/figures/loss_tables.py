@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -41,12 +42,15 @@ CLASSES = {"RBC": "red cells", "WBC": "white cells", "Platelets": "platelets"}  
 class Studies:
     """The studies behind the tables.
 
-    ``one_head`` has seven losses in one head of ATSS, ``masks`` is Mask R-CNN, ``published`` has the other detectors as
-    published, by their titles, ``co_detr`` is Co-DETR, and ``bucketed`` is ATSS with the bucketed approximation of RS.
+    ``one_head`` has seven losses in one head of ATSS and ``retinanet`` in one head of RetinaNet. ``masks`` is Mask
+    R-CNN for 228 steps, ``longer_masks`` for 456. ``published`` has the other detectors as published, by their titles,
+    ``co_detr`` is Co-DETR, and ``bucketed`` is ATSS with the bucketed approximation of RS.
     """
 
     one_head: dict[str, Any]
+    retinanet: dict[str, Any]
     masks: dict[str, Any]
+    longer_masks: dict[str, Any]
     published: dict[str, dict[str, Any]]
     co_detr: dict[str, Any]
     bucketed: dict[str, Any]
@@ -55,9 +59,15 @@ class Studies:
     def read(cls) -> Studies:
         """Read the files of the assets."""
         published = {detector: _read(ASSETS / name) for detector, name in PUBLISHED.items()}
-        names = ("mask-rcnn", "published-brs-detr", "bucketed-atss")
-        masks, co_detr, bucketed = (_read(ASSETS / f"losses-{name}.json") for name in names)
-        return cls(_read(STUDY), masks, published, co_detr, bucketed)
+        names = ("retinanet", "mask-rcnn", "mask-rcnn-456", "published-brs-detr", "bucketed-atss")
+        retinanet, masks, longer_masks, co_detr, bucketed = (_read(ASSETS / f"losses-{name}.json") for name in names)
+        return cls(_read(STUDY), retinanet, masks, longer_masks, published, co_detr, bucketed)
+
+    @property
+    def every(self) -> list[dict[str, Any]]:
+        """All studies."""
+        others = (self.retinanet, self.masks, self.longer_masks, self.co_detr, self.bucketed)
+        return [self.one_head, *others, *self.published.values()]
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -73,18 +83,26 @@ def tables(studies: Studies) -> dict[str, str]:
     by_name = {"headline": markdown_table(names, headline)}
     by_name |= {NAMES[each["data"]]: markdown_table(COLUMNS, each["rows"]) for each in study["sets"]}
     by_name["steps"] = markdown_table([*STEP_COLUMNS, "ratio to focal"], study["steps"]["rows"])
-    by_name["rates"] = rate_table(study["trials"])
-    (nuclei,) = studies.masks["sets"]
-    by_name |= {"masks": mask_table(nuclei, studies.masks["runs"]), "masks over steps": curve_table(nuclei)}
-    for name, published in {"published": studies.published, "co detr": {"Co-DETR": studies.co_detr}}.items():
-        by_name[name] = published_table(published)
-        by_name[f"{name} by class"] = class_table(published)
-        by_name[f"{name} by rate"] = trial_table(published)
+    by_name["rates"] = rate_table(study["trials"], "mean AP over the rates", lambda aps: f"{fmean(aps):.1f}")
+    by_name["rates of the best"] = rate_table(
+        study["trials"], "mean AP divided by the best", lambda aps: f"{fmean(aps) / max(aps):.0%}"
+    )
+    (nuclei,), (longer_nuclei,) = studies.masks["sets"], studies.longer_masks["sets"]
+    columns, *rows = longer_nuclei["masks_and_boxes"]
+    by_name |= {"masks": mask_table(nuclei, studies.masks["runs"]), "masks and boxes": markdown_table(columns, rows)}
+    for name, of_detectors in {
+        "retinanet": {"RetinaNet": studies.retinanet},
+        "published": studies.published,
+        "co detr": {"Co-DETR": studies.co_detr},
+    }.items():
+        by_name[name] = detector_table(of_detectors)
+        by_name[f"{name} by class"] = class_table(of_detectors)
+        by_name[f"{name} by rate"] = trial_table(of_detectors)
     by_name["bucketed"] = bucketed_table(studies.published["ATSS"], studies.bucketed)
     return by_name
 
 
-def published_table(studies: dict[str, dict[str, Any]]) -> str:
+def detector_table(studies: dict[str, dict[str, Any]]) -> str:
     """Return one row per detector and loss: AP at a quarter and at the end, and the differences of RS."""
     rows = []
     for detector, study in studies.items():
@@ -117,12 +135,13 @@ def class_table(studies: dict[str, dict[str, Any]]) -> str:
 
 
 def trial_table(studies: dict[str, dict[str, Any]]) -> str:
-    """Return one row per detector and loss: the AP of its trial with each learning rate."""
+    """Return one row per detector and loss: the AP of its trial with each rate, with its usual box weighting."""
     rates = sorted({trial["lr"] for study in studies.values() for trial in study["trials"]})
     rows = []
     for detector, study in studies.items():
         for number, loss in enumerate(dict.fromkeys(trial["loss"] for trial in study["trials"])):
-            aps = {trial["lr"]: trial["metrics"]["AP"] for trial in study["trials"] if trial["loss"] == loss}
+            trials = [trial for trial in study["trials"] if trial["loss"] == loss and trial["usual_boxes"]]
+            aps = {trial["lr"]: trial["metrics"]["AP"] for trial in trials}
             cells = [f"{aps[rate]:.1f}" if rate in aps else DASH for rate in rates]
             rows.append(["" if number else detector, TITLES[loss], *cells])
     return markdown_table(["detector", "loss", *(f"{rate:g}" for rate in rates)], rows)
@@ -146,18 +165,18 @@ def bucketed_table(exact: dict[str, Any], bucketed: dict[str, Any]) -> str:
     return markdown_table(["RS", *names], rows)
 
 
-def rate_table(trials: list[dict[str, Any]]) -> str:
-    """Return the mean AP of the trials over all learning rates, with the box weighting of each loss's paper."""
+def rate_table(trials: list[dict[str, Any]], title: str, cell: Callable[[list[float]], str]) -> str:
+    """Return a cell for each data set and loss, from the AP of its trials with the usual box weighting."""
     aps: dict[str, dict[str, list[float]]] = {}
     for trial in trials:
         if trial["usual_boxes"]:
             aps.setdefault(trial["data"], {}).setdefault(trial["loss"], []).append(trial["metrics"]["AP"])
     losses = list(dict.fromkeys(loss for by_loss in aps.values() for loss in by_loss))
     rows = [
-        [NAMES[data], *(f"{fmean(by_loss[loss]):.1f}" if loss in by_loss else DASH for loss in losses)]
+        [NAMES[data], *(cell(by_loss[loss]) if loss in by_loss else DASH for loss in losses)]
         for data, by_loss in aps.items()
     ]
-    return markdown_table(["mean AP over the rates", *(TITLES[loss] for loss in losses)], rows)
+    return markdown_table([title, *(TITLES[loss] for loss in losses)], rows)
 
 
 def mask_table(of_set: dict[str, Any], runs: list[dict[str, Any]]) -> str:
@@ -170,16 +189,6 @@ def mask_table(of_set: dict[str, Any], runs: list[dict[str, Any]]) -> str:
         columns = ("loss", "seeds", "lr", "AP", "AP50", "AP75", "RS minus this")
         rows.append([*(shown[column] for column in columns), with_deviation(boxes.mean, boxes.deviation)])
     return markdown_table(["loss", "seeds", "lr", "mask AP", "AP50", "AP75", "RS minus this", "box AP"], rows)
-
-
-def curve_table(of_set: dict[str, Any]) -> str:
-    """Return the mean AP over the seeds at each evaluation, one row per loss."""
-    steps = of_set["losses"][0]["curve"][0]
-    rows = []
-    for entry in of_set["losses"]:
-        runs = entry["curve"][1]
-        rows.append([TITLES[entry["loss"]], *(f"{sum(aps) / len(aps):.1f}" for aps in zip(*runs, strict=True))])
-    return markdown_table(["mask AP after", *(f"{step:,} steps" for step in steps)], rows)
 
 
 def renew(page: str, studies: Studies) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from bucketrank.study.loss_document import (
     class_rows,
     headline_rows,
     loss_rows,
+    mask_and_box_rows,
     step_rows,
     to_markdown,
     write_losses,
@@ -127,12 +130,24 @@ def detections_of(data: Path, *, missing: float, seed: int) -> list[dict[str, An
     return evaluator.detections
 
 
-def finish_with_detections(run: LossRun, missing: float, *aps: float) -> None:
-    finish(run, *aps)
+def finish_with_detections(run: LossRun, missing: float, *aps: float, metric: str = "boxes") -> None:
+    finish(run, *aps, metric=metric)
     (run.folder / "detections").mkdir()
     for epoch in range(1, len(aps) + 1):
         records = detections_of(run.data, missing=missing, seed=run.seed)
         run.detections(73 * epoch).write_text(json.dumps(records))
+
+
+def empty_masks(run: LossRun) -> None:
+    """Give every detection of a run a mask without pixels."""
+    split = find_splits(run.data).val
+    assert split is not None
+    sizes = {image["id"]: (image["height"], image["width"]) for image in split.read()["images"]}
+    for step in run.curve()[0]:
+        records = json.loads(run.detections(step).read_text())
+        for record in records:
+            record["segmentation"] = encode_mask(torch.zeros(sizes[record["image_id"]]))
+        run.detections(step).write_text(json.dumps(records))
 
 
 @pytest.fixture
@@ -214,22 +229,78 @@ def test_the_best_rival_is_chosen_among_those_with_the_most_seeds(shapes, tmp_pa
 def test_differences_of_a_detector_with_masks_are_those_of_its_masks(shapes, tmp_path):
     """The boxes of the detections are right, and their masks are empty."""
     plan = comparison(shapes, tmp_path, detector=DETECTORS["mask-rcnn-laptop"], head="published", losses=("rs", "ce"))
-    split = find_splits(shapes).val
-    assert split is not None
-    sizes = {image["id"]: [image["height"], image["width"]] for image in split.read()["images"]}
     for trial in plan.rate_trials(shapes, "rs"):
         finish(trial, 20.0, metric="masks")
-    run = plan.runs(shapes, "rs")[0]
-    finish_with_detections(run, 0.0, 20.0)
+    run, other = plan.runs(shapes, "rs")
+    for each in (run, other):
+        finish_with_detections(each, 0.0, 20.0)
     assert bootstrap_at(run, 1.0).ap == pytest.approx(100)
-    records = json.loads(run.detections(73).read_text())
-    for record in records:
-        height, width = sizes[record["image_id"]]
-        record["segmentation"] = encode_mask(torch.zeros(height, width))
-    other = plan.runs(shapes, "rs")[1]
-    finish_with_detections(other, 0.0, 20.0)
-    other.detections(73).write_text(json.dumps(records))
+    empty_masks(other)
     assert bootstrap_at(other, 1.0).ap == pytest.approx(0)
+    assert bootstrap_at(other, 1.0, boxes=True).ap == pytest.approx(100)
+
+
+def test_masks_and_boxes_are_compared_at_every_evaluation(shapes, tmp_path):
+    """All masks are empty, so they are level; RS finds all boxes, cross-entropy misses most at first."""
+    plan = comparison(shapes, tmp_path, detector=DETECTORS["mask-rcnn-laptop"], head="published", losses=("rs", "ce"))
+    for loss, missing, aps in (("rs", 0.0, (10.0, 20.0, 30.0)), ("ce", 0.7, (5.0, 15.0, 25.0))):
+        for trial in plan.rate_trials(shapes, loss):
+            finish(trial, 20.0, metric="masks")
+        for run in plan.runs(shapes, loss):
+            finish_with_detections(run, missing, *aps, metric="masks")
+            run.detections(219).write_text(json.dumps(detections_of(shapes, missing=0.0, seed=run.seed)))
+            empty_masks(run)
+    outcomes = collect_losses(plan)
+    page = to_markdown(plan, outcomes)
+    assert (
+        "| steps | masks: RS | masks: cross-entropy | masks: RS minus cross-entropy | boxes: RS | boxes: cross-entropy "
+        "| boxes: RS minus cross-entropy |"
+    ) in page
+    first, second, last = mask_and_box_rows(outcomes[0])
+    assert first[:6] == ["73", "10.0", "5.0", "+0.0 (+0.0 to +0.0) level", "20.0", "10.0"]
+    assert second[:3] == ["146", "20.0", "15.0"]
+    assert first[6].endswith("ahead")
+    assert second[6] == first[6]
+    assert last[6] == "+0.0 (+0.0 to +0.0) level"
+    elsewhere = merged(plan, tmp_path / "elsewhere")
+    assert mask_and_box_rows(collect_losses(elsewhere)[0]) == [first, second, last]
+    older = {name: replace(record, box_bootstrap={}) for name, record in elsewhere.records.items()}
+    assert mask_and_box_rows(collect_losses(replace(elsewhere, records=older))[0]) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (("--data.style", "lvis"), r"expected the frequency of every category for style='lvis'"),
+        (("--data.layout", "roboflow"), r"no annotations found"),
+    ],
+)
+def test_intervals_follow_the_data_settings_of_the_run(flags, error, finished, shapes):
+    run = finished.runs(shapes, "rs")[0]
+    with pytest.raises(ValueError, match=error):
+        bootstrap_at(replace(run, flags=(*run.flags, *flags)), 1.0)
+
+
+def test_the_layout_decides_how_many_training_images_there_are(shapes, tmp_path):
+    """Ten evaluations in 300 steps: every 30 steps, which are 10 epochs of 12 images or 30 epochs of 4."""
+    both = tmp_path / "both"
+    both.mkdir()
+    for file in shapes.iterdir():
+        (both / file.name).symlink_to(file)
+    document = json.loads((shapes / "train.json").read_text())
+    for folder, images in (("train", document["images"][:4]), ("valid", document["images"][4:6])):
+        (both / folder).mkdir()
+        ids = {image["id"] for image in images}
+        kept = [each for each in document["annotations"] if each["image_id"] in ids]
+        fewer = {**document, "images": images, "annotations": kept}
+        (both / folder / "_annotations.coco.json").write_text(json.dumps(fewer))
+    for layout, epochs in (("own", 10), ("roboflow", 30)):
+        plan = comparison(both, tmp_path, steps=300, flags=("--data.layout", layout))
+        for trial in plan.rate_trials(both, "rs"):
+            finish(trial, 20.0)
+        finish(plan.trials(both, "rs")[-1], 20.0)
+        assert plan.runs(both, "rs")[0].load().trainer.validate_every == epochs
+        shutil.rmtree(tmp_path / "runs")
 
 
 def test_the_page_has_the_verdicts_and_says_what_is_missing(finished, shapes):
@@ -247,7 +318,7 @@ def test_the_page_has_the_verdicts_and_says_what_is_missing(finished, shapes):
     document = json.loads((finished.out / "losses.json").read_text())
     assert document["sets"][0]["rs_minus"]["end"]["focal"]["value"] > 0
     assert len(document["trials"]) == 9
-    shorter = LossComparison(**{**vars(finished), "seeds": 3})
+    shorter = replace(finished, seeds=3)
     assert "Not complete: 3 of 18 runs" in to_markdown(shorter, collect_losses(shorter))
 
 
@@ -298,7 +369,7 @@ def test_all_data_sets_are_looked_at_before_the_first_run(shapes, capsys):
 def merged(plan: LossComparison, out: Path, **changed: Any) -> LossComparison:
     """Return the same plan in an empty folder, with the records of the first one's JSON file."""
     write_losses(plan, collect_losses(plan))
-    return LossComparison(**{**vars(plan), "out": out, "records": read_records(plan.out / "losses.json"), **changed})
+    return replace(plan, out=out, records=read_records(plan.out / "losses.json"), **changed)
 
 
 def test_a_study_continues_on_another_machine_with_the_same_results(finished, shapes, tmp_path):
@@ -315,7 +386,7 @@ def test_a_study_continues_on_another_machine_with_the_same_results(finished, sh
 
 
 def test_a_record_holds_no_path_of_the_machine(finished, shapes, tmp_path):
-    plan = LossComparison(**{**vars(finished), "flags": ("--backbone.weights", str(tmp_path / "lite0.safetensors"))})
+    plan = replace(finished, flags=("--backbone.weights", str(tmp_path / "lite0.safetensors")))
     command = portable_command(plan.runs(shapes, "rs")[0])
     assert str(tmp_path) not in command
     assert f"--data {shapes.name} --out runs/{shapes.name}-rs-lr0.001" in command
@@ -344,11 +415,11 @@ def test_damaged_records_are_refused(finished, shapes, tmp_path):
         with pytest.raises(StudyError, match=r"damaged.json: expected the losses.json of a study"):
             read_records(damaged)
     damaged.write_text(json.dumps(document | {"trials": [document["trials"][0] | {"command": "bucketrank train 'x"}]}))
-    cut = LossComparison(**{**vars(finished), "records": read_records(damaged)})
+    cut = replace(finished, records=read_records(damaged))
     with pytest.raises(StudyError, match=r"--merge: .*-trial: No closing quotation"):
         cut.rate_trials(shapes, "rs")
     damaged.write_text(json.dumps(document | {"runs": [run | {"bootstrap": {}} for run in document["runs"]]}))
-    without_draws = LossComparison(**{**vars(finished), "records": read_records(damaged)})
+    without_draws = replace(finished, records=read_records(damaged))
     with pytest.raises(StudyError, match=r"expected bootstrap draws after step 292, got none; train it again"):
         bootstrap_at(without_draws.runs(shapes, "rs")[0], 1.0)
 

@@ -32,7 +32,7 @@ def test_a_table_that_does_not_exist_is_an_error(studies: Studies) -> None:
 
 
 def test_every_run_names_its_command_commit_and_machine(studies: Studies) -> None:
-    for document in (studies.one_head, studies.masks, studies.co_detr, studies.bucketed, *studies.published.values()):
+    for document in studies.every:
         for record in (*document["trials"], *document["runs"]):
             assert record["command"].startswith("bucketrank train ")
             assert f"--out runs/{record['name']} " in record["command"]

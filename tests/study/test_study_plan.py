@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from bucketrank.cli import main
 from bucketrank.data import DataError
 from bucketrank.study.grid import STUDIES
 from bucketrank.study.study_command import dataset_of, training_commands
@@ -110,6 +111,30 @@ def test_which_data_set(tmp_path, categories, expected):
     document = {"images": [], "annotations": [], "categories": categories}
     (tmp_path / "val.json").write_text(json.dumps(document))
     assert dataset_of(tmp_path) == expected
+
+
+def test_the_layout_decides_between_coco_and_lvis_in_one_folder(tmp_path, capsys):
+    """LVIS annotates the images of COCO, so both files are often in one folder."""
+    (tmp_path / "annotations").mkdir()
+    for name, category in (("instances_val2017", {}), ("lvis_v1_val", {"frequency": "r"})):
+        document = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "cell", **category}]}
+        (tmp_path / "annotations" / f"{name}.json").write_text(json.dumps(document))
+    command = ["study", "segmentation", "--budget", "paper", "--data", str(tmp_path), "--dry-run"]
+    assert main(command) == 0
+    assert "lvis" not in capsys.readouterr().out
+    assert main([*command, "--data.layout", "lvis"]) == 0
+    assert all(" mask-rcnn-r50-lvis-" in line for line in capsys.readouterr().out.splitlines())
+    assert main([*command, "--data.layout", "yolo"]) != 0
+    assert "--data.layout: expected one of auto, own, coco, lvis, roboflow, got 'yolo'" in capsys.readouterr().err
+
+
+def test_settings_of_the_chosen_rows_are_accepted_in_the_papers_budget(tmp_path, capsys):
+    """The first row of the study, Faster R-CNN, does not have this setting."""
+    document = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "cell"}]}
+    (tmp_path / "val.json").write_text(json.dumps(document))
+    command = ["study", "detectors", "--budget", "paper", "--data", str(tmp_path), "--dry-run"]
+    assert main([*command, "--only", "atss-*", "--detector.topk", "9"]) == 0
+    assert all("--detector.topk 9" in line for line in capsys.readouterr().out.splitlines())
 
 
 @pytest.mark.parametrize("categories", [{"1": "cell"}, ["cell"], None])

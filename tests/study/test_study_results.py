@@ -125,12 +125,12 @@ def test_masks_go_before_boxes(tmp_path):
     finish(run, 5.0, 9.0, metric="masks")
     assert run.metric("AP75") == pytest.approx(4.5)
     assert run.curve() == ([73, 146], [5.0, 9.0])
-    assert run.box_ap == pytest.approx(18)
+    assert run.box_curve() == pytest.approx([10, 18])
     assert RunRecord.of(run).metrics["box AP"] == pytest.approx(18)
     boxes_only = plan(tmp_path / "boxes", only="atss-focal")
     without_masks = boxes_only.results(boxes_only.rows[0])[0]
     finish(without_masks, 5.0)
-    assert without_masks.box_ap is None
+    assert without_masks.box_curve() == []
 
 
 def test_mean_of_one():

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Literal
 
 from bucketrank.data import DataError, find_splits
-from bucketrank.recipes import load_recipe
+from bucketrank.recipes import Recipe, load_recipe
 from bucketrank.study.grid import Row
 from bucketrank.study.run_record import RunRecord
 from bucketrank.study.study_run import HOLDOUT, StudyRun
@@ -110,6 +110,9 @@ class LossRun(StudyRun):
     def curve(self) -> tuple[list[int], list[float]]:
         return super().curve() if self.record is None else self.record.curve
 
+    def box_curve(self) -> list[float]:
+        return super().box_curve() if self.record is None else self.record.box_curve
+
 
 def weighting(balanced: bool | None) -> str:  # noqa: FBT001 (the one argument of a name)
     """Return the name of a box weighting."""
@@ -147,14 +150,19 @@ class LossComparison:
         if len({*names}) < len(names):
             raise DataError(f"--data: expected folders with different names, got {', '.join(names)}; rename one")
         for data in self.data:
-            if find_splits(data).val is None:
+            if find_splits(data, layout=self.recipe.data.chosen_layout).val is None:
                 raise DataError(f"{data}: expected validation images, got none; see docs/data.md for layouts")
-            _training_images(data)
+            _training_images(data, self.recipe.data.chosen_layout)
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """The recipe of the detector with the flags of all runs."""
+        return load_recipe(self.detector.recipe, list(self.flags))
 
     @property
     def rates(self) -> list[float]:
         """The learning rates to try."""
-        usual = load_recipe(self.detector.recipe, list(self.flags)).schedule.lr
+        usual = self.recipe.schedule.lr
         return [float(f"{usual * factor:.6g}") for factor in self.factors]
 
     def rate_trials(self, data: Path, loss: str) -> list[LossRun]:
@@ -188,7 +196,7 @@ class LossComparison:
 
     def first_runs(self) -> list[LossRun]:
         """Return one run of each loss, on the first data set and with the recipe's rate, whose steps are timed."""
-        usual = load_recipe(self.detector.recipe, list(self.flags)).schedule.lr
+        usual = self.recipe.schedule.lr
         return [self._trial(self.data[0], loss, usual, balanced=self._usual_balance(loss)) for loss in self.losses]
 
     @property
@@ -245,8 +253,8 @@ class LossComparison:
         return replace(run, record=record)
 
     def _epochs_between_evaluations(self, data: Path, steps: int) -> int:
-        batch_size = load_recipe(self.detector.recipe, list(self.flags)).data.batch_size
-        return max(1, round(steps / EVALUATIONS / math.ceil(_training_images(data) / batch_size)))
+        images = _training_images(data, self.recipe.data.chosen_layout)
+        return max(1, round(steps / EVALUATIONS / math.ceil(images / self.recipe.data.batch_size)))
 
 
 def _best(trials: Sequence[LossRun]) -> LossRun:
@@ -254,8 +262,8 @@ def _best(trials: Sequence[LossRun]) -> LossRun:
 
 
 @cache
-def _training_images(data: Path) -> int:
-    split = find_splits(data).train
+def _training_images(data: Path, layout: str | None) -> int:
+    split = find_splits(data, layout=layout).train
     if split is None:
         raise DataError(f"{data}: expected training images, got none; see docs/data.md for layouts")
     return len(split.read()["images"])

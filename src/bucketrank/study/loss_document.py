@@ -51,7 +51,7 @@ def write_losses(plan: LossComparison, outcomes: Sequence[SetOutcome], timed: St
             if figure is not None:
                 save_figure(figure, plan.out, name)
     write_text(plan.out / "losses.md", to_markdown(plan, outcomes, timed))
-    write_text(plan.out / "losses.json", json.dumps(to_json(plan, outcomes, timed)) + "\n")
+    write_text(plan.out / "losses.json", json.dumps(to_json(plan, outcomes, timed), separators=(",", ":")) + "\n")
 
 
 def to_markdown(plan: LossComparison, outcomes: Sequence[SetOutcome], timed: StepMeasurements | None = None) -> str:
@@ -62,6 +62,8 @@ def to_markdown(plan: LossComparison, outcomes: Sequence[SetOutcome], timed: Ste
     lines += ["![AP over steps](ap_over_steps.svg)", "", markdown_table(names, headline), ""]
     for outcome in outcomes:
         lines += [f"## {outcome.data.name}", "", markdown_table(COLUMNS, loss_rows(outcome)), ""]
+        if steps := mask_and_box_rows(outcome):
+            lines += ["AP of masks and of boxes:", "", markdown_table(mask_and_box_columns(outcome), steps), ""]
         if classes := class_names(outcome):
             lines += ["AP by class:", "", markdown_table(["loss", *classes], class_rows(outcome)), ""]
     lines += ["![AP over learning rates](ap_over_rates.svg)", ""]
@@ -141,6 +143,28 @@ def loss_rows(outcome: SetOutcome) -> list[list[str]]:
     return rows
 
 
+def mask_and_box_columns(outcome: SetOutcome) -> list[str]:
+    """Return the columns of the table of masks and boxes."""
+    titles = [TITLES[result.loss] for result in outcome.results]
+    differences = [f"RS minus {TITLES[loss]}" for loss in outcome.differences(1.0)]
+    return ["steps", *(f"{of}: {name}" for of in ("masks", "boxes") for name in (*titles, *differences))]
+
+
+def mask_and_box_rows(outcome: SetOutcome) -> list[list[str]]:
+    """Return one row per evaluation: the AP of each loss and the differences of RS, of masks and then of boxes."""
+    every = outcome.results[0].curve()[0]
+    rows = []
+    for step in outcome.steps_of_masks_and_boxes:
+        cells = []
+        for boxes in (False, True):
+            curves = [result.box_curves() if boxes else result.curve()[1] for result in outcome.results]
+            cells += [f"{np.mean([run[every.index(step)] for run in runs]):.1f}" for runs in curves]
+            differences = outcome.differences(step / every[-1], boxes=boxes)
+            cells += [" ".join(difference_cells(each)) for each in differences.values()]
+        rows.append([f"{step:,}", *cells])
+    return rows
+
+
 MOST_CLASSES = 20  # columns of a table of classes
 
 
@@ -190,6 +214,8 @@ def to_json(
         late = {loss: vars(each) for loss, each in outcome.differences(1.0).items()}
         early = {loss: vars(each) for loss, each in outcome.differences(QUARTER).items()}
         tables = {"headline": headline_rows(outcome), "rows": loss_rows(outcome)}
+        if over_steps := mask_and_box_rows(outcome):
+            tables["masks_and_boxes"] = [mask_and_box_columns(outcome), *over_steps]
         differences = {"quarter": early, "end": late}
         sets.append({"data": outcome.data.name, "losses": losses, "rs_minus": differences, **tables})
     trials = [

@@ -37,6 +37,11 @@ class LossResult:
         curves = [run.curve() for run in self.runs]
         return curves[0][0], [values for _, values in curves]
 
+    def box_curves(self) -> list[list[float]]:
+        """Return the AP of each run's boxes at each evaluation of a detector with masks; empty without masks."""
+        curves = [run.box_curve() for run in self.runs]
+        return curves if all(curves) else []
+
     def mean(self, metric: str = "AP") -> SeedMean:
         """Return the mean of a metric over the seeds at the end."""
         return SeedMean.of([run.metric(metric) for run in self.runs])
@@ -84,9 +89,21 @@ class SetOutcome:
         rivals = [result for result in self.results if result.loss in RIVALS]
         return max(rivals, key=lambda result: (len(result.runs), result.mean().mean), default=None)
 
-    def differences(self, share: float) -> dict[str, Difference]:
-        """Return the difference of RS to each other loss at a share of the budget, over the seeds that both have."""
-        return _differences(self, share)
+    def differences(self, share: float, *, boxes: bool = False) -> dict[str, Difference]:
+        """Return the difference of RS to each other loss at a share of the budget, over the seeds that both have.
+
+        It is that of the masks if the detector has them, or of its boxes with ``boxes``.
+        """
+        return _differences(self, share, boxes)
+
+    @property
+    def steps_of_masks_and_boxes(self) -> list[int]:
+        """The evaluations at which all runs have bootstrap draws of masks and of boxes; none without masks."""
+        if not all(result.box_curves() for result in self.results):
+            return []
+        steps = self.results[0].curve()[0]
+        records = [run.record for result in self.results for run in result.runs if run.record is not None]
+        return [step for step in steps if all(step in record.box_bootstrap for record in records)]
 
     @property
     def compared(self) -> list[str]:
@@ -111,14 +128,14 @@ def collect_losses(plan: LossComparison) -> list[SetOutcome]:
 
 
 @cache  # the tables ask for the same differences, and each takes hundreds of evaluations
-def _differences(outcome: SetOutcome, share: float) -> dict[str, Difference]:
+def _differences(outcome: SetOutcome, share: float, boxes: bool) -> dict[str, Difference]:  # noqa: FBT001 (a key of the cache)
     ours = outcome.of(OURS)
     if ours is None:
         return {}
-    own = {run.seed: bootstrap_at(run, share) for run in ours.runs}
+    own = {run.seed: bootstrap_at(run, share, boxes=boxes) for run in ours.runs}
     differences = {}
     for other in outcome.results:
-        theirs = {run.seed: bootstrap_at(run, share) for run in other.runs if run.seed in own}
+        theirs = {run.seed: bootstrap_at(run, share, boxes=boxes) for run in other.runs if run.seed in own}
         if other.loss != OURS and theirs:
             differences[other.loss] = paired_difference([own[seed] for seed in theirs], list(theirs.values()))
     return differences
@@ -129,14 +146,18 @@ def step_at(steps: list[int], share: float) -> int:
     return min(steps, key=lambda step: abs(step - share * steps[-1]))
 
 
-def bootstrap_at(run: LossRun, share: float) -> BootstrapAP:
-    """Return the AP of a run in the draws of the images, after a share of its steps."""
+def bootstrap_at(run: LossRun, share: float, *, boxes: bool = False) -> BootstrapAP:
+    """Return the AP of a run in the draws of the images, after a share of its steps.
+
+    It is that of the masks if the detector has them, or of its boxes with ``boxes``.
+    """
     step = step_at(run.curve()[0], share)
     if run.record is None:
-        return _bootstrap(run.detections(step), run.data, run.load().data)
-    if step not in run.record.bootstrap:
+        return _bootstrap(run.detections(step), run.data, run.load().data, boxes)
+    draws = run.record.box_bootstrap if boxes else run.record.bootstrap
+    if step not in draws:
         raise StudyError(f"--merge: {run.name}: expected bootstrap draws after step {step}, got none; train it again")
-    return run.record.bootstrap[step]
+    return draws[step]
 
 
 def record_of(run: LossRun) -> RunRecord:
@@ -146,13 +167,21 @@ def record_of(run: LossRun) -> RunRecord:
     if run.trial:
         return RunRecord.of(run)
     steps = run.curve()[0]
-    bootstrap = {step_at(steps, share): bootstrap_at(run, share) for share in (QUARTER, 1.0)}
-    return RunRecord.of(run, bootstrap, _class_ap(run.detections(steps[-1]), run.data, run.load().data))
+    class_ap = _class_ap(run.detections(steps[-1]), run.data, run.load().data)
+    if not run.box_curve():
+        bootstrap = {step_at(steps, share): bootstrap_at(run, share) for share in (QUARTER, 1.0)}
+        return RunRecord.of(run, bootstrap, class_ap)
+    # The page compares masks and boxes at every evaluation.
+    masks, boxes = (
+        {step: bootstrap_at(run, step / steps[-1], boxes=boxes) for step in steps} for boxes in (False, True)
+    )
+    return RunRecord.of(run, masks, class_ap, boxes)
 
 
 @lru_cache(maxsize=256)
-def _bootstrap(detections: Path, data: Path, settings: DataSettings) -> BootstrapAP:
-    return BootstrapAP.of(ImageAP.of(*_evaluator(detections, data, settings)))
+def _bootstrap(detections: Path, data: Path, settings: DataSettings, boxes: bool) -> BootstrapAP:  # noqa: FBT001 (a key of the cache)
+    evaluator, iou_type = _evaluator(detections, data, settings)
+    return BootstrapAP.of(ImageAP.of(evaluator, "boxes" if boxes else iou_type))
 
 
 @lru_cache(maxsize=256)

@@ -28,10 +28,10 @@ TRAIN = "bucketrank train"
 class RunRecord:
     """The command, machine and results of a finished run; APs from 0 to 100.
 
-    ``metrics`` are those of the masks if the detector has them; "box AP" is then that of its boxes.
-    ``command`` names the data folder and the weights file without their folders. ``bootstrap`` holds, by step, the AP
-    in the bootstrap draws of the validation images, and ``class_ap`` the AP of each class at the end, by its name; a
-    trial has neither.
+    ``metrics``, ``curve``, ``bootstrap`` and ``class_ap`` are those of the masks if the detector has them; "box AP",
+    ``box_curve`` and ``box_bootstrap`` are then those of its boxes. ``command`` names the data folder and the weights
+    file without their folders. ``bootstrap`` holds, by step, the AP in the bootstrap draws of the validation images,
+    and ``class_ap`` the AP of each class at the end, by its name; a trial has neither.
     """
 
     name: str
@@ -41,6 +41,8 @@ class RunRecord:
     curve: tuple[list[int], list[float]]  # steps of the evaluations, and the AP of each
     bootstrap: Mapping[int, BootstrapAP] = field(default_factory=dict)
     class_ap: Mapping[str, float] = field(default_factory=dict)
+    box_curve: list[float] = field(default_factory=list)  # at the steps of the curve
+    box_bootstrap: Mapping[int, BootstrapAP] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -48,26 +50,29 @@ class RunRecord:
         run: StudyRun,
         bootstrap: Mapping[int, BootstrapAP] | None = None,
         class_ap: Mapping[str, float] | None = None,
+        box_bootstrap: Mapping[int, BootstrapAP] | None = None,
     ) -> RunRecord:
         """Return the record of the finished run in a folder."""
         metrics = {name: run.metric(name) for name in METRICS}
+        box_curve = run.box_curve()
         return cls(
             run.name,
             portable_command(run),
             {name: run.environment[name] for name in MACHINE},
-            metrics if run.box_ap is None else metrics | {"box AP": run.box_ap},
+            metrics | {"box AP": box_curve[-1]} if box_curve else metrics,
             run.curve(),
             bootstrap or {},
             class_ap or {},
+            box_curve,
+            box_bootstrap or {},
         )
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON."""
-        drawn = {
-            str(step): {"AP": each.ap, "draws": [round(float(ap), 3) for ap in each.draws]}
-            for step, each in self.bootstrap.items()
-        }
-        results = {"metrics": self.metrics, "class_ap": self.class_ap, "curve": self.curve, "bootstrap": drawn}
+        results: dict[str, Any] = {"metrics": self.metrics, "class_ap": self.class_ap, "curve": self.curve}
+        results["bootstrap"] = _to_json(self.bootstrap)
+        if self.box_curve:
+            results |= {"box_curve": self.box_curve, "box_bootstrap": _to_json(self.box_bootstrap)}
         return {"name": self.name, "command": self.command, **self.machine, **results}
 
     @classmethod
@@ -82,11 +87,11 @@ class RunRecord:
             {name: document[name] for name in MACHINE},
             document["metrics"],
             (steps, aps),
-            {
-                int(step): BootstrapAP(each["AP"], np.asarray(each["draws"], dtype=np.float64))
-                for step, each in document["bootstrap"].items()
-            },
-            dict(document.get("class_ap", {})),  # older records have none
+            _from_json(document["bootstrap"]),
+            # Older records have none of these.
+            dict(document.get("class_ap", {})),
+            list(document.get("box_curve", [])),
+            _from_json(document.get("box_bootstrap", {})),
         )
 
     def require_same_settings(self, run: StudyRun) -> None:
@@ -103,6 +108,20 @@ class RunRecord:
                 f"--merge: {self.name}: expected a run with {key} {new!r}, got one with {old!r}; give the flags of "
                 "that study, or leave its file out"
             )
+
+
+def _to_json(bootstrap: Mapping[int, BootstrapAP]) -> dict[str, Any]:
+    return {
+        str(step): {"AP": round(each.ap, 6), "draws": [round(float(ap), 3) for ap in each.draws]}
+        for step, each in bootstrap.items()
+    }
+
+
+def _from_json(document: Mapping[str, Any]) -> dict[int, BootstrapAP]:
+    return {
+        int(step): BootstrapAP(each["AP"], np.asarray(each["draws"], dtype=np.float64))
+        for step, each in document.items()
+    }
 
 
 def portable_command(run: StudyRun) -> str:

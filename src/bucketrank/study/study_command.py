@@ -14,6 +14,7 @@ from rich.table import Table
 from bucketrank.data import DataError, find_splits
 from bucketrank.data.convert.cityscapes import CATEGORIES as CITYSCAPES
 from bucketrank.model_files.atomic import write_text
+from bucketrank.recipes.setting_flags import parse_setting_flags
 from bucketrank.study.claims import claims
 from bucketrank.study.grid import STUDIES, Study
 from bucketrank.study.loss_comparison import LossComparison
@@ -108,13 +109,15 @@ def plan_study(
 ) -> StudyPlan:
     """Return the plan of a study; StudyError if it has no rows to train."""
     study: Study = STUDIES[name]
-    rows = choose_rows(study, paper=paper, dataset=dataset_of(data) if paper else "COCO", only=only)
+    layout = parse_setting_flags(flags).get("data.layout")
+    dataset = dataset_of(data, layout=None if layout == "auto" else layout) if paper else "COCO"
+    rows = choose_rows(study, paper=paper, dataset=dataset, only=only)
     return StudyPlan(study, rows, paper, data, out, seeds, factors, flags)
 
 
-def dataset_of(data: Path) -> str:
+def dataset_of(data: Path, *, layout: str | None = None) -> str:
     """Return COCO, LVIS or Cityscapes, depending on the classes; DataError if the classes cannot be read."""
-    splits = find_splits(data)
+    splits = find_splits(data, layout=layout)
     split = splits.val or splits.train
     if split is None:
         raise DataError(f"{data}: expected annotations, got none; see docs/data.md for layouts")

@@ -107,18 +107,16 @@ class StudyRun:
         text = last.get(f"masks/{name}") or last.get(f"boxes/{name}")
         return 100 * float(text) if text else math.nan
 
-    @property
-    def box_ap(self) -> float | None:
-        """The AP of the boxes in the last evaluation of a detector with masks, from 0 to 100; None without masks."""
-        last = self.validation.rows()[-1]
-        return 100 * float(last["boxes/AP"]) if last.get("masks/AP") else None
-
     def curve(self) -> tuple[list[int], list[float]]:
-        """Return the steps and the APs of all evaluations."""
+        """Return the steps and the APs of all evaluations: of masks if the detector has them, else of boxes."""
         steps, values = self.validation.column("masks/AP")
         if not steps:
             steps, values = self.validation.column("boxes/AP")
         return steps, [100 * value for value in values]
+
+    def box_curve(self) -> list[float]:
+        """Return the APs of the boxes at all evaluations of a detector with masks; empty without masks."""
+        return [100 * float(row["boxes/AP"]) for row in self.validation.rows() if row.get("masks/AP")]
 
     def step_seconds(self) -> list[tuple[int, float]]:
         """Return the logged intervals of the run: the number of steps and the seconds per step."""
