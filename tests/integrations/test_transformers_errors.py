@@ -10,7 +10,7 @@ import transformers as hf
 from torch import nn
 
 import bucketrank.integrations.transformers as adapter
-from bucketrank.integrations.transformers import library, undo, use_ranking_loss
+from bucketrank.integrations.transformers import calibrate, library, undo, use_ranking_loss
 from tests.integrations.transformers_models import deformable_detr, rt_detr
 
 
@@ -34,9 +34,10 @@ class TestErrors:
         with pytest.raises(TypeError, match="words of a prompt"):
             use_ranking_loss(unbuilt("GroundingDinoForObjectDetection"))
 
-    def test_rt_detr_with_softmax(self):
+    @pytest.mark.parametrize("change", [use_ranking_loss, lambda model: calibrate(model, [])])
+    def test_rt_detr_with_softmax(self, change):
         with pytest.raises(TypeError, match=r"expected config.use_focal_loss to be True, got False: .*softmax"):
-            use_ranking_loss(rt_detr(use_focal_loss=False))
+            change(rt_detr(use_focal_loss=False))
 
     @pytest.mark.parametrize("wrap", [lambda model: model.model, nn.DataParallel, nn.Sequential])
     def test_not_the_detector_itself(self, wrap):

@@ -142,8 +142,6 @@ def use_ranking_loss(
     """
     settings = Settings(RankingLoss(loss, method, delta, box_weight), class_cost)
     family_loss = supported_family("use_ranking_loss", model)
-    if not getattr(model.config, "use_focal_loss", True):
-        raise TypeError(f"use_ranking_loss: expected config.use_focal_loss to be True, got False: {_SOFTMAX}")
     if class_cost is not None and not is_weight(class_cost):
         raise ValueError(
             f"use_ranking_loss: expected class_cost to be a finite number of at least 0, got {class_cost!r}"
@@ -200,6 +198,9 @@ def supported_family(caller: str, model: nn.Module) -> FamilyLoss:
         if base in REFUSED:
             raise TypeError(f"{caller}: expected a detector with sigmoid scores, got {name}: {REFUSED[base]}")
         if base in FAMILY_LOSSES:
+            config: Any = model.config
+            if not getattr(config, "use_focal_loss", True):  # RT-DETR with the loss of DETR
+                raise TypeError(f"{caller}: expected config.use_focal_loss to be True, got False: {_SOFTMAX}")
             return FAMILY_LOSSES[base]
     raise TypeError(
         f"{caller}: expected one of {', '.join(FAMILY_LOSSES)}, got {name}; pass the transformers model itself, "
