@@ -135,7 +135,7 @@ def class_table(studies: dict[str, dict[str, Any]]) -> str:
 
 
 def trial_table(studies: dict[str, dict[str, Any]]) -> str:
-    """Return one row per detector and loss: the AP of its trial with each rate, with its usual box weighting."""
+    """Return one row per detector and loss: the AP of its trial with each rate, with its usual box balance."""
     rates = sorted({trial["lr"] for study in studies.values() for trial in study["trials"]})
     rows = []
     for detector, study in studies.items():
@@ -166,7 +166,7 @@ def bucketed_table(exact: dict[str, Any], bucketed: dict[str, Any]) -> str:
 
 
 def rate_table(trials: list[dict[str, Any]], title: str, cell: Callable[[list[float]], str]) -> str:
-    """Return a cell for each data set and loss, from the AP of its trials with the usual box weighting."""
+    """Return a cell for each data set and loss, from the AP of its trials with the usual box balance."""
     aps: dict[str, dict[str, list[float]]] = {}
     for trial in trials:
         if trial["usual_boxes"]:

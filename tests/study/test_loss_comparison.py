@@ -42,7 +42,7 @@ def comparison(data: Path, out: Path, **settings: Any) -> LossComparison:
 
 
 def finish_trials(plan: LossComparison, data: Path, loss: str, *aps: float) -> None:
-    """Finish the trials of the learning rates, then that of the other box weighting."""
+    """Finish the trials of the learning rates, then that of the other box balance."""
     for trial, ap in zip(plan.rate_trials(data, loss), aps, strict=False):
         finish(trial, ap)
     finish(plan.trials(data, loss)[-1], aps[-1])

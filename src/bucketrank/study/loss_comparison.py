@@ -1,6 +1,6 @@
 """The study ``losses``: one detector with several losses, by a protocol that never tunes on reported images.
 
-For each data set and loss, short trials on the training images choose the learning rate and then the weighting of the
+For each data set and loss, short trials on the training images choose the learning rate and then the balance of the
 boxes, by the AP on images that are held out of the training set. All losses have the same number of trials. Then each
 loss is trained with every seed for a fixed number of steps, and evaluated on the validation images at fixed steps.
 """
@@ -94,7 +94,7 @@ class LossRun(StudyRun):
 
     @property
     def name(self) -> str:
-        return f"{self.data.name}-{self.row.loss}-lr{self.rate:g}-{weighting(self.balanced)}-{self.ending}"
+        return f"{self.data.name}-{self.row.loss}-lr{self.rate:g}-{balance_name(self.balanced)}-{self.ending}"
 
     def detections(self, step: int) -> Path:
         """Return the file with the detections of the evaluation after ``step``."""
@@ -114,8 +114,8 @@ class LossRun(StudyRun):
         return super().box_curve() if self.record is None else self.record.box_curve
 
 
-def weighting(balanced: bool | None) -> str:  # noqa: FBT001 (the one argument of a name)
-    """Return the name of a box weighting."""
+def balance_name(balanced: bool | None) -> str:  # noqa: FBT001 (the one argument of a name)
+    """Return the name of a box balance, for tables and folders."""
     return "published" if balanced is None else "balanced" if balanced else "fixed"
 
 
@@ -123,11 +123,12 @@ def weighting(balanced: bool | None) -> str:  # noqa: FBT001 (the one argument o
 class LossComparison:
     """The plan of the comparison.
 
-    With the head ``"same"``, nothing differs but the loss and the weighting of the boxes. With ``"published"``, each
-    loss has the head, box loss and weighting of its publication, and the trials choose the learning rate alone.
+    With the head ``"same"``, nothing differs but the loss, the learning rate and the box balance. With
+    ``"published"``, each loss has the head, box loss and box balance of its publication, and the trials choose the
+    learning rate alone.
 
-    ``factors`` of the recipe's learning rate are tried for ``trial_steps`` steps, with the box weighting of the loss's
-    paper; one more trial has the best rate and the other weighting. ``holdout`` is the share of the training images
+    ``factors`` of the recipe's learning rate are tried for ``trial_steps`` steps, with the box balance of the loss's
+    paper; one more trial has the best rate and the other balance. ``holdout`` is the share of the training images
     that judges trials. ``records`` are runs that were finished elsewhere, by name.
     """
 
@@ -170,7 +171,7 @@ class LossComparison:
         return [self._trial(data, loss, rate, balanced=self._usual_balance(loss)) for rate in self.rates]
 
     def trials(self, data: Path, loss: str) -> list[LossRun]:
-        """Return all trials of a loss; the one with the other box weighting follows once the rate is chosen."""
+        """Return all trials of a loss; the one with the other box balance follows once the rate is chosen."""
         by_rate = self.rate_trials(data, loss)
         if self.head == "published" or not all(trial.finished for trial in by_rate):
             return by_rate

@@ -18,7 +18,7 @@ from bucketrank.bench.timing import ratio
 from bucketrank.evaluation import Difference
 from bucketrank.model_files.atomic import write_text
 from bucketrank.provenance.figure_style import STYLE, save_figure
-from bucketrank.study.loss_comparison import TITLES, LossComparison, weighting
+from bucketrank.study.loss_comparison import TITLES, LossComparison, balance_name
 from bucketrank.study.loss_outcome import QUARTER, SHARES, LossResult, SetOutcome, record_of
 from bucketrank.study.step_measurements import StepMeasurements
 from bucketrank.study.study_tables import DASH, with_deviation
@@ -87,9 +87,9 @@ def _protocol(plan: LossComparison) -> str:
     rates = ", ".join(f"{rate:g}" for rate in plan.rates)
     if plan.head == "same":
         same = "Architecture, anchors, assignment and box loss are the same for all losses. Learning rate"
-        chosen = "and box weighting (fixed or balanced) of each loss"
+        chosen = "and box balance (fixed or balanced) of each loss"
     else:
-        same = "Head, box loss and box weighting are those of each loss's publication. Learning rate"
+        same = "Head, box loss and box balance are those of each loss's publication. Learning rate"
         chosen = "of each loss"
     return (
         f"{same} (of {rates}) {chosen}: the best of {plan.trials_per_loss} trials of {plan.trial_steps} steps, by AP "
@@ -133,7 +133,7 @@ def loss_rows(outcome: SetOutcome) -> list[list[str]]:
                 TITLES[result.loss],
                 str(len(result.runs)),
                 f"{result.rate:g}",
-                weighting(result.balanced),
+                balance_name(result.balanced),
                 f"{result.mean_at(QUARTER)[1]:.1f}",
                 *(with_deviation(mean.mean, mean.deviation) for mean in means),
                 " ".join(difference_cells(differences[result.loss])) if result.loss in differences else DASH,
@@ -206,7 +206,7 @@ def to_json(
             {
                 "loss": result.loss,
                 "lr": result.rate,
-                "boxes": weighting(result.balanced),
+                "boxes": balance_name(result.balanced),
                 "curve": result.curve(),
             }
             for result in outcome.results
@@ -223,8 +223,8 @@ def to_json(
             "data": data.name,
             "loss": loss,
             "lr": trial.rate,
-            "boxes": weighting(trial.balanced),
-            "usual_boxes": number < len(plan.factors),  # the last trial has the other weighting
+            "boxes": balance_name(trial.balanced),
+            "usual_boxes": number < len(plan.factors),  # the last trial has the other box balance
             **record_of(trial).to_json(),
         }
         for data in plan.data
@@ -258,7 +258,7 @@ def _over_steps(axes: Axes, results: Sequence[LossResult]) -> None:
 
 
 def _rates(plan: LossComparison) -> Figure | None:
-    """Draw the AP of the trials over the learning rate, for each loss with the box weighting of its paper."""
+    """Draw the AP of the trials over the learning rate, for each loss with the box balance of its paper."""
     shown: list[tuple[Path, dict[str, dict[float, float]]]] = []
     for data in plan.data:
         aps = {

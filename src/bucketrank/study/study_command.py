@@ -83,7 +83,7 @@ def run_loss_comparison(plan: LossComparison, *, rounds: int, console: Console |
         for data in plan.data:
             for loss in plan.losses:
                 queue.train(plan.rate_trials(data, loss))
-                queue.train(plan.trials(data, loss))  # now with the other box weighting at the best rate
+                queue.train(plan.trials(data, loss))  # now with the other box balance at the best rate
         for seed in range(plan.seeds):
             queue.train([run for data in plan.data for loss in plan.losses for run in plan.runs(data, loss)[seed:][:1]])
     except (StoppedError, KeyboardInterrupt) as error:
