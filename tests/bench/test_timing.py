@@ -37,12 +37,21 @@ def test_calls_take_turns_and_every_second_round_runs_backwards() -> None:
     assert samples == {name: {0: 1.0, 1: 1.0, 2: 1.0} for name in "abc"}
 
 
-def test_rotation_puts_every_call_first() -> None:
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ("ab", ["ab", "ba", "ba", "ab"]),
+        ("abc", ["abc", "cba", "bca", "acb", "cab", "bac"]),
+        ("abcd", ["abcd", "dcba", "bcda", "adcb", "cdab", "badc", "dabc", "cbad"]),
+    ],
+)
+def test_rotation_puts_every_call_first_twice_and_last_twice(names: str, expected: list[str]) -> None:
     clock = Clock()
-    calls = {name: TimedCall(clock.call(name, 1.0), warmup=0) for name in "abc"}
-    interleave(calls, rounds=6, rotate=True, clock=WallClock(clock))
-    # Round 1 is bca, backwards.
-    assert "".join(clock.calls) == "abc" + "acb" + "cab" + "cba" + "bca" + "bac"
+    calls = {name: TimedCall(clock.call(name, 1.0), warmup=0) for name in names}
+    interleave(calls, rounds=2 * len(names), rotate=True, clock=WallClock(clock))
+    assert "".join(clock.calls) == "".join(expected)
+    for position in (0, -1):
+        assert sorted(each[position] for each in expected) == sorted(2 * names)
 
 
 def test_warmup_does_not_count() -> None:

@@ -115,4 +115,59 @@ def test_all_runs_share_the_draws_of_the_images() -> None:
     assert not np.array_equal(whole.draws, drawn(document, detections, seed=1).draws)
     one, other = drawn(document, detections), drawn(document, worse(detections, 0.5, 0))
     difference = paired_difference([one], [other])
-    np.testing.assert_allclose([difference.low, difference.high], np.percentile(one.draws - other.draws, [2.5, 97.5]))
+    half = 1.959964 * np.std(one.draws - other.draws, ddof=1)  # one seed: the images alone
+    expected = [one.ap - other.ap - half, one.ap - other.ap + half]
+    np.testing.assert_allclose([difference.low, difference.high], expected, rtol=1e-6)
+
+
+def test_the_interval_by_hand() -> None:
+    # Seeds: differences 1, 2, 3, variance 1, of their mean 1/3. Images: draws -1, 0, 1 around the mean, variance 1.
+    ones = [BootstrapAP(each, np.array([each - 1, each, each + 1])) for each in (1.0, 2.0, 3.0)]
+    zeros = [BootstrapAP(0.0, np.zeros(3))] * 3
+    difference = paired_difference(ones, zeros)
+    # Degrees of freedom 2 ((1 + 1/3) / (1/3))^2 = 32, whose quantile is 2.0369 in tables.
+    half = 2.0369 * (1 + 1 / 3) ** 0.5
+    assert (difference.value, difference.low) == (2.0, pytest.approx(2 - half, abs=1e-4))
+    assert difference.high == pytest.approx(2 + half, abs=1e-4)
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+@pytest.mark.parametrize("image_deviation", [0.0, 1.0])
+def test_the_interval_holds_the_true_difference_in_95_percent_of_all_studies(seeds, image_deviation) -> None:
+    """Resampling three seeds would hold it in about 71 % of the studies if the seeds alone differ."""
+    random = np.random.default_rng(0)
+    studies, held = 1000, 0
+    zeros = [BootstrapAP(0.0, np.zeros(200))] * seeds
+    for _ in range(studies):
+        shared, draws = image_deviation * random.normal(), image_deviation * random.normal(size=200)
+        aps = random.normal(size=seeds) + shared
+        difference = paired_difference([BootstrapAP(ap, ap + draws) for ap in aps], zeros)
+        held += difference.low <= 0 <= difference.high
+    assert 0.93 <= held / studies <= 0.99
+
+
+def test_draws_without_objects_do_not_count() -> None:
+    draws = np.array([1.0, np.nan, 3.0, 2.0])
+    ones, zeros = [BootstrapAP(2.0, draws)], [BootstrapAP(0.0, np.zeros(4))]
+    difference = paired_difference(ones, zeros)
+    assert difference.verdict == "ahead"
+    assert difference.low == pytest.approx(2 - 1.959964, abs=1e-6)  # the variance of 1, 2, 3 is 1
+    nothing = paired_difference([BootstrapAP(2.0, np.full(4, np.nan))], zeros)
+    assert nothing.verdict == "inconclusive"
+
+
+def test_only_the_detections_that_ap_counts() -> None:
+    """COCO counts the 100 of highest score per image and class."""
+    boxes = torch.arange(150).float()[:, None] * 20 + torch.tensor([0.0, 0, 10, 10])
+    annotations = [
+        {"id": number + 1, "image_id": 1, "category_id": 1, "bbox": [20.0 * number, 20.0 * number, 10, 10]}
+        for number in range(150)
+    ]
+    images = [{"id": 1, "width": 4000, "height": 4000}]
+    document = {"images": images, "categories": [{"id": 1, "name": "cell"}], "annotations": annotations}
+    detections = {"boxes": boxes, "labels": torch.ones(150).long(), "scores": torch.linspace(1, 0.1, 150)}
+    evaluator = evaluated(document, {1: detections})
+    expected = evaluator.result().metrics["AP"]
+    assert expected == pytest.approx(100 / 150, abs=0.01)
+    np.testing.assert_allclose(ImageAP.of(evaluator).ap(np.ones((1, 1))), expected, atol=1e-9)
+    assert len(evaluator.matched().scores) == 150

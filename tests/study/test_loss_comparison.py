@@ -86,6 +86,36 @@ def test_the_best_trial_decides_rate_and_boxes_once_all_are_finished(shapes, tmp
     assert runs[0].name == f"{shapes.name}-qfl-lr0.002-balanced-seed0"
 
 
+def test_a_failed_trial_leaves_the_choice_to_the_others(shapes, tmp_path):
+    plan = comparison(shapes, tmp_path, losses=("rs",))
+    low, high = plan.rate_trials(shapes, "rs")
+    finish(low, 20.0)
+    assert plan.trials(shapes, "rs") == [low, high]
+    plan = replace(plan, failed=frozenset({high.name}))
+    *_, other = plan.trials(shapes, "rs")
+    assert (other.rate, other.balanced) == (low.rate, False)
+    assert plan.chosen(shapes, "rs") is None
+    finish(other, 10.0)
+    assert [run.rate for run in plan.runs(shapes, "rs")] == [low.rate] * 2
+    page = to_markdown(plan, collect_losses(plan), failed={high.name: "failed: the loss is not finite"})
+    assert f"## Failed\n\n- {high.name}: failed: the loss is not finite" in page
+    assert "ap_over_steps.svg" not in page, "no run is finished, so there is no such figure"
+    assert replace(plan, out=tmp_path / "all", failed=frozenset({low.name, high.name})).runs(shapes, "rs") == []
+
+
+@pytest.mark.parametrize("ap", [0.0, float("nan")])
+def test_trials_that_detect_nothing_choose_the_rate_of_the_recipe(ap, shapes, tmp_path):
+    plan = comparison(shapes, tmp_path, losses=("rs",), factors=(0.25, 0.5, 1.0, 2.0), head="published")
+    for trial in plan.trials(shapes, "rs"):
+        finish(trial, ap)
+    assert plan.chosen(shapes, "rs").rate == plan.recipe.schedule.lr
+    assert "No trial of RS on shapes detected an object" in to_markdown(plan, [])
+    for run in plan.runs(shapes, "rs"):
+        finish_with_detections(run, 1.0, 0.0, 0.0)
+    (outcome,) = collect_losses(plan)
+    assert outcome.results[0].steps_to(0.5 * outcome.best_ap) is None
+
+
 @pytest.mark.parametrize("name", [name for name, detector in DETECTORS.items() if detector.same_head])
 def test_one_head_means_the_same_model_for_every_loss(name, shapes, tmp_path):
     plan = comparison(shapes, tmp_path, detector=DETECTORS[name], flags=("--backbone.weights", "null"))
@@ -346,6 +376,12 @@ def test_commands_of_the_trials_can_be_printed(shapes, tmp_path, capsys):
         (["losses", "--recipe", "paa-laptop", "--dry-run"], "--head: expected published for paa-laptop"),
         (["losses", "--recipe", "yolo", "--dry-run"], "--recipe: expected"),
         (["losses", "--steps", "7", "--dry-run"], "expected --steps of at least 8"),
+        (["losses", "--data.holdout", "0.3", "--dry-run"], "losses sets --data.holdout itself; remove the flag"),
+        (["detectors", "--data.holdout", "0.3", "--dry-run"], "detectors sets --data.holdout itself; remove the flag"),
+        (
+            ["losses", "--loss", "qfl", "--schedule.early_stop=2", "--dry-run"],
+            "losses sets --loss.name, --schedule.early_stop itself; remove the flags",
+        ),
         (
             ["losses", "--steps", "30", "--trial-steps", "31", "--dry-run"],
             "--trial-steps from 1 to --steps, got 30 and 31",
@@ -385,9 +421,9 @@ def test_a_study_continues_on_another_machine_with_the_same_results(finished, sh
     assert missing == [2]
 
 
-def test_a_record_holds_no_path_of_the_machine(finished, shapes, tmp_path):
-    plan = replace(finished, flags=("--backbone.weights", str(tmp_path / "lite0.safetensors")))
-    command = portable_command(plan.runs(shapes, "rs")[0])
+def test_a_record_holds_no_path_of_the_machine(shapes, tmp_path):
+    plan = comparison(shapes, tmp_path, flags=("--backbone.weights", str(tmp_path / "lite0.safetensors")))
+    command = portable_command(plan.rate_trials(shapes, "rs")[0])
     assert str(tmp_path) not in command
     assert f"--data {shapes.name} --out runs/{shapes.name}-rs-lr0.001" in command
     assert "--backbone.weights lite0.safetensors" in command
@@ -397,6 +433,10 @@ def test_records_of_another_study_are_refused(finished, shapes, tmp_path, capsys
     other = merged(finished, tmp_path / "other", flags=("--inputs.max_size", "640"))
     with pytest.raises(StudyError, match=r"--merge: .*: expected a run with inputs.max_size 640, got one with 320"):
         other.trials(shapes, "rs")
+    for flag, value, before in (("backbone.weights", "null", "pretrained"), ("trainer.precision", "bf16-mixed", "32")):
+        other = merged(finished, tmp_path / flag, flags=(f"--{flag}", value))
+        with pytest.raises(StudyError, match=rf"expected a run with {flag} .*, got one with '{before}"):
+            other.trials(shapes, "rs")
     wrong = tmp_path / "wrong.json"
     for content, message in (("[]", "expected the losses.json of a study"), (None, "cannot be read")):
         if content is not None:
@@ -410,7 +450,13 @@ def test_damaged_records_are_refused(finished, shapes, tmp_path):
     write_losses(finished, collect_losses(finished))
     document = json.loads((finished.out / "losses.json").read_text())
     damaged = tmp_path / "damaged.json"
-    for change in ({"command": "rm -r /"}, {"class_ap": 3}):
+    trial = document["trials"][0]
+    draws = {"292": {"AP": 30.0, "draws": [30.0] * 100}}
+    for change in (
+        *({"command": "rm -r /"}, {"class_ap": 3}, {"bootstrap": draws}, {"metrics": {"AP": 30.0}}),
+        *({"metrics": trial["metrics"] | {"AP": None}},),
+        *({"curve": curve} for curve in ([[], []], [[73], [20.0, 30.0]], [[146, 73], [20.0, 30.0]], [[73], [None]])),
+    ):
         damaged.write_text(json.dumps(document | {"trials": [document["trials"][0] | change]}))
         with pytest.raises(StudyError, match=r"damaged.json: expected the losses.json of a study"):
             read_records(damaged)
@@ -454,3 +500,7 @@ def test_the_steps_of_all_losses_are_timed_in_turn(shapes, tmp_path):
     assert "## Seconds per step" not in to_markdown(plan, [])
     again = measure_steps(tmp_path, runs, rounds=2, say=lambda _: pytest.fail("measured twice"))
     assert again["ATSS"].samples == timed.samples
+    assert str(tmp_path) not in json.dumps(timed.commands)
+    assert len(measure_steps(tmp_path, runs, rounds=3, say=lambda _: None)["ATSS"].samples["atss-rs"]) == 3
+    larger = replace(plan, flags=(*flags[:-1], "96"))
+    assert not timed.covers(larger.first_runs(), rounds=2), "the steps of other settings are timed anew"

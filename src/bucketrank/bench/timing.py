@@ -66,8 +66,8 @@ def interleave(
 ) -> dict[str, Samples]:
     """Call the alternatives in turn, round after round, and return the seconds of each timed call.
 
-    Every second round runs in reverse, so that no alternative always follows the same one. With ``rotate`` each round
-    also starts one alternative later: over twice as many rounds as alternatives, each is first twice.
+    Every second round runs in reverse, so that no alternative always follows the same one. With ``rotate`` each pair of
+    rounds also starts one alternative later: over twice as many rounds as alternatives, each is first twice.
     ``advance`` receives the name of the alternative that was called, and the number of calls.
     """
     for name, alternative in timed.items():
@@ -84,7 +84,7 @@ def interleave(
         for turn in range(rounds):
             order = [name for name, alternative in timed.items() if turn % alternative.every == 0]
             if rotate and order:
-                first = turn % len(order)
+                first = turn // 2 % len(order)
                 order = order[first:] + order[:first]
             for name in reversed(order) if turn % 2 else order:
                 for _ in range(timed[name].untimed):

@@ -75,6 +75,7 @@ def study(
         raise UsageError("study: expected --data, the folder of the data set")
     if unused := _changed(values, ("budget",) if name == LOSSES else for_losses):
         raise UsageError(f"study: {name} does not use {', '.join(unused)}; remove it")
+    _require_free_settings(name, list(settings), SET_BY_LOSSES if name == LOSSES else SET_BY_STUDIES)
     if name == LOSSES:
         trial_steps = steps // 8 if trial_steps is None else trial_steps
         plan_values = {"seeds": seeds, "steps": steps, "trial_steps": trial_steps, "factors": factors}
@@ -117,6 +118,29 @@ def _named_errors() -> Iterator[None]:
         raise UsageError(f"study: {error}") from error
     except StudyError as error:
         raise DataError(f"study: {error}") from error
+
+
+# Settings of the protocol, which a study gives each of its runs.
+SET_BY_STUDIES = ("data.holdout", "trainer.seed")
+SET_BY_LOSSES = (
+    *SET_BY_STUDIES,
+    *("loss.name", "loss.box_balance", "schedule.max_steps", "schedule.epochs", "schedule.early_stop"),
+    *("trainer.validate_every", "trainer.keep_detections"),
+)
+
+
+def _require_free_settings(name: str, flags: list[str], taken: tuple[str, ...]) -> None:
+    """Raise UsageError if a flag sets what the study itself sets for each of its runs."""
+    from bucketrank.recipes import RecipeError
+    from bucketrank.recipes.setting_flags import parse_setting_flags
+
+    try:
+        given = parse_setting_flags(flags)
+    except RecipeError as error:
+        raise UsageError(f"study: {error}") from error
+    if both := [key for key in given if key in taken]:
+        flag = "flags" if len(both) > 1 else "flag"
+        raise UsageError(f"study: {name} sets {', '.join(f'--{key}' for key in both)} itself; remove the {flag}")
 
 
 def _changed(values: dict[str, Any], names: tuple[str, ...]) -> list[str]:

@@ -23,6 +23,7 @@ from bucketrank.evaluation.threshold import Curve, best_threshold
 
 IouType = Literal["boxes", "masks"]
 
+COCO_DETECTIONS = 100  # per image and class, which AP counts
 LVIS_DETECTIONS = 300  # per image, over all classes
 COCO_NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
 LVIS_NAMES = {
@@ -183,8 +184,14 @@ class Evaluator:
         matched = self.matched(iou_type, iou=iou, seen_only=seen_only)
         return Curve.of(scores=matched.scores, right=matched.right, objects=int(matched.objects.sum()))
 
-    def matched(self, iou_type: IouType = "boxes", *, iou: float = 0.5, seen_only: bool = False) -> MatchedDetections:
-        """Return which detections match an object of their class with at least ``iou``, by COCO's rule."""
+    def matched(
+        self, iou_type: IouType = "boxes", *, iou: float = 0.5, seen_only: bool = False, limited: bool = False
+    ) -> MatchedDetections:
+        """Return which detections match an object of their class with at least ``iou``, by COCO's rule.
+
+        With ``limited``, only the detections that AP counts: with COCO's rules, the 100 of highest score per image and
+        class.
+        """
         evaluation = self._evaluation(iou_type, seen_only=seen_only)
         evaluation.params.iouThrs = np.asarray([iou])
         evaluation.params.areaRng = evaluation.params.areaRng[:1]
@@ -202,6 +209,9 @@ class Evaluator:
             else:
                 ious[detection_id] = float(overlap)
         counted = [detection_id for detection_id in detections if detection_id not in on_crowds]
+        if limited and self.style == "coco":
+            kept = _highest_of_each_class(detections)
+            counted = [detection_id for detection_id in counted if detection_id in kept]
         label_of = {category_id: label for label, category_id in enumerate(self.categories, start=1)}
         objects = [label_of[entry["category_id"]] for entry in annotations.values() if not entry["iscrowd"]]
         return MatchedDetections(
@@ -281,6 +291,15 @@ def counted_by_lvis(document: Document, records: Sequence[Record], iou_type: Iou
         for record in records
         if record["category_id"] in annotated[record["image_id"]] and _area(record, iou_type) > 0
     ]
+
+
+def _highest_of_each_class(detections: Mapping[int, Record]) -> set[int]:
+    """Return the ids of the COCO_DETECTIONS highest scores of each image and class."""
+    by_class: dict[tuple[int, int], list[int]] = {}
+    for detection_id in sorted(detections, key=lambda each: -detections[each]["score"]):
+        record = detections[detection_id]
+        by_class.setdefault((record["image_id"], record["category_id"]), []).append(detection_id)
+    return {detection_id for own in by_class.values() for detection_id in own[:COCO_DETECTIONS]}
 
 
 def _area(record: Record, iou_type: IouType) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -56,7 +57,7 @@ class ImageAP:
         owners = np.array([position[record["image_id"]] for record in evaluator.detections], dtype=np.int64)
         curves: list[list[RankedMatches]] = [[] for _ in evaluator.categories]
         for iou in IOUS:
-            matched = evaluator.matched(iou_type, iou=float(iou))
+            matched = evaluator.matched(iou_type, iou=float(iou), limited=True)
             order = np.argsort(-matched.scores, kind="stable")
             labels, right, images = matched.labels[order], matched.right[order], owners[matched.numbers[order]]
             for label, curve in enumerate(curves, start=1):
@@ -106,7 +107,7 @@ class BootstrapAP:
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of two mean APs with the interval that holds 95 % of its bootstrap draws, in AP from 0 to 100."""
+    """The difference of two mean APs with its 95 % interval, in AP from 0 to 100."""
 
     value: float  # in AP from 0 to 100
     low: float  # lower end of the interval
@@ -114,15 +115,19 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """Say "ahead" or "behind" if the interval excludes 0, otherwise "level"."""
+        """Say "ahead" or "behind" if the interval excludes 0, else "level"; "inconclusive" without an interval."""
+        if math.isnan(self.low) or math.isnan(self.high):
+            return "inconclusive"
         return "ahead" if self.low > 0 else "behind" if self.high < 0 else "level"
 
 
 def paired_difference(one: Sequence[BootstrapAP], other: Sequence[BootstrapAP]) -> Difference:
     """Return the mean AP of the runs ``one`` minus that of the runs ``other``, on the same images.
 
-    Run number i of both has the same random seed. Each draw of images, the same for all runs, also draws as many pairs
-    of runs as there are, with replacement. So the interval covers the choice of images and of seeds.
+    Run number i of both has the same random seed. The squared standard error of the difference is the sum of two
+    variances: over the bootstrap draws of the images, which all runs share, and over the seeds. Few seeds say little
+    about their variance, so the interval is as wide as Student's t requires, with the degrees of freedom of Welch and
+    Satterthwaite. A single pair of runs says nothing about seeds; the interval then covers the images alone.
 
     Args:
         one: the runs to compare.
@@ -133,7 +138,21 @@ def paired_difference(one: Sequence[BootstrapAP], other: Sequence[BootstrapAP]) 
     pairs = list(zip(one, other, strict=True))
     if len({len(run.draws) for pair in pairs for run in pair}) > 1:
         raise ValueError("paired_difference: expected the same number of draws in all runs; draw the images again")
-    differences = np.array([ours.draws - theirs.draws for ours, theirs in pairs])  # (runs, draws)
-    chosen = np.random.default_rng(0).integers(len(pairs), size=differences.shape)
-    low, high = np.percentile(np.take_along_axis(differences, chosen, axis=0).mean(0), [2.5, 97.5])
-    return Difference(float(np.mean([ours.ap - theirs.ap for ours, theirs in pairs])), float(low), float(high))
+    by_seed = np.array([ours.ap - theirs.ap for ours, theirs in pairs])
+    value = float(by_seed.mean())
+    half_width = _half_width(by_seed, np.mean([ours.draws - theirs.draws for ours, theirs in pairs], axis=0))
+    return Difference(value, value - half_width, value + half_width)
+
+
+def _half_width(by_seed: Values, draws: Values) -> float:
+    """Return half the width of the interval of a mean, from its values by seed and its bootstrap draws."""
+    from scipy.stats import t
+
+    drawn = draws[np.isfinite(draws)]  # a draw may contain no object
+    if len(drawn) < 2:
+        return math.nan
+    of_images, seeds = drawn.var(ddof=1), len(by_seed)
+    of_seeds = by_seed.var(ddof=1) / seeds if seeds > 1 else 0.0
+    # The many draws tell the variance of the images well enough: it has no share in the degrees of freedom.
+    freedom = (seeds - 1) * ((of_images + of_seeds) / of_seeds) ** 2 if of_seeds > 0 else math.inf
+    return float(t.ppf(0.975, freedom) * math.sqrt(of_images + of_seeds))

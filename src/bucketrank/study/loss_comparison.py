@@ -129,7 +129,8 @@ class LossComparison:
 
     ``factors`` of the recipe's learning rate are tried for ``trial_steps`` steps, with the box balance of the loss's
     paper; one more trial has the best rate and the other balance. ``holdout`` is the share of the training images
-    that judges trials. ``records`` are runs that were finished elsewhere, by name.
+    that judges trials. ``records`` are runs that were finished elsewhere, by name. ``failed`` are the names of runs
+    that ended with an error, for example because the learning rate was too high; the other trials choose without them.
     """
 
     data: tuple[Path, ...]
@@ -144,6 +145,7 @@ class LossComparison:
     holdout: float = HOLDOUT
     flags: tuple[str, ...] = ()
     records: Mapping[str, RunRecord] = field(default_factory=dict)
+    failed: frozenset[str] = frozenset()
 
     def require_data(self) -> None:
         """Raise DataError unless every data set has training and validation images and a name of its own."""
@@ -173,16 +175,30 @@ class LossComparison:
     def trials(self, data: Path, loss: str) -> list[LossRun]:
         """Return all trials of a loss; the one with the other box balance follows once the rate is chosen."""
         by_rate = self.rate_trials(data, loss)
-        if self.head == "published" or not all(trial.finished for trial in by_rate):
+        best = self._best(by_rate)
+        if self.head == "published" or best is None:
             return by_rate
-        best = _best(by_rate)
         return [*by_rate, self._trial(data, loss, best.rate, balanced=not best.balanced)]
 
     def chosen(self, data: Path, loss: str) -> LossRun | None:
-        """Return the trial with the highest AP on held-out images; None before all trials are finished."""
+        """Return the trial with the highest AP on held-out images; None before all trials have ended."""
         trials = self.trials(data, loss)
-        complete = len(trials) == self.trials_per_loss and all(trial.finished for trial in trials)
-        return _best(trials) if complete else None
+        return self._best(trials) if len(trials) == self.trials_per_loss else None
+
+    def _best(self, trials: Sequence[LossRun]) -> LossRun | None:
+        """Return the finished trial with the highest AP; None before all have ended, or if all have failed.
+
+        Of trials with the same AP, as if none has detected anything, the one nearest to the recipe's rate is the best.
+        """
+        if not all(trial.finished or trial.name in self.failed for trial in trials):
+            return None
+        usual = self.recipe.schedule.lr
+
+        def order(trial: LossRun) -> tuple[float, float]:
+            ap = trial.metric()
+            return (0.0 if math.isnan(ap) else ap), -abs(math.log(trial.rate / usual))
+
+        return max((trial for trial in trials if trial.finished), key=order, default=None)
 
     def runs(self, data: Path, loss: str) -> list[LossRun]:
         """Return the final runs, one per seed; empty before the trials have chosen."""
@@ -256,10 +272,6 @@ class LossComparison:
     def _epochs_between_evaluations(self, data: Path, steps: int) -> int:
         images = _training_images(data, self.recipe.data.chosen_layout)
         return max(1, round(steps / EVALUATIONS / math.ceil(images / self.recipe.data.batch_size)))
-
-
-def _best(trials: Sequence[LossRun]) -> LossRun:
-    return max(trials, key=lambda trial: -math.inf if math.isnan(trial.metric()) else trial.metric())
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -40,8 +40,14 @@ COLOURS = {
 PANEL = (4.2, 3.4)  # width and height in inches
 
 
-def write_losses(plan: LossComparison, outcomes: Sequence[SetOutcome], timed: StepMeasurements | None = None) -> None:
-    """Write ``losses.md``, ``losses.json`` and the figures to the folder of the study."""
+def write_losses(
+    plan: LossComparison,
+    outcomes: Sequence[SetOutcome],
+    timed: StepMeasurements | None = None,
+    *,
+    failed: Mapping[str, str] | None = None,
+) -> None:
+    """Write ``losses.md``, ``losses.json`` and the figures; ``failed`` are the errors of runs that failed, by name."""
     plan.out.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context(STYLE):
         for name, figure in (
@@ -50,32 +56,60 @@ def write_losses(plan: LossComparison, outcomes: Sequence[SetOutcome], timed: St
         ):
             if figure is not None:
                 save_figure(figure, plan.out, name)
-    write_text(plan.out / "losses.md", to_markdown(plan, outcomes, timed))
+    write_text(plan.out / "losses.md", to_markdown(plan, outcomes, timed, failed=failed))
     write_text(plan.out / "losses.json", json.dumps(to_json(plan, outcomes, timed), separators=(",", ":")) + "\n")
 
 
-def to_markdown(plan: LossComparison, outcomes: Sequence[SetOutcome], timed: StepMeasurements | None = None) -> str:
-    """Return the page."""
+def to_markdown(
+    plan: LossComparison,
+    outcomes: Sequence[SetOutcome],
+    timed: StepMeasurements | None = None,
+    *,
+    failed: Mapping[str, str] | None = None,
+) -> str:
+    """Return the page; ``failed`` are the errors of the runs that failed, by name."""
     lines = [f"# {title(plan)}", "", _protocol(plan), ""]
     headline = [row for outcome in outcomes for row in headline_rows(outcome)]
     names = ["data", "RS minus", "at a quarter", "verdict", "at the end", "verdict"]
-    lines += ["![AP over steps](ap_over_steps.svg)", "", markdown_table(names, headline), ""]
+    if outcomes:
+        lines += ["![AP over steps](ap_over_steps.svg)", "", markdown_table(names, headline), ""]
     for outcome in outcomes:
-        lines += [f"## {outcome.data.name}", "", markdown_table(COLUMNS, loss_rows(outcome)), ""]
+        quarter = f"At a quarter: the nearest evaluation, after {outcome.results[0].mean_at(QUARTER)[0]:,} steps."
+        lines += [f"## {outcome.data.name}", "", markdown_table(COLUMNS, loss_rows(outcome)), "", quarter, ""]
         if steps := mask_and_box_rows(outcome):
             lines += ["AP of masks and of boxes:", "", markdown_table(mask_and_box_columns(outcome), steps), ""]
         if classes := class_names(outcome):
             lines += ["AP by class:", "", markdown_table(["loss", *classes], class_rows(outcome)), ""]
-    lines += ["![AP over learning rates](ap_over_rates.svg)", ""]
+    trials = [trial for data in plan.data for loss in plan.losses for trial in plan.trials(data, loss)]
+    if any(trial.finished for trial in trials):
+        lines += ["![AP over learning rates](ap_over_rates.svg)", ""]
+    lines += _blind_losses(plan)
     if timed is not None:
         usual = TITLES[plan.detector.usual]
         columns = [*STEP_COLUMNS, f"ratio to {usual}"]
         lines += ["## Seconds per step", "", markdown_table(columns, step_rows(plan, timed)), ""]
+    if failed:
+        lines += ["## Failed", "", *(f"- {name}: {error}" for name, error in failed.items()), ""]
     missing = plan.total - sum(len(result.runs) for outcome in outcomes for result in outcome.results)
-    missing -= sum(trial.finished for data in plan.data for loss in plan.losses for trial in plan.trials(data, loss))
+    missing -= sum(trial.finished for trial in trials)
     return "\n".join(
         [*lines, f"Not complete: {missing} of {plan.total} runs are not finished.", ""] if missing else lines
     )
+
+
+def _blind_losses(plan: LossComparison) -> list[str]:
+    """Return a line for each loss whose trials detected nothing, so that its learning rate was not chosen by AP."""
+    lines = []
+    for data in plan.data:
+        for loss in plan.losses:
+            best = plan.chosen(data, loss)
+            if best is not None and not best.metric() > 0:
+                lines += [
+                    f"No trial of {TITLES[loss]} on {data.name} detected an object, so its learning rate is the one "
+                    "nearest to the recipe's. Give more --trial-steps.",
+                    "",
+                ]
+    return lines
 
 
 def title(plan: LossComparison) -> str:
@@ -91,11 +125,13 @@ def _protocol(plan: LossComparison) -> str:
     else:
         same = "Head, box loss and box balance are those of each loss's publication. Learning rate"
         chosen = "of each loss"
+    covered = "over images alone, because there is one seed"
+    if plan.seeds > 1:
+        covered = "over images and seeds; a loss with fewer seeds is compared on those"
     return (
         f"{same} (of {rates}) {chosen}: the best of {plan.trials_per_loss} trials of {plan.trial_steps} steps, by AP "
         f"on {plan.holdout:.0%} of the training images, which were held out. Then {plan.steps} steps with {plan.seeds} "
-        "seeds, evaluated on the validation images. Intervals: 95 % of 500 bootstrap draws over images and seeds, "
-        "paired; a loss with fewer seeds is compared on those."
+        f"seeds, evaluated on the validation images. 95 % intervals of paired differences: {covered}."
     )
 
 

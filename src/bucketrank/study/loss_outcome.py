@@ -59,6 +59,8 @@ class LossResult:
 
     def steps_to(self, ap: float) -> float | None:
         """Return the step at which the mean curve first reaches ``ap``, interpolated; None if it never does."""
+        if not ap > 0:  # no loss has detected anything
+            return None
         steps, values = self.curve()
         xs, ys = [0, *steps], [0.0, *np.mean(values, axis=0)]
         for x0, x1, y0, y1 in zip(xs, xs[1:], ys, ys[1:], strict=False):

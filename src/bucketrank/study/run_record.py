@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from bucketrank.evaluation import BootstrapAP
+from bucketrank.evaluation.image_bootstrap import DRAWS
 from bucketrank.recipes import RecipeError, load_recipe
-from bucketrank.recipes.recipe import fixed_differences
-from bucketrank.study.study_run import StudyError, StudyRun
+from bucketrank.study.study_run import StudyError, StudyRun, decisive_differences
 
 MACHINE = ("commit", "modified", "processor", "date")  # what a record keeps of the machine
 METRICS = ("AP", "AP50", "AP75", "oLRP")
@@ -78,15 +78,18 @@ class RunRecord:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> RunRecord:
         """Return a record from JSON; KeyError, TypeError or ValueError if it is not one."""
-        steps, aps = document["curve"]
-        if not document["command"].startswith(f"{TRAIN} ") or "AP" not in document["metrics"]:
+        if not document["command"].startswith(f"{TRAIN} "):
             raise ValueError("not the record of a run")
+        steps, aps = document["curve"]
+        metrics = {name: float(value) for name, value in document["metrics"].items()}
+        if not set(METRICS) <= metrics.keys() or not steps or len(steps) != len(aps) or steps != sorted({*steps}):
+            raise ValueError("expected all metrics, and a curve with an AP at each of its steps")
         return cls(
             document["name"],
             document["command"],
             {name: document[name] for name in MACHINE},
-            document["metrics"],
-            (steps, aps),
+            metrics,
+            (steps, [float(ap) for ap in aps]),
             _from_json(document["bootstrap"]),
             # Older records have none of these.
             dict(document.get("class_ap", {})),
@@ -101,7 +104,7 @@ class RunRecord:
             before = load_recipe(recipe, flags)
         except (RecipeError, ValueError) as error:
             raise StudyError(f"--merge: {self.name}: {error}") from error
-        changed = fixed_differences(before, run.load())
+        changed = decisive_differences(before, run.load())
         if changed:
             key, (old, new) = next(iter(changed.items()))
             raise StudyError(
@@ -118,10 +121,13 @@ def _to_json(bootstrap: Mapping[int, BootstrapAP]) -> dict[str, Any]:
 
 
 def _from_json(document: Mapping[str, Any]) -> dict[int, BootstrapAP]:
-    return {
-        int(step): BootstrapAP(each["AP"], np.asarray(each["draws"], dtype=np.float64))
+    bootstrap = {
+        int(step): BootstrapAP(float(each["AP"]), np.asarray(each["draws"], dtype=np.float64))
         for step, each in document.items()
     }
+    if any(each.draws.shape != (DRAWS,) for each in bootstrap.values()):
+        raise ValueError(f"expected {DRAWS} bootstrap draws")
+    return bootstrap
 
 
 def portable_command(run: StudyRun) -> str:

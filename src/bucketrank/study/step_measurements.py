@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bucketrank.bench.timing import Samples
 from bucketrank.model_files.atomic import write_text
+from bucketrank.study.run_record import portable_command
 from bucketrank.study.study_run import StudyError, StudyRun
 
 FILE = "steps.json"
@@ -20,12 +21,20 @@ class StepMeasurements:
     """The measurements of one detector.
 
     ``samples`` are the seconds of a step by row and round. ``gradients`` are the relative differences between the
-    first gradients of the exact and the pairwise method, by loss.
+    first gradients of the exact and the pairwise method, by loss. ``commands`` are those of the timed runs, by row.
     """
 
     samples: dict[str, Samples]
     gradients: dict[str, float]
     machine: dict[str, Any]
+    commands: dict[str, str] = field(default_factory=dict)
+
+    def covers(self, runs: Sequence[StudyRun], *, rounds: int) -> bool:
+        """Return whether these runs were timed with their present settings for as many rounds."""
+        return all(
+            self.commands.get(run.row.key) == portable_command(run) and len(self.samples[run.row.key]) == rounds
+            for run in runs
+        )
 
 
 def load_measurements(out: Path) -> dict[str, StepMeasurements]:
@@ -43,6 +52,7 @@ def load_measurements(out: Path) -> dict[str, StepMeasurements]:
                 },
                 entry["gradients"],
                 entry["machine"],
+                entry.get("commands", {}),  # older files have none
             )
             for detector, entry in stored.items()
         }
@@ -53,11 +63,13 @@ def load_measurements(out: Path) -> dict[str, StepMeasurements]:
 def measure_steps(
     out: Path, runs: Mapping[str, Sequence[StudyRun]], *, rounds: int, say: Callable[[str], None]
 ) -> dict[str, StepMeasurements]:
-    """Measure the steps of ``runs`` (by detector) that are not in the file yet; the runs of a detector take turns."""
+    """Measure the steps of ``runs``, by detector; the runs of a detector take turns.
+
+    Those that the file has with the same settings and number of rounds are not measured again.
+    """
     measurements = load_measurements(out)
     for detector, own in runs.items():
-        stored = measurements.get(detector)
-        if stored is not None and {run.row.key for run in own} <= stored.samples.keys():
+        if detector in measurements and measurements[detector].covers(own, rounds=rounds):
             continue
         say(f"{detector}: {rounds} steps of each loss, in turn")
         measurements[detector] = _measure(own, rounds)
@@ -76,7 +88,8 @@ def _measure(runs: Sequence[StudyRun], rounds: int) -> StepMeasurements:
         for loss in ("rs", "ap")
         if {(loss, "pairwise"), (loss, "exact")} <= methods.keys()
     }
-    return StepMeasurements(time_steps(runs, rounds=rounds), gradients, dict(machine))
+    commands = {run.row.key: portable_command(run) for run in runs}
+    return StepMeasurements(time_steps(runs, rounds=rounds), gradients, dict(machine), commands)
 
 
 def _to_json(measurements: dict[str, StepMeasurements]) -> str:

@@ -83,12 +83,15 @@ def run_loss_comparison(plan: LossComparison, *, rounds: int, console: Console |
         for data in plan.data:
             for loss in plan.losses:
                 queue.train(plan.rate_trials(data, loss))
+                plan = replace(plan, failed=frozenset(queue.failed))
                 queue.train(plan.trials(data, loss))  # now with the other box balance at the best rate
+                plan = replace(plan, failed=frozenset(queue.failed))
         for seed in range(plan.seeds):
             queue.train([run for data in plan.data for loss in plan.losses for run in plan.runs(data, loss)[seed:][:1]])
     except (StoppedError, KeyboardInterrupt) as error:
         stopped = str(error) or f"stopped; {RESUME}"
-    write_losses(plan, collect_losses(plan), load_measurements(plan.out).get(plan.detector.title))
+    timed = load_measurements(plan.out).get(plan.detector.title)
+    write_losses(plan, collect_losses(plan), timed, failed=queue.failed)
     say(f"Written: {plan.out / 'losses.md'}, losses.json and figures")
     if stopped:
         sys.stderr.write(f"bucketrank: study: {stopped}\n")

@@ -10,15 +10,30 @@ from pathlib import Path
 from typing import Any
 
 from bucketrank.recipes import Recipe, RecipeError, load_recipe
-from bucketrank.recipes.recipe import fixed_differences
+from bucketrank.recipes.recipe import differences, fixed_differences
 from bucketrank.study.grid import Row
 from bucketrank.training.csv_table import CsvTable
 
 HOLDOUT = 0.2  # share of the training images that judges trials
 
 
+# Settings that a resumed run may change, but on which the results of a study depend.
+DECISIVE = ("backbone.weights", "init", "trainer.precision", "trainer.validate_every")
+
+
 class StudyError(RuntimeError):
     """The study cannot continue; the message says what to do."""
+
+
+def decisive_differences(before: Recipe, now: Recipe) -> dict[str, tuple[Any, Any]]:
+    """Return the settings that differ although the results depend on them; files are compared by their names."""
+    changed = {key: each for key, each in differences(before, now).items() if key in DECISIVE}
+    changed = {key: (old, new) for key, (old, new) in changed.items() if _file_name(old) != _file_name(new)}
+    return fixed_differences(before, now) | changed
+
+
+def _file_name(value: Any) -> Any:
+    return Path(value).name if isinstance(value, str) else value
 
 
 @dataclass(frozen=True)
@@ -79,7 +94,7 @@ class StudyRun:
         if not stored.is_file():
             return False
         try:
-            changed = fixed_differences(load_recipe(stored), self.load())
+            changed = decisive_differences(load_recipe(stored), self.load())
         except RecipeError as error:
             raise StudyError(f"{error}; remove {self.folder} to train it again") from error
         if changed:
