@@ -209,6 +209,14 @@ class TestTraining:
             values.append(model(images, [{**each, "labels": each["labels"].to(dtype)} for each in targets]))
         torch.testing.assert_close(values[0], values[1])
 
+    @pytest.mark.parametrize(("name", "first"), [("retinanet", 0), ("fcos", 0), ("ssd", 1)])
+    def test_labels_below_the_first_are_refused(self, name, first):
+        model = use_ranking_loss(build(name))
+        images, targets = batch(2, 1)
+        wrong = [{**each, "labels": torch.full_like(each["labels"], first - 1)} for each in targets]
+        with pytest.raises(ValueError, match=f"expected labels from {first} on.*, got {first - 1}; correct the"):
+            model(images, wrong)
+
     def test_the_rpn_has_a_weight_of_a_fifth(self, monkeypatch):
         values: list[Tensor] = []
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bucketrank import alrp_loss, ap_loss, dr_loss, rank_sort_loss
+from bucketrank import alrp_loss, ap_loss, dr_loss, quality_focal_loss, rank_sort_loss
 from bucketrank.losses import autograd, rankings
 from bucketrank.losses.backend import comparison_of
 from bucketrank.losses.comparison import Comparison
@@ -155,6 +155,23 @@ def test_the_backward_pass_uses_the_backend_of_the_forward_pass(way: Way, monkey
         loss = compiled(logits, targets, method=method)
     loss.backward()
     assert asked == [(method, name)] * 2
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda logits, targets, number: ap_loss(logits, targets, delta=number),
+        lambda logits, targets, number: quality_focal_loss(logits, targets, beta=number),
+        lambda logits, targets, number: dr_loss(logits, targets, margin=number),
+    ],
+    ids=["ap", "qfl", "dr"],
+)
+def test_a_setting_that_changes_between_calls_keeps_one_graph(loss: Callable[..., Tensor]) -> None:
+    """From the second value on, the number is a symbol in the graph."""
+    logits, targets = synthetic(50, 7)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for number in (0.5, 0.75, 1.0):
+        torch.testing.assert_close(compiled(logits, targets, number), loss(logits, targets, number))
 
 
 @pytest.mark.parametrize("loss", [ap_loss, lambda *inputs: rank_sort_loss(*inputs).sorting], ids=["ap", "sorting"])

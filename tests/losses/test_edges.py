@@ -205,6 +205,9 @@ def test_errors_of_alrp() -> None:
 def test_errors_of_dr() -> None:
     with pytest.raises(ValueError, match="dr_loss: expected smoothing to be a finite number above 0, got 0"):
         dr_loss(torch.zeros(1), torch.zeros(1), smoothing=0)
+    for wrong in ("a", True, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=f"dr_loss: expected margin to be a finite number, got {wrong!r}"):
+            dr_loss(torch.zeros(1), torch.zeros(1), margin=wrong)
     with pytest.raises(ValueError, match="dr_loss: expected targets of shape"):
         dr_loss(torch.zeros(1), torch.zeros(2))
 

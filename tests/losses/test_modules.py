@@ -75,6 +75,12 @@ def test_self_balance_of_zero() -> None:
     assert self_balance(nothing, to=torch.tensor(0.0)).item() == 0
 
 
+def test_self_balance_of_float16_whose_ratio_exceeds_its_range() -> None:
+    box = torch.tensor(1e-5, dtype=torch.float16, requires_grad=True)
+    balanced = self_balance(box, to=torch.tensor(1.0, dtype=torch.float16))
+    assert balanced.item() == pytest.approx(1.0, rel=1e-3)
+
+
 def test_self_balance_refuses_more_than_one_value() -> None:
     with pytest.raises(TypeError, match=r"self_balance: expected loss to be a tensor with one value, got shape \(3,\)"):
         self_balance(torch.zeros(3), to=torch.zeros(()))

@@ -25,6 +25,6 @@ def self_balance(loss: Tensor, to: Tensor) -> Tensor:
         if not isinstance(value, Tensor) or value.numel() != 1:
             got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise TypeError(f"self_balance: expected {argument} to be a tensor with one value, got {got}")
-    value = loss.detach()
+    value = loss.detach().to(torch.promote_types(loss.dtype, torch.float32))  # a ratio may exceed the range of float16
     scale = torch.where(value == 0, 1, to.detach() / torch.where(value == 0, 1, value))
     return loss * scale

@@ -72,6 +72,6 @@ def check_dr_settings(name: str, **settings: float) -> None:
     """Raise unless ``settings`` are valid settings of DR loss."""
     for setting, value in settings.items():
         least = -math.inf if setting == "margin" else 0
-        if not math.isfinite(value) or value <= least:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least < value < math.inf:
             above = "" if setting == "margin" else " above 0"
             raise ValueError(f"{name}: expected {setting} to be a finite number{above}, got {value!r}")

@@ -238,7 +238,8 @@ def check_settings(
     max_positives: int | None = None,
 ) -> None:
     """Raise unless these are valid settings of a ranking loss."""
-    if isinstance(delta, bool) or not isinstance(delta, (int, float)) or not math.isfinite(delta) or delta < 0:
+    # Compared instead of math.isfinite, which torch.compile cannot trace for a number that changes between calls.
+    if isinstance(delta, bool) or not isinstance(delta, (int, float)) or not 0 <= delta < math.inf:
         raise ValueError(f"{name}: expected delta to be a finite number of at least 0, got {delta!r}")
     if method not in methods:
         raise ValueError(f"{name}: expected method to be one of {', '.join(methods)}, got {method!r}")

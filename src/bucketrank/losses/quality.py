@@ -167,7 +167,7 @@ def _power(base: Tensor, exponent: float) -> Tensor:
 
 def check_number(name: str, setting: str, value: float) -> None:
     """Raise unless a setting of these losses is a finite number of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
         raise ValueError(f"{name}: expected {setting} to be a finite number of at least 0, got {value!r}")
 
 
