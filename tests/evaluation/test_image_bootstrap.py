@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from bucketrank.evaluation import BootstrapAP, Evaluator, ImageAP, paired_difference
+from bucketrank.evaluation import BootstrapAP, Difference, Evaluator, ImageAP, paired_difference
 from tests.evaluation.random_detections import random_detections, random_document
 
 
@@ -146,12 +146,20 @@ def test_the_interval_holds_the_true_difference_in_95_percent_of_all_studies(see
     assert 0.93 <= held / studies <= 0.99
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [(0.04, 3.0, "level"), (0.06, 3.0, "ahead"), (-3.0, -0.04, "level"), (-3.0, -0.06, "behind"), (-1.0, 1.0, "level")],
+)
+def test_a_verdict_follows_the_numbers_as_they_are_shown(low: float, high: float, verdict: str) -> None:
+    assert Difference((low + high) / 2, low, high).verdict == verdict
+
+
 def test_draws_without_objects_do_not_count() -> None:
-    draws = np.array([1.0, np.nan, 3.0, 2.0])
-    ones, zeros = [BootstrapAP(2.0, draws)], [BootstrapAP(0.0, np.zeros(4))]
+    draws = np.array([2.0, np.nan, 4.0, 3.0])
+    ones, zeros = [BootstrapAP(3.0, draws)], [BootstrapAP(0.0, np.zeros(4))]
     difference = paired_difference(ones, zeros)
     assert difference.verdict == "ahead"
-    assert difference.low == pytest.approx(2 - 1.959964, abs=1e-6)  # the variance of 1, 2, 3 is 1
+    assert difference.low == pytest.approx(3 - 1.959964, abs=1e-6)  # the variance of 2, 3, 4 is 1
     nothing = paired_difference([BootstrapAP(2.0, np.full(4, np.nan))], zeros)
     assert nothing.verdict == "inconclusive"
 

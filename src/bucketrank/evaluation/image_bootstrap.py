@@ -115,10 +115,13 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """Say "ahead" or "behind" if the interval excludes 0, else "level"; "inconclusive" without an interval."""
+        """Say "ahead" or "behind" if the interval excludes 0, else "level"; "inconclusive" without an interval.
+
+        The ends are rounded to one decimal, as the tables show them: one that is shown as 0.0 does not exclude 0.
+        """
         if math.isnan(self.low) or math.isnan(self.high):
             return "inconclusive"
-        return "ahead" if self.low > 0 else "behind" if self.high < 0 else "level"
+        return "ahead" if round(self.low, 1) > 0 else "behind" if round(self.high, 1) < 0 else "level"
 
 
 def paired_difference(one: Sequence[BootstrapAP], other: Sequence[BootstrapAP]) -> Difference:
