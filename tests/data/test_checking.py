@@ -44,6 +44,15 @@ CASES: list[tuple[Callable[[Document], Any], str, str, str | None, str]] = [
     (lambda d: d["annotations"].append(7), "wrong-type", "error", "annotations[3]", "expected an object, got 7"),
     (lambda d: d["images"][1].pop("id"), "missing-field", "error", "images[1]", "whole number as id, got None"),
     (annotation(image_id="11"), "missing-field", "error", "annotations[0]", "whole number as image_id, got '11'"),
+    (
+        lambda d: d["images"][1].update(id=2**53),
+        "id-too-large",
+        "error",
+        "images[1]",
+        "got 9007199254740992; number",
+    ),
+    (lambda d: d["images"][1].update(id=-(2**53)), "id-too-large", "error", "images[1]", "between -2^53 and 2^53"),
+    (lambda d: d["categories"][0].update(id=2**60), "id-too-large", "error", "categories[0]", "number the categories"),
     (lambda d: d.update(images=[], annotations=[]), "no-images", "error", None, "needs at least one"),
     (lambda d: d["images"].append(dict(d["images"][1])), "duplicate-id", "error", "image 5", "used twice"),
     (annotation(id=2), "duplicate-id", "error", "annotation 2", "give every annotation its own"),
@@ -190,6 +199,56 @@ def test_masks_are_required_only_on_request(tmp_path: Path) -> None:
     assert (problem.code, problem.id) == ("no-mask", "annotation 1")
     with pytest.raises(DataError, match="a model with masks needs polygons or RLE"):
         require_sound(split, masks=True)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        [[]],
+        [[1, 2, 3, 4], [5, 6]],
+        [[4, 5, 9, 5, 14, 5]],
+        [[4.1, 5.1, 4.2, 5.2, 4.3, 5.3]],
+        {"size": [30, 40], "counts": [1200]},
+        {"size": [30, 40], "counts": [600, 0, 600]},
+        {"size": [30, 40], "counts": "`U1"},  # 1200, compressed
+    ],
+)
+def test_a_mask_without_pixels_is_an_error_if_masks_are_required(mask: Any, tmp_path: Path) -> None:
+    document = sound_document()
+    segmentation(mask)(document)
+    split = write_split(tmp_path, document)
+    assert [problem for problem in check(split) if problem.severity == "error"] == []
+    (problem,) = (problem for problem in check(split, masks=True) if problem.severity == "error")
+    assert (problem.code, problem.id) == ("no-mask", "annotation 1")
+    assert problem.message == "the mask has no pixel; draw it again or remove the annotation"
+    for left_out in ({"iscrowd": 1}, {"bbox": [4, 5, 10, 0]}):
+        document = sound_document()
+        annotation(segmentation=mask, **left_out)(document)
+        require_sound(write_split(tmp_path, document), masks=True)
+
+
+def test_a_mask_smaller_than_a_pixel_is_a_warning_if_it_misses_all_pixels(tmp_path: Path) -> None:
+    """COCO's polygons have fractions of pixels."""
+    document = sound_document()
+    segmentation([[1, 1, 1.3, 1, 1.3, 1.4]])(document)
+    split = write_split(tmp_path, document)
+    assert check(split) == []
+    (problem,) = check(split, masks=True)
+    assert (problem.code, problem.severity, problem.id) == ("no-mask", "warning", "annotation 1")
+    assert problem.message.startswith("the mask of 0.06 square pixels has no pixel, so it cannot be detected")
+    for sound in ([[1, 2, 3, 4], [2, 2, 3, 2, 3, 3, 2, 3]], [[4, 5, 14, 15, 14, 5, 4, 15]]):  # the last crosses itself
+        segmentation(sound)(document)
+        assert [each for each in check(write_split(tmp_path, document), masks=True) if each.code == "no-mask"] == []
+
+
+def test_ids_below_two_to_the_53_and_any_annotation_ids_are_sound(tmp_path: Path) -> None:
+    document = sound_document()
+    document["images"][1]["id"] = 2**53 - 1
+    document["categories"][1]["id"] = 1 - 2**53
+    document["annotations"][0]["id"] = 2**60
+    for entry in document["annotations"][1:]:
+        entry["category_id"] = 1 - 2**53
+    assert check(write_split(tmp_path, document)) == []
 
 
 def test_splits_that_do_not_fit_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,6 +96,18 @@ def test_voc_names_may_have_spaces(tmp_path: Path) -> None:
     assert read(val.annotations)["images"][0]["file_name"] == "JPEGImages/dog.jpg"
 
 
+@pytest.mark.parametrize("stated", ["/home/me/photo.jpg", "C:\\photos\\a.jpg", "../../secret.jpg", "x" * 300])
+def test_voc_with_a_path_outside_the_folder_uses_the_name_of_the_xml_file(stated: str, tmp_path: Path) -> None:
+    source = voc_folder(tmp_path / "voc", a="")
+    write_image(tmp_path / "secret.jpg")
+    write_text(source / "Annotations/a.xml", f"<annotation><filename>{stated}</filename></annotation>")
+    (written,) = convert_voc(source, tmp_path / "new")
+    assert [image["file_name"] for image in read(written.annotations)["images"]] == ["JPEGImages/a.jpg"]
+    (source / "JPEGImages/a.jpg").unlink()
+    with pytest.raises(DataError, match=r"a\.xml: filename: the path .* (leaves the folder|is too long)"):
+        convert_voc(source, tmp_path / "other")
+
+
 def turn(path: Path, orientation: int) -> None:
     """Store an EXIF orientation in an image file."""
     exif = Image.Exif()
@@ -131,7 +143,6 @@ def test_voc_2007_has_trainval_and_test(tmp_path: Path) -> None:
     [
         ("<annotation>", r"a\.xml: line 1, column 12: not XML"),
         ('<!DOCTYPE x [<!ENTITY a "b">]><annotation>&a;</annotation>', r"a\.xml: has a DOCTYPE"),
-        ("<annotation><filename>../../secret.jpg</filename></annotation>", "leaves the folder"),
         ("<annotation><object><name>cat</name></object></annotation>", r"bndbox is incomplete \(xmin is missing\)"),
         (f"<annotation>{voc_object('cat', 1, 2, 3, 4).replace('>2<', '>two<')}</annotation>", "bndbox is incomplete"),
         ("<annotation><object/></annotation>", r"a\.xml: an object has no name; add it"),
@@ -207,6 +218,11 @@ def test_yolo(tmp_path: Path) -> None:
         ("train: list.txt\nval: images/val\nnames: [a, b]\n", ["a", "b"]),
         ("train: images/train\nvalid: images/val\n", ["0", "1"]),
         ("nc: 2\nnames: [a, b]\n", ["a", "b"]),
+        ("names: [yes, no]\n", ["yes", "no"]),
+        ("names: {0: off, 1: 007}\n", ["off", "007"]),
+        ("names:\n  0: 2001-01-01\n  1: 'null'\n", ["2001-01-01", "null"]),
+        ("classes: &classes {1: on}\nnames: {0: 1.50, <<: *classes}\n", ["1.50", "on"]),
+        ("names:\n", ["0", "1"]),
         (None, ["0", "1"]),
     ],
 )
@@ -263,6 +279,11 @@ def test_yolo_labels_that_are_wrong(line: str, message: str, tmp_path: Path) -> 
         ("train: [\n", "not YAML"),
         ("- a\n", "expected names, train and val"),
         ("names: !!python/object/apply:os.getcwd []\n", "not YAML"),
+        ("names: cat\n", "expected names in data.yaml as a list, or by numbers from 0"),
+        ("names: {cat: 0, dog: 1}\n", "expected names in data.yaml as a list, or by numbers from 0"),
+        ("names: {-1: cat}\n", "expected names in data.yaml as a list, or by numbers from 0"),
+        ("names: [cat, '']\n", "expected names in data.yaml as a list, or by numbers from 0"),
+        ("names: [cat, [dog]]\n", "expected names in data.yaml as a list, or by numbers from 0"),
     ],
 )
 def test_yolo_settings_that_are_wrong_or_malicious(yaml: str, message: str, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from PIL import Image
 
 from bucketrank.catalogue import detectors
 from bucketrank.cli import main
+from bucketrank.data.problems import DataError
 from bucketrank.data.shapes import Shapes
 from bucketrank.deploy import ExportError, export_onnx, predict
 from bucketrank.deploy import onnx as exporting
@@ -261,6 +262,26 @@ def test_masks_are_compared_too():
 def test_wrong_values_name_the_flag(words, message, tmp_path, capsys):
     assert main(["export", str(tmp_path / "none.safetensors"), "--out", str(tmp_path / "m.onnx"), *words]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--out", "folder"], "folder: expected a file to write, got a folder; give a file such as folder/model.onnx"),
+        (["--image", "nowhere.png"], "nowhere.png: expected an image file, got no such file; correct the path"),
+        (["--image", "folder"], "folder: expected an image file, got a folder; correct the path"),
+    ],
+)
+def test_wrong_paths_are_named_before_the_export(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    assert main(["export", "no-weights.safetensors", *words]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_a_folder_is_refused_before_the_detector_is_traced(tmp_path):
+    with pytest.raises(DataError, match="expected a file to write, got a folder"):
+        export_onnx(small_detector("atss"), tmp_path, size=(-1, -1), classes=CLASSES)
 
 
 def test_a_file_without_weights_is_named(tmp_path, capsys):

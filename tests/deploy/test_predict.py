@@ -56,6 +56,7 @@ def test_all_input_types_give_the_same_detections(trained, tmp_path):
     array = np.asarray(image)
     tensor = torch.from_numpy(array.copy()).permute(2, 0, 1)
     images = [save(tmp_path / "a.png"), str(tmp_path / "a.png"), image, array, tensor, tensor / 255]
+    images.append(tensor.double() / 255)
     results = predict(model, images)
     for result in results[1:]:
         torch.testing.assert_close(result, results[0])
@@ -70,6 +71,18 @@ def test_a_16_bit_image_is_read_as_its_file_is(tmp_path):
     assert 0.45 < opened.mean() < 0.55
     with pytest.raises(ValueError, match="floating-point numbers of unknown range"):
         as_tensor(Image.fromarray(values.astype(np.float32)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_floats_of_every_precision_become_float32(dtype):
+    values = torch.linspace(0, 1, 60).reshape(3, 4, 5).to(dtype)
+    torch.testing.assert_close(as_tensor(values), values.to(torch.float32), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int16, torch.bool])
+def test_integers_other_than_uint8_have_no_known_range(dtype):
+    with pytest.raises(ValueError, match=rf"expected a tensor \(3, H, W\) of uint8 or of floats .* got {dtype};"):
+        as_tensor(torch.ones(3, 4, 5, dtype=dtype))
 
 
 def test_threshold_and_batch_size(trained):
@@ -190,20 +203,20 @@ def test_unreadable_files_are_reported_and_skipped(trained, tmp_path, capsys):
     _, weights = trained
     save(tmp_path / "in" / "good.png")
     (tmp_path / "in" / "broken.png").write_bytes(b"not an image")
-    words = [
-        "predict",
-        str(weights),
-        str(tmp_path / "in"),
-        str(tmp_path / "missing.png"),
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    assert main(words) == 1
+    assert main(["predict", str(weights), str(tmp_path / "in"), "--out", str(tmp_path / "out")]) == 1
     printed = capsys.readouterr().out
     assert "broken.png" in printed
-    assert "missing.png" in printed
-    assert "skipped 2 files, listed above" in printed
-    assert [image["file_name"] for image in read(tmp_path / "out")["images"]] == ["in/good.png"]
+    assert "skipped 1 file, listed above" in printed
+    assert [image["file_name"] for image in read(tmp_path / "out")["images"]] == ["good.png"]
+
+
+def test_a_path_that_does_not_exist_is_named_before_anything_is_written(trained, tmp_path, capsys):
+    _, weights = trained
+    sources = [str(save(tmp_path / "good.png")), str(tmp_path / "nowhere")]
+    assert main(["predict", str(weights), *sources, "--out", str(tmp_path / "out")]) == 1
+    expected = f"{tmp_path / 'nowhere'}: expected an image or a folder of images, got no such file or folder; correct"
+    assert expected in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_names_do_not_collide_and_inputs_are_unchanged(trained, tmp_path):

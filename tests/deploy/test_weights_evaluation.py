@@ -77,3 +77,12 @@ def test_given_boxes_need_a_detector_with_masks(rectangles, tmp_path, capsys):
 def test_wrong_numbers_are_named(flags, message, tmp_path, capsys):
     assert main(["eval", str(tmp_path / "weights.safetensors"), str(tmp_path), *flags]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_folder_for_the_detections_is_refused_before_the_evaluation(tmp_path, capsys):
+    words = ["eval", str(tmp_path / "no-weights.safetensors"), str(tmp_path), "--detections", str(tmp_path)]
+    assert main(words) == 1
+    suggested = tmp_path / "detections.json"
+    assert f"{tmp_path}: expected a file to write, got a folder; give a file such as {suggested}" in (
+        capsys.readouterr().err
+    )

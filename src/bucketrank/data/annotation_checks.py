@@ -8,13 +8,27 @@ from typing import Any
 
 from faster_coco_eval.core import mask as rle_codec
 
-from bucketrank.data.annotations import Document, Split, file_name, finite, is_text, path_inside, read_json, usable_id
+from bucketrank.data.annotations import (
+    Document,
+    Split,
+    exact_as_double,
+    file_name,
+    finite,
+    is_text,
+    path_inside,
+    polygon_area,
+    read_json,
+    usable_id,
+    usable_polygons,
+)
 from bucketrank.data.problems import DataError, Problem
 
 Entry = dict[str, Any]
 
 TOLERANCE = 1.0  # pixels by which a box may stick out of its image; it is clipped without a warning
 LARGEST = 2 * 89_478_485  # pixels of an image or a mask; Pillow opens no larger image
+LARGE_POLYGON = 4.0  # square pixels; a polygon of this area is assumed to cover a pixel, which saves drawing it
+NO_AREA = 1e-4  # square pixels; a smaller area of a polygon is a rounding error
 
 
 class AnnotationReport:
@@ -24,8 +38,10 @@ class AnnotationReport:
         self.split = split
         self.problems: list[Problem] = []
         self.images: dict[object, Entry] = {}  # by id
+        self.errors = 0  # number of the problems that are errors
 
     def error(self, code: str, where: str | None, message: str) -> None:
+        self.errors += 1
         self.problems.append(Problem(str(self.split.annotations), code, where, message))
 
     def warning(self, code: str, where: str | None, message: str) -> None:
@@ -50,6 +66,9 @@ class AnnotationReport:
                     self.error("wrong-type", where, f"expected an object, got {entry!r:.40}; remove or repair it")
                 elif not usable_id(entry.get("id")):
                     self.error("missing-field", where, f"expected a whole number as id, got {entry.get('id')!r:.40}")
+                elif name != "annotations" and not exact_as_double(entry["id"]):
+                    text = f"expected an id between -2^53 and 2^53, which evaluation reads exactly, got {entry['id']}"
+                    self.error("id-too-large", where, f"{text}; number the {name} anew, here and in the annotations")
                 elif name == "annotations" and not usable_id(entry.get("image_id")):
                     got = f"{entry.get('image_id')!r:.40}"
                     self.error("missing-field", where, f"expected a whole number as image_id, got {got}")
@@ -146,28 +165,31 @@ def check_annotations(
             text = f"expected a finite area of at least 0, got {entry['area']!r:.40}; leave it out"
             report.error("not-a-number", where, text)
         size = sizes.get(entry["image_id"])
-        check_box(report, where, entry.get("bbox"), size)
-        check_mask(report, where, entry.get("segmentation"), size, required=masks)
+        trained_on = check_box(report, where, entry.get("bbox"), size) and not entry.get("iscrowd", 0)
+        drawable = check_mask(report, where, entry.get("segmentation"), size, required=masks)
+        # COCO's two objects with a box without area have no pixel either; training leaves them out.
+        if masks and trained_on and drawable and size is not None:
+            check_pixels(report, where, entry["segmentation"], size)
 
 
-def check_box(report: AnnotationReport, where: str, box: object, size: tuple[int, int] | None) -> None:
-    """Check a box [x, y, width, height]."""
+def check_box(report: AnnotationReport, where: str, box: object, size: tuple[int, int] | None) -> bool:
+    """Check a box [x, y, width, height]; return whether training can use it."""
     if not isinstance(box, list) or len(box) != 4 or not all(isinstance(each, int | float) for each in box):
         report.error("bad-box", where, f"expected bbox as [x, y, width, height], got {box!r:.60}")
-        return
+        return False
     if not all(map(finite, box)):
         report.error("not-a-number", where, f"expected finite numbers in bbox, got {box}; remove the annotation")
-        return
+        return False
     x, y, width, height = box
     if width < 0 or height < 0:
         text = f"bbox {box} has a negative width or height; bbox is [x, y, width, height], not two corners"
         report.error("bad-box", where, text)
-        return
+        return False
     if width == 0 or height == 0:
         report.warning("box-without-area", where, f"bbox {box} has no area; training leaves it out")
-        return
+        return False
     if size is None:
-        return
+        return True
     gap = max(-x - width, -y - height, x - size[0], y - size[1])
     out = max(-x, -y, x + width - size[0], y + height - size[1])
     described = f"bbox {box} in an image of {size[0]} x {size[1]}"
@@ -178,25 +200,28 @@ def check_box(report: AnnotationReport, where: str, box: object, size: tuple[int
         report.warning("box-without-area", where, f"{described} has no area inside; training leaves it out")
     elif out > TOLERANCE:
         report.warning("box-sticks-out", where, f"{described} sticks out by {out:g} pixels; training clips it")
+    return bool(gap < 0)
 
 
 def check_mask(
     report: AnnotationReport, where: str, mask: object, size: tuple[int, int] | None, *, required: bool
-) -> None:
-    """Check a mask, given as polygons or as RLE."""
+) -> bool:
+    """Check a mask, given as polygons or as RLE; return whether it can be drawn."""
     if mask is None or mask == []:
         if required:
             report.error("no-mask", where, "has no segmentation; a model with masks needs polygons or RLE")
     elif isinstance(mask, list):
-        check_polygons(report, where, mask, size)
+        return check_polygons(report, where, mask, size)
     elif isinstance(mask, dict):
-        check_rle(report, where, mask, size)
+        return check_rle(report, where, mask, size)
     else:
         report.error("bad-mask", where, f"expected segmentation as polygons or RLE, got {mask!r:.40}")
+    return False
 
 
-def check_polygons(report: AnnotationReport, where: str, polygons: list[Any], size: tuple[int, int] | None) -> None:
-    """Check polygons: each is a list [x1, y1, x2, y2, ...] of at least three corners."""
+def check_polygons(report: AnnotationReport, where: str, polygons: list[Any], size: tuple[int, int] | None) -> bool:
+    """Check polygons, lists [x1, y1, x2, y2, ...] of at least three corners; return whether they can be drawn."""
+    errors = report.errors
     corners: list[float] = []
     for position, polygon in enumerate(polygons):
         name = f"polygon {position}"
@@ -221,24 +246,29 @@ def check_polygons(report: AnnotationReport, where: str, polygons: list[Any], si
             # The time to draw a polygon grows with its perimeter, including the part outside the image.
             text = f"the polygons exceed the image of {size[0]} x {size[1]} by more than its own size"
             report.error("bad-polygon", where, f"{text}; give pixels of the stored image")
+    return report.errors == errors
 
 
-def check_rle(report: AnnotationReport, where: str, mask: Entry, size: tuple[int, int] | None) -> None:
-    """Check an RLE: ``size`` is [height, width]; ``counts`` are run lengths, column by column, or compressed."""
+def check_rle(report: AnnotationReport, where: str, mask: Entry, size: tuple[int, int] | None) -> bool:
+    """Check an RLE and return whether it can be drawn.
+
+    ``size`` in the RLE is [height, width]; ``counts`` are run lengths, column by column, or compressed.
+    """
+    errors = report.errors
     extent, counts = mask.get("size"), mask.get("counts")
     if not (isinstance(extent, list) and len(extent) == 2 and all(type(each) is int and each > 0 for each in extent)):
         report.error("bad-rle", where, f"expected the RLE's size as [height, width], got {extent!r:.40}")
-        return
+        return False
     if size is not None and extent != [size[1], size[0]]:
         text = f"the RLE is for {extent[1]} x {extent[0]}, the image is {size[0]} x {size[1]}; encode the mask again"
         report.error("rle-size", where, text)
-        return
+        return False
     pixels = extent[0] * extent[1]
     if pixels > LARGEST:
         report.error(
             "bad-rle", where, f"the RLE is for {extent[1]} x {extent[0]}, larger than any image that Pillow reads"
         )
-        return
+        return False
     advice = f"do not fill the {pixels} pixels of the mask; encode it again"
     if isinstance(counts, list):
         if not all(type(each) is int and each >= 0 for each in counts):
@@ -252,6 +282,28 @@ def check_rle(report: AnnotationReport, where: str, mask: Entry, size: tuple[int
             report.error("rle-counts", where, f"the RLE's compressed counts {advice}")
     else:
         report.error("bad-rle", where, f"expected the RLE's counts as a list or a string, got {counts!r:.40}")
+    return report.errors == errors
+
+
+def check_pixels(report: AnnotationReport, where: str, mask: list[list[float]] | Entry, size: tuple[int, int]) -> None:
+    """Check that a mask without errors covers a pixel of its image of ``size`` (width, height)."""
+    if isinstance(mask, dict):
+        counts = mask["counts"]
+        area = 0.0
+        covers_pixel = sum(counts[1::2]) > 0 if isinstance(counts, list) else bool(rle_codec.area(mask))
+    else:
+        polygons = usable_polygons(mask)
+        area = max(map(polygon_area, polygons), default=0.0)
+        covers_pixel = area >= LARGE_POLYGON or any(
+            rle_codec.area(rle_codec.frPyObjects(polygons, size[1], size[0])) if polygons else ()
+        )
+    if covers_pixel:
+        return
+    if area > NO_AREA:
+        text = f"the mask of {area:.2g} square pixels has no pixel, so it cannot be detected; draw it larger"
+        report.warning("no-mask", where, f"{text} or remove the annotation")
+    else:
+        report.error("no-mask", where, "the mask has no pixel; draw it again or remove the annotation")
 
 
 def all_finite(numbers: Sequence[float]) -> bool:

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import mul
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -17,6 +18,7 @@ Document = dict[str, Any]
 
 LONGEST_PATH, LONGEST_PART = 1000, 255  # bytes of a path below the folder of images, and of each name in it
 LARGEST_ID = 2**63 - 1  # of torch's int64
+LARGEST_EXACT_ID = 2**53 - 1  # of images and categories, which faster-coco-eval reads as doubles
 Part = Literal["all", "train", "val"]
 HELD_OUT = 0.1  # share of the images kept for validation if a folder has a single annotation file
 
@@ -182,6 +184,15 @@ def usable_id(value: object) -> bool:
     return type(value) is int and -LARGEST_ID <= value <= LARGEST_ID
 
 
+def exact_as_double(number: int) -> bool:
+    """Return whether a double can hold this id and no other integer is rounded to the same double.
+
+    >>> exact_as_double(2**53 - 1), exact_as_double(2**53)
+    (True, False)
+    """
+    return -LARGEST_EXACT_ID <= number <= LARGEST_EXACT_ID
+
+
 def finite(value: object) -> bool:
     """Return whether the value is a number, and neither NaN nor infinite."""
     largest = sys.float_info.max  # a Python int may be larger
@@ -191,6 +202,18 @@ def finite(value: object) -> bool:
 def usable_polygons(segmentation: list[list[float]]) -> list[list[float]]:
     """Return the polygons with at least three corners; the codec would read a list of four numbers as a box."""
     return [polygon for polygon in segmentation if len(polygon) >= 6]
+
+
+def polygon_area(polygon: Sequence[float]) -> float:
+    """Return the area of a polygon x1, y1, x2, y2, ... that does not cross itself.
+
+    >>> polygon_area([0, 0, 4, 0, 4, 3])
+    6.0
+    """
+    xs, ys = polygon[::2], polygon[1::2]
+    next_xs, next_ys = [*xs[1:], xs[0]], [*ys[1:], ys[0]]
+    twice: float = sum(map(mul, xs, next_ys)) - sum(map(mul, next_xs, ys))  # faster than a loop over the corners
+    return abs(twice) / 2
 
 
 def _json_name(value: object) -> str:

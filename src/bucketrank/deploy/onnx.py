@@ -25,11 +25,12 @@ from PIL import Image
 from torch import Tensor, nn
 
 from bucketrank.data.image_files import read_image
+from bucketrank.data.problems import DataError
 from bucketrank.data.shapes import Shapes
 from bucketrank.deploy.tied_scores import Candidates, tied_detections
 from bucketrank.detectors import Detector
 from bucketrank.lazy import missing_extra
-from bucketrank.model_files.atomic import write
+from bucketrank.model_files.atomic import require_no_folder, write
 from bucketrank.model_files.loading import load_model
 
 OPSET = 17
@@ -120,6 +121,7 @@ def export_onnx(
         import_module("onnxruntime")
     except ModuleNotFoundError as error:
         raise missing_extra("export_onnx", error, extra="export") from error
+    require_no_folder(path, "model.onnx")
     was_training = model.training
     traced = TracedDetector(model).eval()
     images = comparison_images(size, image)
@@ -148,6 +150,10 @@ def export_weights(
     The default ``size`` is the size of ``image`` or, without an image, a square with sides of the recipe's
     ``min_size``.
     """
+    require_no_folder(Path(path), "model.onnx")
+    if image is not None and not Path(image).is_file():
+        got = "a folder" if Path(image).is_dir() else "no such file"
+        raise DataError(f"{image}: expected an image file, got {got}; correct the path")
     model, meta = load_model(weights)
     decoded = None if image is None else Image.fromarray(read_image(Path(image), upright=True))
     if size is None:

@@ -78,7 +78,14 @@ def as_tensor(image: ImageInput) -> Tensor:
         if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
             raise ValueError(f"predict: expected an array (H, W, 3) of uint8, got {image.shape} of {image.dtype}")
         image = torch.from_numpy(np.ascontiguousarray(image).copy()).permute(2, 0, 1)
-    return image if image.is_floating_point() else image.float() / 255
+    if image.is_floating_point():
+        return image.float()
+    if image.dtype != torch.uint8:
+        raise ValueError(
+            f"predict: expected a tensor (3, H, W) of uint8 or of floats from 0 to 1, got {image.dtype}; "
+            "convert values from 0 to 255 with image.to(torch.uint8)"
+        )
+    return image.float() / 255
 
 
 def _batches(images: Iterable[ImageInput], size: int) -> Iterator[list[ImageInput]]:

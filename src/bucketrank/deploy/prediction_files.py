@@ -84,8 +84,8 @@ def predict_files(
     ``sources`` are image files and folders; folders are searched recursively. ``out`` gets ``predictions.json`` and,
     in ``pictures/``, the images with their detections drawn. ``threshold`` is the minimum score to draw and write
     (default: the threshold stored with the weights). An image that cannot be read, or on which the detector fails, is
-    reported and skipped. Raise DataError if ``out`` has files that would be overwritten and are not earlier
-    predictions.
+    reported and skipped. Raise DataError, before anything is written, if a source does not exist, or if ``out`` has
+    files that would be overwritten and are not earlier predictions.
 
     Args:
         weights: weights file, folder of a run or of ``save_pretrained``, or a name on the hub.
@@ -100,9 +100,9 @@ def predict_files(
     console = console or Console()
     resolved = resolve_device(device)
     require_replaceable(out)
+    files = find_images(sources, skip=out)
     model, meta = load_model(weights)
     min_score = meta.threshold if threshold is None else threshold
-    files = find_images(sources, skip=out)
     if not files:
         listed = ", ".join(str(source) for source in sources)
         raise DataError(f"{listed}: expected images, found no file that ends in {', '.join(sorted(SUFFIXES))}")

@@ -24,10 +24,15 @@ def find_images(sources: Iterable[Path], *, skip: Path) -> list[tuple[Path, str]
 
     The name is the path relative to the folder among ``sources`` or, if there are several sources, to the folder that
     contains them all. No two files have the same name. Each file is listed once. Files in ``skip``, the folder to write
-    to, are not listed.
+    to, are not listed. Raise DataError if a source does not exist.
     """
     skipped = skip.resolve()
     sources = list(sources)
+    for source in sources:
+        if not source.exists():
+            raise DataError(
+                f"{source}: expected an image or a folder of images, got no such file or folder; correct the path"
+            )
     bases = [os.path.abspath(source if source.is_dir() else source.parent) for source in sources]  # noqa: PTH100
     base = os.path.commonpath(bases) if bases else ""
     files: dict[Path, tuple[Path, str]] = {}

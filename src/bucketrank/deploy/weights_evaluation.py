@@ -19,7 +19,7 @@ from bucketrank.detectors import Detector
 from bucketrank.detectors.mask_rcnn import MaskRCNN
 from bucketrank.devices import resolve_device
 from bucketrank.evaluation import CalibrationErrors, EvaluationResult, Evaluator
-from bucketrank.model_files.atomic import write_text
+from bucketrank.model_files.atomic import require_no_folder, write_text
 from bucketrank.model_files.loading import load_model
 from bucketrank.model_files.weights import Meta
 from bucketrank.recipes import from_dict
@@ -78,6 +78,8 @@ def evaluate(
         detections: file to write the detections to.
         given_boxes: also evaluate the masks in the ground-truth boxes, which measures masks alone.
     """
+    if detections is not None:
+        require_no_folder(detections, "detections.json")
     setup = prepare_evaluation(weights, data, split=split, layout=layout, device=device)
     masked = setup.model if given_boxes and isinstance(setup.model, MaskRCNN) else None
     if given_boxes and masked is None:

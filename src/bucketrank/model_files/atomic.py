@@ -38,6 +38,12 @@ def write_text(path: Path, text: str) -> None:
     write(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
+def require_no_folder(path: Path, name: str) -> None:
+    """Raise DataError if ``path``, a file to write, is a folder; the message suggests the file ``name`` in it."""
+    if path.is_dir():
+        raise DataError(f"{path}: expected a file to write, got a folder; give a file such as {path / name}")
+
+
 def write(path: Path, save: Callable[[Path], object], *, before_rename: Callable[[], object] = lambda: None) -> None:
     """Write to a temporary file in the same folder, flush it to the disk, then rename it.
 

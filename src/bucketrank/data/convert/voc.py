@@ -78,11 +78,20 @@ def image_names(source: Path) -> dict[str, list[str]]:
 
 
 def image_of(source: Path, name: str, tree: Element) -> Path:
-    """Return the path of an image: the file that the XML names, or else one with the name of the XML file."""
-    stated = tree.findtext("filename", "").strip() or f"{name}.jpg"
-    path = source / "JPEGImages" / path_inside(stated)
-    others = (source / "JPEGImages" / f"{name}{suffix}" for suffix in sorted(SUFFIXES))
-    return path if path.is_file() else next((other for other in others if other.is_file()), path)
+    """Return the path of an image: the file that the XML names, or else one with the name of the XML file.
+
+    Annotation tools may write a path on the annotator's machine. A path that leaves the folder is never opened.
+    """
+    folder = source / "JPEGImages"
+    others = (folder / f"{name}{suffix}" for suffix in sorted(SUFFIXES))
+    other = next((other for other in others if other.is_file()), None)
+    try:
+        path = folder / path_inside(tree.findtext("filename", "").strip() or f"{name}.jpg")
+    except DataError as error:
+        if other is None:
+            raise DataError(f"{source / 'Annotations' / name}.xml: filename: {error}") from error
+        return other
+    return other if other is not None and not path.is_file() else path
 
 
 def stated_size(tree: Element) -> tuple[int, int] | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
-from bucketrank.data.annotations import is_text, path_inside
+from bucketrank.data.annotations import is_text, path_inside, polygon_area
 from bucketrank.data.convert.writer import Writer, Written, read_text
 from bucketrank.data.image_files import SUFFIXES
 from bucketrank.data.problems import DataError
@@ -16,6 +16,12 @@ from bucketrank.data.problems import DataError
 SPLITS = ("train", "val", "test")
 MOST_CLASSES = 100_000  # that are named by their numbers if no names are given
 SLACK = 0.01  # by which a relative coordinate may lie outside [0, 1], due to rounding
+
+
+class TextLoader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
+    """Loader that reads every plain value as text and resolves only ``<<``, which merges mappings."""
+
+    yaml_implicit_resolvers: ClassVar = {"<": yaml.SafeLoader.yaml_implicit_resolvers["<"]}
 
 
 def convert_yolo(source: Path, folder: Path, *, copy: bool = False) -> list[Written]:
@@ -56,7 +62,7 @@ def convert_yolo(source: Path, folder: Path, *, copy: bool = False) -> list[Writ
                         xs, ys = [x * width for x in values[::2]], [y * height for y in values[1::2]]
                         polygon = [coordinate for corner in zip(xs, ys, strict=True) for coordinate in corner]
                         box = [min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)]
-                        area = polygon_area(xs, ys)
+                        area = polygon_area(polygon)
                         writer.add_object(image_id, number + 1, box=box, area=area, segmentation=[polygon])
             written.append(writer.write(split))
     return written
@@ -65,7 +71,8 @@ def convert_yolo(source: Path, folder: Path, *, copy: bool = False) -> list[Writ
 def read_yaml(source: Path) -> dict[str, Any]:
     """Return the content of data.yaml, or of the only yaml file in the folder; empty if there is none.
 
-    Roboflow's and older files name the validation images ``valid``; the result has ``val`` in any case.
+    Roboflow's and older files name the validation images ``valid``; the result has ``val`` in any case. Everything in
+    ``names`` is text, as written: YAML's rules would turn the class names yes and no into booleans, and 007 into 7.
     """
     candidates = sorted([*source.glob("*.yaml"), *source.glob("*.yml")])
     if source / "data.yaml" in candidates:
@@ -78,7 +85,10 @@ def read_yaml(source: Path) -> dict[str, Any]:
     else:
         return {}
     try:
-        settings = yaml.safe_load(read_text(path, source=source))
+        text = read_text(path, source=source)
+        settings = yaml.safe_load(text)
+        if isinstance(settings, dict) and settings.get("names") is not None:
+            settings["names"] = yaml.load(text, Loader=TextLoader)["names"]  # noqa: S506 (a SafeLoader)
     except DataError:
         raise
     # PyYAML raises the other exceptions for values that do not fit their type, such as the date 2001-99-99.
@@ -175,22 +185,16 @@ def class_names(source: Path, settings: dict[str, Any], *, highest: int) -> dict
         if highest >= MOST_CLASSES:
             raise DataError(f"{source}: the labels go up to class {highest}; name the classes in data.yaml")
         return {number: str(number) for number in range(highest + 1)}
-    named = dict(enumerate(names)) if isinstance(names, list) else names
-    if not isinstance(named, dict) or not all(
-        type(number) is int and number >= 0 and isinstance(name, str | int | float) and is_text(str(name))
-        for number, name in named.items()
-    ):
+    try:
+        named = dict(enumerate(names)) if isinstance(names, list) else {int(key): names[key] for key in names}
+    except (TypeError, ValueError):
+        named = None
+    if named is None or not all(number >= 0 and name and is_text(name) for number, name in named.items()):
         raise DataError(f"{source}: expected names in data.yaml as a list, or by numbers from 0; correct it")
-    return {number: str(name) for number, name in named.items()}
+    return named
 
 
 def box_in_pixels(values: list[float], width: int, height: int) -> list[float]:
     """Return x, y, width and height in pixels from a relative box, given by its centre."""
     x, y, w, h = values
     return [(x - w / 2) * width, (y - h / 2) * height, w * width, h * height]
-
-
-def polygon_area(xs: list[float], ys: list[float]) -> float:
-    """Return the area of a polygon that does not cross itself."""
-    pairs = zip(xs, ys, xs[1:] + xs[:1], ys[1:] + ys[:1], strict=True)
-    return abs(sum(x1 * y2 - x2 * y1 for x1, y1, x2, y2 in pairs)) / 2
