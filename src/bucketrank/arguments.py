@@ -111,15 +111,19 @@ def _add_argument(parser: ArgumentParser, parameter: inspect.Parameter, annotati
 
 def _add_settings(parser: ArgumentParser, words: list[str]) -> None:
     """Add the settings of recipes as flags; ``--help`` shows those of the recipe named among the words."""
-    from bucketrank.recipes import load_recipe, recipe_names
+    from bucketrank.recipes import RecipeError, load_recipe, recipe_names
     from bucketrank.recipes.setting_flags import add_setting_flags
 
     if not {"-h", "--help"} & {*words}:
         add_setting_flags(parser)
         return
     known = recipe_names()
-    name = next((word for word in words if word in known), "atss-r50-rs")
-    add_setting_flags(parser, load_recipe(name))
+    named = (word for word in words if word in known or word.endswith((".yaml", ".yml")))
+    name = next(named, "atss-r50-rs")
+    try:
+        add_setting_flags(parser, load_recipe(name))
+    except RecipeError as error:
+        raise UsageError(f"{parser.prog.removeprefix('bucketrank ')}: {error}") from error
     positional = [
         f"[{action.dest}]" if action.nargs == "?" else action.dest
         for action in parser._actions

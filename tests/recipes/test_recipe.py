@@ -11,6 +11,7 @@ import torch
 
 from bucketrank.catalogue import detector_spec
 from bucketrank.catalogue.model_settings import SWIN_NAMES
+from bucketrank.cli import main
 from bucketrank.model_files.loading import build_detector
 from bucketrank.paper.paper_rows import paper_row, paper_rows
 from bucketrank.recipes import RecipeError, from_dict, load_recipe, recipe_names, recipe_to_yaml
@@ -134,6 +135,41 @@ def test_flags_set_anything():
     assert (recipe.schedule.lr, recipe.schedule.factors) == (1e-4, {"sampling_offsets": 0.1})
 
 
+@pytest.mark.parametrize("folder", ["2024-11-01", "2024-13-45", "1.5", "true", "[a]", "runs/a: b"])
+def test_a_text_is_kept_whatever_yaml_reads_in_it(folder):
+    assert load_recipe("atss-laptop", ["--init", folder]).init == folder
+    assert load_recipe("atss-laptop", ["--init", "null"]).init is None
+    with pytest.raises(RecipeError, match=r"--schedule\.epochs: expected a whole number"):
+        load_recipe("atss-laptop", ["--schedule.epochs", folder])
+
+
+def test_spaces_after_commas_are_ignored():
+    flags = ["--data.augment", "blur, rotation", "--inputs.min_size", "320, 480"]
+    recipe = load_recipe("atss-r50-rs", flags)
+    assert (recipe.data.augment, recipe.inputs.min_size) == (("blur", "rotation"), (320, 480))
+
+
+def test_help_shows_factors_as_they_are_given(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "atss-laptop", "--help"])
+    assert '--schedule.factors "{NAME: NUMBER}"' in capsys.readouterr().out
+    recipe = load_recipe("brs-detr-laptop", ["--schedule.factors", "{sampling_offsets: 0.5}"])
+    assert recipe.schedule.factors == {"sampling_offsets": 0.5}
+
+
+def test_help_shows_the_values_of_a_recipe_file(tmp_path, capsys):
+    path = tmp_path / "mine.yaml"
+    path.write_text("base: retinanet-laptop\nschedule: {epochs: 123}")
+    with pytest.raises(SystemExit):
+        main(["train", str(path), "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "[123]" in text
+    assert "--detector.positive_iou" in text
+    assert "those of the recipe" in text
+    assert main(["train", str(tmp_path / "none.yaml"), "--help"]) == 2
+    assert "none.yaml: there is no such file" in capsys.readouterr().err
+
+
 def test_a_recipe_survives_yaml(tmp_path):
     recipe = load_recipe("mask-rcnn-r50-lvis-brs")
     (tmp_path / "mine.yaml").write_text(recipe_to_yaml(recipe))
@@ -192,12 +228,16 @@ def test_wrong_flags_name_the_right_ones(flags, message):
         ("a: [", "mine.yaml: not YAML"),
         ("base: atss-r5-rs", 'no recipe "atss-r5-rs"; the nearest is "atss-r50-rs"'),
         ("base: {self}", "is its own base"),
+        ("base: ../{folder}/mine.yaml", "is its own base"),
+        ("base: [atss-laptop]", r"mine.yaml: base: expected the name or file of a recipe, got \['atss-laptop'\]"),
+        ("base: 5", "mine.yaml: base: expected the name or file of a recipe, got 5"),
+        ("schedule: {epochs: 2026-13-45}", "mine.yaml: not YAML: month must be in 1..12"),
         ("!!python/object/apply:os.system ['true']", "mine.yaml: not YAML"),
     ],
 )
 def test_wrong_files_are_named(text, message, tmp_path):
     path = tmp_path / "mine.yaml"
-    path.write_text(text.replace("{self}", str(path)))
+    path.write_text(text.replace("{self}", str(path)).replace("{folder}", tmp_path.name))
     with pytest.raises(RecipeError, match=message):
         load_recipe(path)
 

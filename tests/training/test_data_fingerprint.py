@@ -1,5 +1,6 @@
 """A resumed run notices that its data changed, and says what."""
 
+import csv
 import json
 import shutil
 from pathlib import Path
@@ -8,7 +9,9 @@ import pytest
 
 from bucketrank.cli import main
 from bucketrank.data import find_splits
+from bucketrank.training.csv_table import CsvTable
 from bucketrank.training.data_fingerprint import Fingerprint, fingerprint_of, read_fingerprint
+from bucketrank.training.run_keeper import RunKeeper
 from bucketrank.training.stop_signals import Interrupted
 
 from . import tiny
@@ -110,7 +113,7 @@ def test_what_changed_is_named(change, split, message, stopped, tmp_path, capsys
     ("change", "steps", "resumed"),
     [
         (move_a_box, [1, 2, 3, 4, 5, 6], "resuming after step 5 (epoch 2)"),
-        # One step per epoch is left of three, or none: the second epoch starts again.
+        # Two steps per epoch are left of three: the second epoch starts again.
         (halve, [1, 2, 3, 4], "resuming after step 2 (epoch 2)"),
     ],
 )
@@ -123,6 +126,54 @@ def test_changed_images_and_boxes_are_accepted_on_demand(change, steps, resumed,
     rows = (folder / "run" / "train.csv").read_text().splitlines()[1:]
     assert [int(row.split(",")[0]) for row in rows] == steps
     assert main(words) == 0  # the run has the new data now
+
+
+def test_the_rows_of_trained_epochs_stay_when_there_are_fewer_images(shapes, tmp_path, monkeypatch):
+    folder, flags = tmp_path, "--schedule.epochs 4 --trainer.checkpoint_steps 1"
+    shutil.copytree(shapes, folder / "data")
+    with monkeypatch.context() as patch:
+        tiny.stop_in(patch, step=7)
+        with pytest.raises(Interrupted):
+            tiny.run(folder / "run", folder / "data", flags)
+    evaluated = rows_of(folder / "run" / "validation.csv")
+    edit(folder, halve)
+    words = ["train", "--resume", "--out", str(folder / "run"), "--data", str(folder / "data"), "--allow-changed-data"]
+
+    def killed(keeper, trainer, module):
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:  # the tables have new steps, but no checkpoint does
+        patch.setattr(RunKeeper, "on_train_start", killed)
+        with pytest.raises(RuntimeError, match="killed"):
+            main(words)
+    assert main(words) == 0
+    steps = {name: rows_of(folder / "run" / f"{name}.csv") for name in ("train", "validation")}
+    assert [(row["step"], row["epoch"]) for row in steps["train"]] == [
+        (str(step), str((step + 1) // 2)) for step in range(1, 9)
+    ]
+    assert [(row["step"], row["epoch"]) for row in steps["validation"]] == [
+        ("2", "1"),
+        ("4", "2"),
+        ("6", "3"),
+        ("8", "4"),
+    ]
+    assert [row["boxes/AP"] for row in steps["validation"][:2]] == [row["boxes/AP"] for row in evaluated]
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_steps_of_a_table_follow_the_steps_per_epoch(tmp_path):
+    table = CsvTable(tmp_path / "train.csv")
+    for step, epoch in ((1, 1), (4, 1), (8, 2), (9, 3)):
+        table.add({"step": step, "epoch": epoch, "loss": 10.0 * step})
+    for _ in range(2):  # the second time nothing is left to do
+        table.restart_epoch(2, old=4, new=10)
+        assert table.column("loss") == ([3, 10, 20], [10.0, 40.0, 80.0])
+    table.restart_epoch(2, old=10, new=1)
+    assert table.column("loss") == ([1, 2], [40.0, 80.0])
 
 
 def test_an_old_run_without_a_fingerprint_is_resumed_with_one_line(stopped, tmp_path, caplog):

@@ -14,6 +14,7 @@ from bucketrank.data import find_splits
 from bucketrank.model_files.loading import build_detector
 from bucketrank.recipes import RecipeError, from_dict
 from bucketrank.training import loggers
+from bucketrank.training.detector_module import DetectorModule
 from bucketrank.training.run import train
 from bucketrank.training.run_keeper import RunKeeper
 from bucketrank.training.stop_signals import Interrupted
@@ -132,6 +133,24 @@ def test_a_resumed_run_remembers_how_long_it_has_waited(shapes, tmp_path, monkey
     with monkeypatch.context() as patch:
         fix_ap(patch, [0.25])
         assert tiny.run(tmp_path / "run", shapes, flags, resume=True).steps == 9
+
+
+def test_the_tables_hold_the_mean_of_the_parts_of_a_step(shapes, tmp_path, monkeypatch):
+    losses: list[float] = []
+    usual = DetectorModule.training_step
+
+    def kept(module, batch, batch_idx):
+        loss = usual(module, batch, batch_idx)
+        losses.append(loss.item())
+        return loss
+
+    monkeypatch.setattr(DetectorModule, "training_step", kept)
+    # 6 parts of 2 images per epoch, in steps of 4 parts: the last step of an epoch has 2.
+    run = tiny.run(tmp_path / "run", shapes, "--schedule.accumulate 4 --data.batch_size 8 --schedule.epochs 2").folder
+    steps = [losses[0:4], losses[4:6], losses[6:10], losses[10:12]]
+    with (run / "train.csv").open() as file:
+        logged = [float(row["loss"]) for row in csv.DictReader(file)]
+    assert logged == pytest.approx([sum(parts) / len(parts) for parts in steps], rel=1e-5)
 
 
 def test_a_csv_logger_gets_what_the_tables_get_and_changes_nothing(shapes, tmp_path, monkeypatch):

@@ -68,7 +68,7 @@ def _as(value: Any, annotation: Any) -> Any:
 
 def _as_tuple(value: Any, inner: tuple[Any, ...]) -> tuple[Any, ...]:
     if isinstance(value, str):
-        value = [int(part) if part.strip().isdecimal() else part for part in value.split(",")]
+        value = [int(part) if part.isdecimal() else part for part in map(str.strip, value.split(","))]
     if not isinstance(value, list | tuple):
         value = [value]
     if len(inner) == 2 and inner[1] is ...:

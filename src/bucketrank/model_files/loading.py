@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from bucketrank.calibration.folding import fold, fold_softmax
 from bucketrank.catalogue import detector_spec
 from bucketrank.detectors import Detector, build
 from bucketrank.model_files.weights import Meta, WeightsError, read_weights
@@ -114,8 +115,11 @@ def without_weights(recipe: Recipe) -> Recipe:
 
 
 def load_matching_weights(model: Detector, path: str) -> list[str]:
-    """Load every tensor of a weights file whose name and shape match; return the names that keep their values."""
-    state, _ = read_weights(find_weights(path))
+    """Load every tensor of a weights file whose name and shape match; return the names that keep their values.
+
+    The calibration inside the file is undone, so that training starts from the logits of the earlier run.
+    """
+    state = _trained_state(find_weights(path))
     own = model.state_dict()
     _require_same_dtypes(path, state, own)
     matching = {name: tensor for name, tensor in state.items() if name in own and own[name].shape == tensor.shape}
@@ -127,3 +131,24 @@ def load_matching_weights(model: Detector, path: str) -> list[str]:
         )
     model.load_state_dict(matching, strict=False)
     return [name for name in own if name not in matching]
+
+
+def _trained_state(path: Path) -> Mapping[str, Tensor]:
+    """Return the tensors of a weights file as they were before its calibration.
+
+    The detector of the file says which layers were calibrated; a detector with another loss may score differently.
+    """
+    state, meta = read_weights(path)
+    if meta.calibration is None:
+        return state
+    with torch.random.fork_rng(devices=[]):  # building draws random numbers, and the run has its own
+        model, _ = load_model(path)
+    try:
+        inverse = meta.calibration.score_map.inverse
+        if meta.calibration.method == "platt":
+            fold(model.score_head(), inverse)
+        else:
+            fold_softmax(model.score_head(), inverse.a[0], inverse.b[0])
+    except ValueError as error:
+        raise WeightsError(f"{path}: the calibration inside does not fit the detector: {error}") from error
+    return model.state_dict()

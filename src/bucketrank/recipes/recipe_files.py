@@ -83,7 +83,7 @@ def _read(recipe: str | Path, *, seen: tuple[Path, ...] = ()) -> tuple[dict[str,
     source = str(recipe) if path.parent == _folder() else str(path)
     try:
         content = parse_yaml(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: no UTF-8, or a date like 2026-13-45
         raise RecipeError(f"{path}: not YAML: {error}") from error
     if not isinstance(content, dict):
         raise RecipeError(f"{path}: expected groups of settings like detector, loss and schedule, got {content!r:.40}")
@@ -95,11 +95,14 @@ def _read(recipe: str | Path, *, seen: tuple[Path, ...] = ()) -> tuple[dict[str,
             raise RecipeError(f"{path}: expected settings under {group!r}, got {values!r:.40}")
     base = content.pop("base", None)
     if base is not None:
-        if path in seen:
+        if not isinstance(base, str):
+            raise RecipeError(f"{path}: base: expected the name or file of a recipe, got {base!r:.40}")
+        resolved = path.resolve()
+        if resolved in seen:
             raise RecipeError(f"{path}: is its own base")
-        if str(base).endswith((".yaml", ".yml")):  # a file, which is looked for beside this one
+        if base.endswith((".yaml", ".yml")):  # a file, which is looked for beside this one
             base = path.parent / base
-        inherited, _ = _read(base, seen=(*seen, path))
+        inherited, _ = _read(base, seen=(*seen, resolved))
         content = _merged(inherited, flatten(content))
     if "detector" not in content or "name" not in content["detector"]:
         names = [*detectors(), *(f"{library}/MODEL" for library in libraries())]

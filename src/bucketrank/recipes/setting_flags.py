@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, get_origin
 
 import yaml
@@ -22,7 +23,7 @@ from bucketrank.suggestions import nearest
 SHORT = {"--detector": "--detector.name", "--backbone": "--backbone.name", "--loss": "--loss.name"}
 # The parser would nest names with dots, and train also has a flag --data: settings get names that do neither.
 DEST, DOT = "setting:", "/"
-METAVARS = {int: "N", float: "NUMBER", str: "TEXT", bool: "BOOL", dict: "NAME:NUMBER", tuple: "LIST"}
+METAVARS = {int: "N", float: "NUMBER", str: "TEXT", bool: "BOOL", dict: '"{NAME: NUMBER}"', tuple: "LIST"}
 
 
 def flag_names() -> list[str]:
@@ -74,7 +75,7 @@ def parse_setting_flags(words: Sequence[str]) -> dict[str, Any]:
         texts = take_settings(dict(vars(parser.parse_args(words))))
     except argparse.ArgumentError as error:
         raise RecipeError(flag_error(error)) from error
-    return {key: convert(_value(text), known[key].type, name=f"--{key}") for key, text in texts.items()}
+    return {key: _converted(text, known[key].type, name=f"--{key}") for key, text in texts.items()}
 
 
 def take_settings(values: dict[str, Any]) -> dict[str, str]:
@@ -128,7 +129,7 @@ def _checked(key: str, setting: Setting) -> Callable[[str], str]:
 
     def check(text: str) -> str:
         try:
-            convert(_value(text), setting.type, name=f"--{key}")
+            _converted(text, setting.type, name=f"--{key}")
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from error
         return text
@@ -136,10 +137,23 @@ def _checked(key: str, setting: Setting) -> Callable[[str], str]:
     return check
 
 
+def _converted(text: str, annotation: Any, *, name: str) -> Any:
+    """Return the value that YAML reads in ``text`` as the type ``annotation``, or the text itself if only that fits.
+
+    YAML reads the name of a folder like ``2024-11-01`` as a date.
+    """
+    try:
+        return convert(_value(text), annotation, name=name)
+    except ValueError:
+        with suppress(ValueError):
+            return convert(text, annotation, name=name)
+        raise
+
+
 def _value(text: str) -> Any:
     try:
         return parse_yaml(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):  # ValueError: a date like 2026-13-45
         return text
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from pathlib import Path
 
 from bucketrank.model_files.atomic import disk_full_named, write_text
@@ -41,13 +42,29 @@ class CsvTable:
 
     def cut(self, step: int) -> None:
         """Remove the rows after ``step`` and rows that were cut off."""
-        if self.path.exists():
-            rows = [row for row in self.rows() if int(row["step"]) <= step and None not in row.values()]
-            if rows:
-                self._write(list(rows[0]), rows)
-            else:
-                self.path.unlink()
-                self._columns = []
+        self._replace([row for row in self._whole_rows() if int(row["step"]) <= step])
+
+    def restart_epoch(self, epochs: int, *, old: int, new: int) -> None:
+        """Keep the rows of the first ``epochs``, with their steps scaled from ``old`` to ``new`` steps per epoch.
+
+        Of rows that get the same step the last one stays. Nothing is scaled if every step already lies in its epoch: a
+        run that was killed after this and before its next checkpoint is restored again.
+        """
+        rows = [row for row in self._whole_rows() if int(row["epoch"]) <= epochs]
+        if any(math.ceil(int(row["step"]) / new) != int(row["epoch"]) for row in rows):
+            steps = [str(math.ceil(int(row["step"]) * new / old)) for row in rows]
+            rows = list({step: row | {"step": step} for step, row in zip(steps, rows, strict=True)}.values())
+        self._replace(rows)
+
+    def _whole_rows(self) -> list[dict[str, str]]:
+        return [row for row in self.rows() if None not in row.values()]
+
+    def _replace(self, rows: list[dict[str, str]]) -> None:
+        if rows:
+            self._write(list(rows[0]), rows)
+        else:
+            self.path.unlink(missing_ok=True)
+            self._columns = []
 
     def _write(self, columns: list[str], rows: list[dict[str, str]]) -> None:
         text = io.StringIO()

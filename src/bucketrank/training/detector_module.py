@@ -48,7 +48,7 @@ class DetectorModule(pl.LightningModule):
         self.position = position
         self.evaluator = evaluator
         self.seed = seed
-        self.terms: dict[str, Tensor] = {}  # loss terms of the last step
+        self._parts: list[dict[str, Tensor]] = []  # loss terms of the batches of the last step
         self.metrics: dict[str, float] = {}  # set on the first process only
         self.threshold = 0.0
         self.keep_detections = keep_detections
@@ -61,6 +61,12 @@ class DetectorModule(pl.LightningModule):
     def evaluated(self) -> Detector:
         """The detector that is evaluated and saved: the average of the weights, or the trained detector."""
         return self.detector if self.average is None else self.average.detector
+
+    @property
+    def terms(self) -> dict[str, Tensor]:
+        """The loss terms of the last step: their means over its batches."""
+        names = self._parts[0] if self._parts else ()
+        return {name: torch.stack([part[name] for part in self._parts]).mean() for name in names}
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return build_optimiser(self.detector, self.schedule.settings)
@@ -75,9 +81,11 @@ class DetectorModule(pl.LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss, terms = sum_terms(self.detector, batch)
-        self.terms = {name: term.detach() for name, term in terms.items()}
+        if self.position.batch % self.schedule.settings.accumulate == 0:
+            self._parts = []
+        self._parts.append({name: term.detach() for name, term in terms.items()})
         if not loss.isfinite():
-            values = ", ".join(f"{name} {float(term):.4g}" for name, term in self.terms.items())
+            values = ", ".join(f"{name} {float(term):.4g}" for name, term in self._parts[-1].items())
             ids = ", ".join(str(int(target["image_id"])) for target in batch[1])
             raise NonFiniteLossError(
                 f"step {self.position.step + 1}: the loss is not finite ({values}) on the images with ids {ids}; look "

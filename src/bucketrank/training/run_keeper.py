@@ -64,14 +64,21 @@ class RunKeeper(pl.Callback):
         module.detector.load_state_dict(state["model"])
         position = module.position
         position.epoch, position.batch, position.step = (state[name] for name in ("epoch", "batch", "step"))
-        if changed_data and state.get("batches", self.batches) != self.batches:
-            position.batch, position.step = 0, position.epoch * module.schedule.steps_per_epoch
+        old_batches = state.get("batches", self.batches)
+        restarted = changed_data and old_batches != self.batches
+        steps = module.schedule.steps_per_epoch
+        if restarted:
+            position.batch, position.step = 0, position.epoch * steps
         module.metrics, module.threshold = state["metrics"], state["threshold"]
         self.best, self.stale = state["best"], state.get("stale", 0)
         if module.average is not None:
             module.average.restore(state["average"])
         self._restored = state
         if not is_first_process():
+            return
+        if restarted:
+            for table in (self.train, self.validation):
+                table.restart_epoch(position.epoch, old=math.ceil(old_batches / self.accumulate), new=steps)
             return
         self.train.cut(position.step)
         self.validation.cut(position.step if not position.batch else position.step - 1)
