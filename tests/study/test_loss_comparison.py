@@ -453,13 +453,16 @@ def test_damaged_records_are_refused(finished, shapes, tmp_path):
     trial = document["trials"][0]
     draws = {"292": {"AP": 30.0, "draws": [30.0] * 100}}
     for change in (
-        *({"command": "rm -r /"}, {"class_ap": 3}, {"bootstrap": draws}, {"metrics": {"AP": 30.0}}),
+        *({"command": "rm -r /"}, {"class_ap": 3}, {"bootstrap": draws}, {"metrics": {"AP50": 30.0}}),
         *({"metrics": trial["metrics"] | {"AP": None}},),
         *({"curve": curve} for curve in ([[], []], [[73], [20.0, 30.0]], [[146, 73], [20.0, 30.0]], [[73], [None]])),
     ):
         damaged.write_text(json.dumps(document | {"trials": [document["trials"][0] | change]}))
         with pytest.raises(StudyError, match=r"damaged.json: expected the losses.json of a study"):
             read_records(damaged)
+    damaged.write_text(json.dumps(document | {"runs": [document["runs"][0] | {"metrics": {"AP": 30.0}}]}))
+    with pytest.raises(StudyError, match=r"damaged.json: expected the losses.json of a study"):
+        read_records(damaged)
     damaged.write_text(json.dumps(document | {"trials": [document["trials"][0] | {"command": "bucketrank train 'x"}]}))
     cut = replace(finished, records=read_records(damaged))
     with pytest.raises(StudyError, match=r"--merge: .*-trial: No closing quotation"):

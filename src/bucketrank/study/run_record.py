@@ -82,7 +82,8 @@ class RunRecord:
             raise ValueError("not the record of a run")
         steps, aps = document["curve"]
         metrics = {name: float(value) for name, value in document["metrics"].items()}
-        if not set(METRICS) <= metrics.keys() or not steps or len(steps) != len(aps) or steps != sorted({*steps}):
+        required = METRICS if document["bootstrap"] else METRICS[:1]  # older records of trials have no more
+        if not set(required) <= metrics.keys() or not steps or len(steps) != len(aps) or steps != sorted({*steps}):
             raise ValueError("expected all metrics, and a curve with an AP at each of its steps")
         return cls(
             document["name"],
