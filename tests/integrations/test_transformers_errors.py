@@ -11,7 +11,7 @@ from torch import nn
 
 import bucketrank.integrations.transformers as adapter
 from bucketrank.integrations.transformers import calibrate, library, undo, use_ranking_loss
-from tests.integrations.transformers_models import batch, deformable_detr, rt_detr
+from tests.integrations.transformers_models import deformable_detr, rt_detr
 
 
 def unbuilt(name):
@@ -38,14 +38,6 @@ class TestErrors:
     def test_rt_detr_with_softmax(self, change):
         with pytest.raises(TypeError, match=r"expected config.use_focal_loss to be True, got False: .*softmax"):
             change(rt_detr(use_focal_loss=False))
-
-    def test_negative_labels(self):
-        """Taken as an index, a label of -1 would be the last class of another query."""
-        model = use_ranking_loss(deformable_detr())
-        images, labels = batch()
-        labels[0]["class_labels"][0] = -1
-        with pytest.raises(ValueError, match="expected class_labels from 0 on, got -1; correct them"):
-            model(images, labels=labels)
 
     @pytest.mark.parametrize("wrap", [lambda model: model.model, nn.DataParallel, nn.Sequential])
     def test_not_the_detector_itself(self, wrap):

@@ -77,9 +77,6 @@ def _positives(layers: Sequence[Layer]) -> Positives:
     first_query, first_entry, classes, first_object = offsets.to(queries.device, non_blocking=True).unbind(1)
     owners = first_object + objects
     labels = torch.cat([target["class_labels"] for target in targets])[owners]
-    # Only where the check does not wait for a device. A negative label would train another query.
-    if labels.device.type == "cpu" and labels.numel() and int(labels.min()) < 0:
-        raise ValueError(f"use_ranking_loss: expected class_labels from 0 on, got {int(labels.min())}; correct them")
     object_boxes = torch.cat([target["boxes"] for target in targets])[owners]
     return Positives(first_query + queries, first_entry + queries * classes + labels, object_boxes)
 
