@@ -207,7 +207,7 @@ def test_errors_of_dr() -> None:
         dr_loss(torch.zeros(1), torch.zeros(1), smoothing=0)
     for wrong in ("a", True, float("nan"), float("inf")):
         with pytest.raises(ValueError, match=f"dr_loss: expected margin to be a finite number, got {wrong!r}"):
-            dr_loss(torch.zeros(1), torch.zeros(1), margin=wrong)
+            dr_loss(torch.zeros(1), torch.zeros(1), margin=wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="dr_loss: expected targets of shape"):
         dr_loss(torch.zeros(1), torch.zeros(2))
 

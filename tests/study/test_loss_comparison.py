@@ -108,7 +108,9 @@ def test_trials_that_detect_nothing_choose_the_rate_of_the_recipe(ap, shapes, tm
     plan = comparison(shapes, tmp_path, losses=("rs",), factors=(0.25, 0.5, 1.0, 2.0), head="published")
     for trial in plan.trials(shapes, "rs"):
         finish(trial, ap)
-    assert plan.chosen(shapes, "rs").rate == plan.recipe.schedule.lr
+    chosen = plan.chosen(shapes, "rs")
+    assert chosen is not None
+    assert chosen.rate == plan.recipe.schedule.lr
     assert "No trial of RS on shapes detected an object" in to_markdown(plan, [])
     for run in plan.runs(shapes, "rs"):
         finish_with_detections(run, 1.0, 0.0, 0.0)
@@ -452,10 +454,11 @@ def test_damaged_records_are_refused(finished, shapes, tmp_path):
     damaged = tmp_path / "damaged.json"
     trial = document["trials"][0]
     draws = {"292": {"AP": 30.0, "draws": [30.0] * 100}}
+    curves: list[Any] = [[[], []], [[73], [20.0, 30.0]], [[146, 73], [20.0, 30.0]], [[73], [None]]]
     for change in (
         *({"command": "rm -r /"}, {"class_ap": 3}, {"bootstrap": draws}, {"metrics": {"AP50": 30.0}}),
         *({"metrics": trial["metrics"] | {"AP": None}},),
-        *({"curve": curve} for curve in ([[], []], [[73], [20.0, 30.0]], [[146, 73], [20.0, 30.0]], [[73], [None]])),
+        *({"curve": curve} for curve in curves),
     ):
         damaged.write_text(json.dumps(document | {"trials": [document["trials"][0] | change]}))
         with pytest.raises(StudyError, match=r"damaged.json: expected the losses.json of a study"):
