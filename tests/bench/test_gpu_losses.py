@@ -227,6 +227,7 @@ def test_a_file_without_results_is_refused(tmp_path: Path, capsys: pytest.Captur
     file = tmp_path / "losses.json"
     for text, message in (
         ("{", "expected the JSON of a benchmark, got "),
+        ("[" * 100_000, "expected the JSON of a benchmark, got values nested too deeply"),
         ("[1]", "expected the results of bench losses or detectors, got other content"),
         ('{"benchmark": "losses", "results": [{}]}', "expected the results of LossBench, got wrong fields"),
     ):

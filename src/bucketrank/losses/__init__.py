@@ -8,7 +8,8 @@ From ``ap_loss`` to its gradient:
    ``backend.py`` chooses the class that implements the method: a ``Comparison`` (``comparison.py``). On a GPU the
    kernels of ``triton_backend`` take all rankings at once and the following steps are theirs.
 4. ``pairwise.py``, ``bucketed.py``, ``exact.py`` (with ``dominance.py``, ``look_up.py``) and ``fused.py`` (with
-   ``kernels.py``, ``threads.py``) compute sums of the smoothed step H (``step.py``) over positives and negatives.
+   ``kernels.py``, ``kernel_calls.py``, ``threads.py``) compute sums of the smoothed step H (``step.py``) over
+   positives and negatives.
 5. ``terms.py``: ``average_precision`` turns these sums into errors and gradients. The mean of the errors is the loss.
 6. The backward pass in ``rankings.py`` scales the gradients, and ``Comparison.spread`` writes them to all logits.
 

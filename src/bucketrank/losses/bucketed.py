@@ -20,16 +20,16 @@ class Bucketed(Pairwise):
         if self.positives.numel() == 0:
             return
         # A mean has more digits than its members: the prototypes are stored and compared in full precision.
-        members = precise(self.negatives)
+        members, positives = precise(self.negatives), precise(self.positives)
         # The bucket of a negative is the number of positives at or below it: a tied negative ranks above the
         # positive, like H(0) = 1 at delta 0.
-        self.bucket = torch.searchsorted(self.scores, members, right=True)
+        self.bucket = torch.searchsorted(positives, members, right=True)
         buckets = self.positives.numel() + 1
         # Not by bincount, which would wait for a device.
         self.sizes = self.bucket.new_zeros(buckets).index_add_(0, self.bucket, torch.ones_like(self.bucket))
         # The mean is taken of the distances from the positive below (in the lowest bucket: from the lowest positive),
         # which loses no digits.
-        base = torch.cat([self.scores[:1], self.scores])
+        base = torch.cat([positives[:1], positives])
         offsets = torch.zeros_like(base).index_add_(0, self.bucket, members - base[self.bucket])
         means = base + offsets / self.sizes.clamp(min=1)
         # Rounding must not move a mean out of its bucket.

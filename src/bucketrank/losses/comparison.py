@@ -18,6 +18,8 @@ Array = Any
 
 # A delta below this fraction of the largest positive logit leaves float64 too few digits for the edges s +- delta.
 FINEST_DELTA = 1e-9
+# Sums and quotients of numbers inside the range of a float type, narrowed by this factor, do not overflow.
+HEADROOM = 2.0**60
 
 
 # Types of devices whose values Python reads without waiting, and which have no cost of launches.
@@ -34,9 +36,12 @@ def precise(tensor: Tensor) -> Tensor:
     return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)
 
 
-def can_place_edges(largest: float, delta: float) -> bool:
-    """Whether float64 has the digits for the edges ``s - delta`` and ``s + delta`` of scores up to ``largest``."""
-    return delta == 0 or delta >= FINEST_DELTA * largest
+def can_place_edges(largest: float, delta: float, dtype: torch.dtype = torch.float64) -> bool:
+    """Whether ``dtype`` has the digits and the range for the edges ``s +- delta`` of scores up to ``largest``."""
+    limits = torch.finfo(dtype)
+    if not max(largest, delta) <= limits.max / HEADROOM:
+        return False
+    return delta == 0 or delta >= max(FINEST_DELTA * largest, limits.tiny * HEADROOM)
 
 
 class Comparison(ABC):

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from bucketrank.losses.functional import check_logits
+from bucketrank.losses.numbers import format_value, is_finite_number
 
 
 def dr_loss(
@@ -71,7 +72,6 @@ def _weighted_mean(values: Tensor, scores: Tensor, used: Tensor) -> Tensor:
 def check_dr_settings(name: str, **settings: float) -> None:
     """Raise unless ``settings`` are valid settings of DR loss."""
     for setting, value in settings.items():
-        least = -math.inf if setting == "margin" else 0
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least < value < math.inf:
+        if not is_finite_number(value) or (setting != "margin" and value <= 0):
             above = "" if setting == "margin" else " above 0"
-            raise ValueError(f"{name}: expected {setting} to be a finite number{above}, got {value!r}")
+            raise ValueError(f"{name}: expected {setting} to be a finite number{above}, got {format_value(value)}")

@@ -39,7 +39,7 @@ class Exact(TorchComparison):
         if self.delta == 0 or self.scores.numel() == 0:
             return True
         # On a device the host waits for this number: once per call.
-        return can_place_edges(self.scores.abs().amax().item(), self.delta)
+        return can_place_edges(self.scores.abs().amax().item(), self.delta, self.scores.dtype)
 
     def false_positives(self) -> Array:
         edges, lower, upper = self._edges

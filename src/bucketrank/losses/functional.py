@@ -21,7 +21,6 @@ so is the gradient at every entry that is not ignored.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple, get_args
 
@@ -30,6 +29,7 @@ from torch import Tensor
 
 from bucketrank.choices import ALRPMethod, Method, Reduction
 from bucketrank.losses.autograd import rank
+from bucketrank.losses.numbers import format_value, is_finite_number
 
 ALRP_METHODS: tuple[ALRPMethod, ...] = get_args(ALRPMethod)
 REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
@@ -238,9 +238,8 @@ def check_settings(
     max_positives: int | None = None,
 ) -> None:
     """Raise unless these are valid settings of a ranking loss."""
-    # Compared instead of math.isfinite, which torch.compile cannot trace for a number that changes between calls.
-    if isinstance(delta, bool) or not isinstance(delta, (int, float)) or not 0 <= delta < math.inf:
-        raise ValueError(f"{name}: expected delta to be a finite number of at least 0, got {delta!r}")
+    if not is_finite_number(delta) or delta < 0:
+        raise ValueError(f"{name}: expected delta to be a finite number of at least 0, got {format_value(delta)}")
     if method not in methods:
         raise ValueError(f"{name}: expected method to be one of {', '.join(methods)}, got {method!r}")
     if reduction not in REDUCTIONS:

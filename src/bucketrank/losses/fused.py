@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bucketrank.losses import kernels
 from bucketrank.losses.comparison import Array, Comparison, can_place_edges
+from bucketrank.losses.kernel_calls import call_kernel
 from bucketrank.losses.threads import in_parts
 
 # The fewest positives per thread in the sums over positives; each positive costs as much as hundreds of negatives.
@@ -40,8 +41,8 @@ class Fused(Comparison):
             self.finite = self._all_finite()
             return
         self.finite = -np.inf < self.scores.item(0) <= self.scores.item(-1) < np.inf
-        if self.finite:
-            self.edges, self.owners, *self.tables = kernels.look_up_table(self.scores, delta, self.logits)
+        if self.finite and self.is_accurate():  # otherwise the definition replaces this comparison
+            self.edges, self.owners, *self.tables = call_kernel(kernels.look_up_table, self.scores, delta, self.logits)
             self.gradient = np.empty_like(self.logits)
             self.finite = self._fill(self.gradient)
 
@@ -56,18 +57,20 @@ class Fused(Comparison):
     @cached_property
     def windows(self) -> tuple[Array, Array, Array]:
         """See :func:`kernels.windows`."""
-        x, low, high = kernels.windows(self.scores, self.delta)
+        x, low, high = call_kernel(kernels.windows, self.scores, self.delta)
         return x, low, high
 
     def _all_finite(self) -> bool:
         logits, targets = self.logits, self.targets
-        return all(in_parts(lambda start, stop: kernels.all_finite(start, stop, logits, targets), targets.size))
+        return all(
+            in_parts(lambda start, stop: call_kernel(kernels.all_finite, start, stop, logits, targets), targets.size)
+        )
 
     def _fill(self, gradient: Array) -> bool:
         """Count the negatives of each bucket, store their buckets in ``gradient``, return whether all is finite."""
         arguments = self.logits, self.targets, self.edges, *self.tables, _buckets_in(gradient)
         (self.buckets, finite), *parts = in_parts(
-            lambda start, stop: kernels.fill_buckets(start, stop, *arguments), gradient.size
+            lambda start, stop: call_kernel(kernels.fill_buckets, start, stop, *arguments), gradient.size
         )
         for buckets, part_finite in parts:
             self.buckets += buckets
@@ -92,32 +95,34 @@ class Fused(Comparison):
         return np.minimum.accumulate(values)
 
     def ranks(self) -> tuple[Array, Array]:
-        false_positives, rank = kernels.count_ranks(self.scores, self.edges, self.owners, self.buckets, self.delta)
+        false_positives, rank = call_kernel(
+            kernels.count_ranks, self.scores, self.edges, self.owners, self.buckets, self.delta
+        )
         return false_positives, rank
 
     def false_positives(self) -> Array:
-        return kernels.count_false_positives(self.edges, self.owners, self.buckets, self.delta)
+        return call_kernel(kernels.count_false_positives, self.edges, self.owners, self.buckets, self.delta)
 
     def spread(self, weights: Array, own: Array) -> Tensor:
         gradient, self.gradient = self.gradient, None
         if gradient is None:  # already returned by an earlier backward pass
             gradient = np.empty_like(self.logits)
             self._fill(gradient)
-        table = kernels.gradient_table(self.edges, self.owners, weights, self.delta)
+        table = call_kernel(kernels.gradient_table, self.edges, self.owners, weights, self.delta)
         arguments = self.logits, self.edges[0], table, _buckets_in(gradient), gradient
-        in_parts(lambda start, stop: kernels.write_gradient(start, stop, *arguments), gradient.size)
+        in_parts(lambda start, stop: call_kernel(kernels.write_gradient, start, stop, *arguments), gradient.size)
         gradient[self.at] = own
         return torch.from_numpy(gradient)
 
     def above(self, values: Array) -> Array:
-        return kernels.sum_above(*self.windows, values)
+        return call_kernel(kernels.sum_above, *self.windows, values)
 
     def above_worse(self, values: Array) -> Array:
         return _above_worse(self.windows, self.labels, values)
 
     def below_better(self, values: Array) -> Array:
         # In the reversed list, "below and better" becomes "above and worse". The kernel takes two columns, so one is 0.
-        windows = kernels.windows(-self.scores[::-1], self.delta)
+        windows = call_kernel(kernels.windows, -self.scores[::-1], self.delta)
         columns = np.stack([values[::-1], np.zeros_like(values)], 1)
         return _above_worse(windows, -self.labels[::-1], columns)[::-1, 0]
 
@@ -137,7 +142,7 @@ def _above_worse(windows: tuple[Array, Array, Array], labels: Array, values: Arr
     sums = np.empty_like(values)
     order = labels.argsort()
     in_parts(
-        lambda start, stop: kernels.sum_above_worse(start, stop, *windows, order, labels, values, sums),
+        lambda start, stop: call_kernel(kernels.sum_above_worse, start, stop, *windows, order, labels, values, sums),
         labels.size,
         FEWEST_POSITIVES,
     )

@@ -15,6 +15,8 @@ WINDOW = 3
 WALK = 8
 # Logits per block of the look-up.
 BLOCK = 1024
+# The largest float64, which bounds a quotient: 0 * inf would be NaN.
+LARGEST = np.finfo(np.float64).max
 
 
 def kernel(function):
@@ -91,7 +93,7 @@ def look_up_table(scores, delta, logits):
     size = owners.size
     cells = CELLS_PER_EDGE * size
     span = edges[size] - edges[0]
-    cells_per_unit = cells / span if span > 0 else 0.0
+    cells_per_unit = min(cells / span, LARGEST) if span > 0 else 0.0
     before = np.zeros(cells + 1, np.uint32)
     for k in range(size):
         before[cell_of(edges[k + 1], edges[0], cells_per_unit, cells - 1.0) + np.uint32(1)] += np.uint32(1)
@@ -271,7 +273,7 @@ def windows(scores, delta):
         x[i] = (scores[i] - origin) / (2 * delta)
     first = beyond = 0
     for i in range(size):
-        while x[first] <= x[i] - 0.5:
+        while first < i and x[first] <= x[i] - 0.5:
             first += 1
         while beyond < size and x[beyond] < x[i] + 0.5:
             beyond += 1

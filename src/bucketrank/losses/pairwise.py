@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from bucketrank.losses.comparison import Array, TorchComparison
+from bucketrank.losses.comparison import Array, TorchComparison, precise
 from bucketrank.losses.step import step_
 
 # Comparisons per chunk: a chunk of this size stays in the processor's cache.
@@ -15,14 +15,15 @@ CHUNK = 1 << 20
 
 
 class Pairwise(TorchComparison):
-    """Compares one chunk of positives at a time, in the precision of the logits."""
+    """Compares one chunk of positives at a time, in the precision of the logits if that holds ``2 * delta``."""
 
     def __init__(self, logits: Tensor, targets: Tensor, delta: float, index: Tensor | None = None) -> None:
         super().__init__(logits, targets, delta, index)
+        logits, self.delta = _in_range(logits, delta)
         self.positives = logits[self.index]
         lowest = self.positives.amin() if self.positives.numel() else torch.inf
         # H is 0 for a negative further than delta below every positive (Algorithm 1, line 2).
-        self.relevant = (targets == 0) & (logits >= lowest - delta)
+        self.relevant = (targets == 0) & (logits >= lowest - self.delta)
         self.negatives = logits[self.relevant]
 
     def _chunks(self, others: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -66,3 +67,17 @@ class Pairwise(TorchComparison):
         """Return a gradient over all logits: ``gradient`` at the relevant negatives, ``own`` at the positives."""
         placed = torch.zeros_like(self.logits).masked_scatter_(self.relevant, gradient.to(self.logits.dtype))
         return placed.index_copy_(0, self.index, own.to(placed.dtype))
+
+
+def _in_range(logits: Tensor, delta: float) -> tuple[Tensor, float]:
+    """Return ``logits`` and ``delta`` in a wider dtype and at a smaller scale if ``2 * delta`` would overflow.
+
+    A difference of logits may overflow: it is above ``2 * delta`` then, and H is 0 or 1.
+    """
+    if 2 * delta <= torch.finfo(logits.dtype).max:
+        return logits, delta
+    logits = precise(logits)
+    largest = torch.finfo(logits.dtype).max
+    if 2 * delta <= largest:
+        return logits, delta
+    return logits * (largest / 8 / delta), largest / 8

@@ -10,7 +10,6 @@ Below, p is ``sigmoid(logit)``, q the target, and ``BCE(p, q) = -q log p - (1 - 
 
 from __future__ import annotations
 
-import math
 from typing import Literal, get_args
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
 
 from bucketrank.losses.functional import check_logits
+from bucketrank.losses.numbers import format_value, is_finite_number
 
 QualityReduction = Literal["mean", "sum", "none"]
 
@@ -167,8 +167,8 @@ def _power(base: Tensor, exponent: float) -> Tensor:
 
 def check_number(name: str, setting: str, value: float) -> None:
     """Raise unless a setting of these losses is a finite number of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        raise ValueError(f"{name}: expected {setting} to be a finite number of at least 0, got {value!r}")
+    if not is_finite_number(value) or value < 0:
+        raise ValueError(f"{name}: expected {setting} to be a finite number of at least 0, got {format_value(value)}")
 
 
 def check_reduction(name: str, reduction: str) -> None:

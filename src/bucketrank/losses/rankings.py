@@ -204,9 +204,10 @@ def _compare_each(
     index = index[order]
     counts = torch.zeros_like(first).index_add_(0, ranking, torch.ones_like(ranking))
     largest = comparable(logits[index]).abs().amax() if index.numel() else logits.new_zeros(())
-    *lengths, largest_score = torch.cat([precise(counts), precise(largest).view(1)]).tolist()
+    largest = precise(largest)
+    *lengths, largest_score = torch.cat([precise(counts), largest.view(1)]).tolist()
     method = comparison_of(settings.method, settings.backend, logits)
-    if method.has_edges and not can_place_edges(largest_score, settings.delta):
+    if method.has_edges and not can_place_edges(largest_score, settings.delta, largest.dtype):
         method = Pairwise
     comparisons = []
     positions = (index - first[ranking]).split([int(length) for length in lengths])
