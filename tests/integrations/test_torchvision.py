@@ -18,7 +18,7 @@ from bucketrank.losses.backend import METHODS
 from tests.integrations.coloured_squares import batch
 from tests.integrations.gradients import gradient_of
 from tests.integrations.torchvision_distributed import train_in_process
-from tests.integrations.torchvision_models import MODELS, build
+from tests.integrations.torchvision_models import CLASSES, MODELS, build
 from tests.integrations.torchvision_training import average_precision, train
 
 ROI = ["loss_classifier_rank", "loss_classifier_sort", "loss_box_reg"]
@@ -209,13 +209,30 @@ class TestTraining:
             values.append(model(images, [{**each, "labels": each["labels"].to(dtype)} for each in targets]))
         torch.testing.assert_close(values[0], values[1])
 
-    @pytest.mark.parametrize(("name", "first"), [("retinanet", 0), ("fcos", 0), ("ssd", 1)])
-    def test_labels_below_the_first_are_refused(self, name, first):
+    @every_model
+    def test_labels_outside_the_classes_are_refused(self, name):
         model = use_ranking_loss(build(name))
         images, targets = batch(2, 1)
-        wrong = [{**each, "labels": torch.full_like(each["labels"], first - 1)} for each in targets]
-        with pytest.raises(ValueError, match=f"expected labels from {first} on.*, got {first - 1}; correct the"):
-            model(images, wrong)
+        first = 0 if name in {"retinanet", "fcos"} else 1
+        for label in (first - 1, -7, CLASSES, 1000):
+            targets[1]["labels"][-1] = label  # one of all objects
+            with pytest.raises(ValueError, match=rf"expected labels from {first} to 2.*, got {label}; correct the"):
+                model(images, targets)
+        for label in (first, CLASSES - 1):
+            targets[1]["labels"][-1] = label
+            assert all(loss.isfinite() for loss in model(images, targets).values())
+
+    @every_model
+    def test_every_box_has_a_label(self, name):
+        model = use_ranking_loss(build(name))
+        images, targets = batch(2, 1)
+        for wrong, shape in ((torch.ones(0, dtype=torch.int64), r"\(0,\)"), (torch.tensor(1), r"\(\)")):
+            targets[1]["labels"] = wrong
+            with pytest.raises(ValueError, match=rf"expected labels of shape \(.,\), .* got {shape}"):
+                model(images, targets)
+        del targets[1]["labels"]
+        with pytest.raises(ValueError, match=r"expected labels in every target, got boxes, .* in target 1; add them"):
+            model(images, targets)
 
     def test_the_rpn_has_a_weight_of_a_fifth(self, monkeypatch):
         values: list[Tensor] = []

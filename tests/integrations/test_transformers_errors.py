@@ -48,6 +48,7 @@ class TestErrors:
         "settings",
         [
             *({"loss": "focal"}, {"method": "fast"}, {"delta": -1}, {"box_weight": -1}),
+            *({name: 10**400} for name in ("delta", "box_weight", "class_cost")),
             *({"class_cost": value} for value in (-1, "4", float("inf"), True)),
         ],
     )

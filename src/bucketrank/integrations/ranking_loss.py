@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -13,6 +12,7 @@ from torch import Tensor
 from bucketrank.choices import Method
 from bucketrank.losses import ap_loss, rank_sort_loss, self_balance
 from bucketrank.losses.functional import check_settings
+from bucketrank.losses.numbers import format_value, is_finite_number
 
 LossName = Literal["rs", "ap"]
 
@@ -41,7 +41,7 @@ class RankingLoss:
         if self.box_weight is not None and not is_weight(self.box_weight):
             raise ValueError(
                 "use_ranking_loss: expected box_weight to be None or a finite number of at least 0, "
-                f"got {self.box_weight!r}"
+                f"got {format_value(self.box_weight)}"
             )
 
     @property
@@ -78,4 +78,4 @@ class RankingLoss:
 
 def is_weight(value: object) -> bool:
     """Return whether a value is a finite number of at least 0."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    return is_finite_number(value) and value >= 0

@@ -10,6 +10,7 @@ from torchvision.models.detection.ssd import SSD
 
 from bucketrank.integrations.ranking_loss import RankingLoss
 from bucketrank.integrations.torchvision.head_terms import head_terms, named
+from bucketrank.integrations.torchvision.labels import check_labels
 from bucketrank.integrations.torchvision.log_odds import log_odds
 
 Targets = list[dict[str, Tensor]]
@@ -23,17 +24,11 @@ class AnchorMatches:
     and of their objects.
     """
 
-    def __init__(self, targets: Targets, anchors: list[Tensor], matches: list[Tensor], *, first_label: int = 0) -> None:
+    def __init__(self, targets: Targets, anchors: list[Tensor], matches: list[Tensor]) -> None:
         self.labels = torch.stack(matches)
         self.positives = self.labels >= 0
         objects = [match[match >= 0] for match in matches]
         labels = torch.cat([t["labels"][o] for t, o in zip(targets, objects, strict=True)])
-        if labels.numel() and int(labels.min()) < first_label:
-            background = " (0 is the background)" if first_label else ""
-            raise ValueError(
-                f"use_ranking_loss: expected labels from {first_label} on{background}, got {int(labels.min())}; "
-                "correct the targets"
-            )
         self.labels[self.positives] = labels.to(self.labels.dtype)
         self.objects = torch.cat([t["boxes"][o] for t, o in zip(targets, objects, strict=True)])
         self.anchors = torch.stack(anchors)[self.positives]
@@ -47,6 +42,7 @@ class RankingRetinaNetHead(RetinaNetHead):
     def compute_loss(
         self, targets: Targets, head_outputs: dict[str, Tensor], anchors: list[Tensor], matched_idxs: list[Tensor]
     ) -> dict[str, Tensor]:
+        check_labels(targets, first=0, last=head_outputs["cls_logits"].shape[-1] - 1)
         matches = AnchorMatches(targets, anchors, matched_idxs)
         deltas = head_outputs["bbox_regression"][matches.positives].float()
         boxes = self.regression_head.box_coder.decode_single(deltas, matches.anchors)
@@ -63,6 +59,7 @@ class RankingFCOSHead(FCOSHead):
     def compute_loss(
         self, targets: Targets, head_outputs: dict[str, Tensor], anchors: list[Tensor], matched_idxs: list[Tensor]
     ) -> dict[str, Tensor]:
+        check_labels(targets, first=0, last=head_outputs["cls_logits"].shape[-1] - 1)
         matches = AnchorMatches(targets, anchors, matched_idxs)
         deltas = head_outputs["bbox_regression"][matches.positives].float()
         boxes = self.box_coder.decode(deltas, matches.anchors)
@@ -83,7 +80,8 @@ class RankingSSD(SSD):
     def compute_loss(
         self, targets: Targets, head_outputs: dict[str, Tensor], anchors: list[Tensor], matched_idxs: list[Tensor]
     ) -> dict[str, Tensor]:
-        matches = AnchorMatches(targets, anchors, matched_idxs, first_label=1)
+        check_labels(targets, first=1, last=head_outputs["cls_logits"].shape[-1] - 1)
+        matches = AnchorMatches(targets, anchors, matched_idxs)
         deltas = head_outputs["bbox_regression"][matches.positives].float()
         boxes = self.box_coder.decode_single(deltas, matches.anchors)
         logits = log_odds(head_outputs["cls_logits"])[..., 1:].flatten(0, 1)

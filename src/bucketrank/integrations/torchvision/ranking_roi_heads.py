@@ -8,6 +8,7 @@ from torchvision.models.detection.roi_heads import RoIHeads
 
 from bucketrank.integrations.ranking_loss import RankingLoss
 from bucketrank.integrations.torchvision.head_terms import head_terms, named
+from bucketrank.integrations.torchvision.labels import check_label_shapes, check_labels
 from bucketrank.integrations.torchvision.log_odds import log_odds
 from bucketrank.integrations.torchvision.relative_boxes import relative_boxes
 
@@ -45,11 +46,14 @@ class RankingRoIHeads(RoIHeads):
             result, losses = super().forward(features, proposals, image_shapes, targets)
             return result, losses
 
+        check_label_shapes(targets or [])  # before the parent uses the labels
         # The parent's box loss is a module-level function, which cannot be overridden. Let the parent compute it,
         # discard it, and rank the outputs of the predictor instead.
         predictions: list[tuple[Tensor, Tensor]] = []
 
         def keep_outputs(_module: nn.Module, _inputs: object, outputs: tuple[Tensor, Tensor]) -> None:
+            # Here, because the parent's loss fails for a label beyond the last class and treats label 0 as background.
+            check_labels(targets or [], first=1, last=outputs[0].shape[1] - 1)
             predictions.append(outputs)
 
         hook = self.box_predictor.register_forward_hook(keep_outputs)

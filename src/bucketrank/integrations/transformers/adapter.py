@@ -21,6 +21,8 @@ from bucketrank.integrations.transformers.layouts import (
     grouped_detr_loss,
     rt_detr_loss,
 )
+from bucketrank.integrations.transformers.targets import check_targets
+from bucketrank.losses.numbers import format_value
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -58,6 +60,9 @@ REFUSED = {
     "RfDetrForInstanceSegmentation": _MASKS,
 }
 
+# The families whose models make denoising queries of the targets, before the loss sees them.
+DENOISING = (rt_detr_loss, d_fine_loss, deimv2_loss)
+
 
 class LossFunction:
     """The ``model.loss_function`` of a model with a ranking loss.
@@ -85,6 +90,7 @@ class LossFunction:
         enc_outputs_coord: Tensor | None = None,
         **extras: Any,
     ) -> LossOutput:
+        check_targets(labels, images=len(logits), classes=logits.shape[-1])
         extras |= {"enc_outputs_class": enc_outputs_class, "enc_outputs_coord": enc_outputs_coord}
         # bfloat16 is too coarse for matching costs, box losses and rankings.
         with torch.autocast(logits.device.type, enabled=False):
@@ -99,6 +105,12 @@ class LossFunction:
                 proposals=_at_least_float32(self.proposals),
             )
             return self.family_loss(inputs, self.settings)
+
+    def check_before_denoising(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Check the targets before a model makes denoising queries of them: a hook of the model itself."""
+        images = kwargs.get("pixel_values", args[0] if args else None)
+        if kwargs.get("labels") is not None and images is not None:
+            check_targets(kwargs["labels"], images=len(images), classes=model.config.num_labels)
 
     def keep_proposals(self, _module: nn.Module, _inputs: Any, outputs: Any) -> None:
         """Keep the encoder's proposals, which the model does not pass to its loss: a hook of its inner model."""
@@ -144,7 +156,7 @@ def use_ranking_loss(
     family_loss = supported_family("use_ranking_loss", model)
     if class_cost is not None and not is_weight(class_cost):
         raise ValueError(
-            f"use_ranking_loss: expected class_cost to be a finite number of at least 0, got {class_cost!r}"
+            f"use_ranking_loss: expected class_cost to be a finite number of at least 0, got {format_value(class_cost)}"
         )
     if _ranking_function(model) is not None:
         undo(model)
@@ -156,6 +168,8 @@ def use_ranking_loss(
             untyped_model.model.register_forward_hook(function.keep_proposals),
             untyped_model.register_forward_hook(function.drop_proposals, always_call=True),
         ]
+    if family_loss in DENOISING:
+        function.hooks = [untyped_model.register_forward_pre_hook(function.check_before_denoising, with_kwargs=True)]
     untyped_model.loss_function = function
     return model
 

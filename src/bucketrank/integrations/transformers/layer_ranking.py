@@ -29,6 +29,7 @@ class Positives(NamedTuple):
 
     queries: Tensor  # (P,) rows of the boxes (sum of B Q, 4)
     entries: Tensor  # (P,) positions in the flat logits (sum of B Q C,)
+    classes: Tensor  # (P,)
     object_boxes: Tensor  # (P, 4)
 
 
@@ -42,7 +43,9 @@ def rank_layers(ranking_loss: RankingLoss, layers: Sequence[Layer]) -> dict[str,
     positives = _positives(layers)
     ious = centre_size_iou(boxes[positives.queries], positives.object_boxes)
     targets = torch.zeros_like(logits)
-    targets[positives.entries] = ranking_loss.labels(ious).to(targets.dtype)
+    # On a device nobody has checked the class labels. As an index, a negative one would train another query.
+    labels = ranking_loss.labels(ious).masked_fill(positives.classes < 0, torch.nan)
+    targets[positives.entries] = labels.to(targets.dtype)
     return ranking_loss.terms(logits, targets, sizes=[layer.logits.numel() for layer in layers])
 
 
@@ -78,7 +81,7 @@ def _positives(layers: Sequence[Layer]) -> Positives:
     owners = first_object + objects
     labels = torch.cat([target["class_labels"] for target in targets])[owners]
     object_boxes = torch.cat([target["boxes"] for target in targets])[owners]
-    return Positives(first_query + queries, first_entry + queries * classes + labels, object_boxes)
+    return Positives(first_query + queries, first_entry + queries * classes + labels, labels, object_boxes)
 
 
 def _offsets(layers: Sequence[Layer], target_lists: Sequence[list[Target]]) -> list[tuple[int, int, int, int]]:
