@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -175,6 +178,42 @@ def test_wrong_values_name_the_flag(words: list[str], message: str, capsys: pyte
     assert capsys.readouterr().err == f"bucketrank: bench losses: {message}\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["eval", "w", "d", "--layout", "foo"], "eval: --layout: expected one of own, coco, lvis, roboflow, got 'foo'"),
+        (["eval", "w", "d", "--split", "foo"], "eval: --split: expected one of val, train, got 'foo'"),
+        (["calibrate", "w", "d", "--layout", "foo"], "calibrate: --layout: expected one of own, coco, lvis, roboflow"),
+        (["check-data", "d", "--layout", "foo"], "check-data: --layout: expected one of own, coco, lvis, roboflow"),
+    ],
+)
+def test_wrong_choices_are_wrong_usage(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_control_characters_of_a_data_set_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = "cat\x1b[2J\x9b31m"
+    image = {"id": 1, "file_name": f"{hostile}.png", "width": 8, "height": 8}
+    document = {"images": [image], "categories": [{"id": 1, "name": hostile}] * 2, "annotations": []}
+    (tmp_path / "train.json").write_text(json.dumps(document))
+    assert main(["check-data", str(tmp_path)]) == 1
+    printed = capsys.readouterr().out
+    assert r"cat\x1b[2J" in printed
+    assert not {"\x1b", "\x9b"} & {*printed}
+
+
+def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(cli, "COMMANDS", {"train": fail})
+    assert main(["train"]) == 1
+    assert capsys.readouterr().err == (
+        "bucketrank: not enough memory (the system refused more); use smaller images or batches\n"
+    )
+
+
 def test_flags_follow_the_signature(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, object] = {}
     monkeypatch.setattr(
@@ -202,6 +241,26 @@ def test_control_c_ends_without_a_traceback(
     monkeypatch.setattr(cli, "COMMANDS", {"train": interrupt})
     assert main(["train"]) == 130
     assert capsys.readouterr().err == "bucketrank: interrupted\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_command_without_half_a_file(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from bucketrank.model_files.atomic import write
+
+    def save(temporary: Path) -> None:
+        temporary.write_text("half")
+        os.kill(os.getpid(), number)
+        time.sleep(10)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(cli, "COMMANDS", {"export": lambda: write(tmp_path / "m.onnx", save)})
+    monkeypatch.setattr(cli, "call", lambda commands, words: commands[words[0]]())
+    assert main(["export"]) == 130
+    assert capsys.readouterr().err == "bucketrank: interrupted\n"
+    assert not list(tmp_path.iterdir())
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_from_the_command_to_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,8 +65,22 @@ def test_the_audit_covers_the_pins_that_are_installed_and_fails_where_it_cannot_
     assert "--require-hashes --only-binary :all: -r $(LOCK)" in makefile
 
 
-def test_every_pin_has_a_hash_and_no_pin_an_address():
-    lock = (ROOT / "requirements-dev.txt").read_text(encoding="utf-8")
+def test_the_security_policy_names_files_that_exist():
+    named = re.findall(r"`([\w./-]+\.txt)`", (ROOT / "SECURITY.md").read_text(encoding="utf-8"))
+    assert named
+    assert [name for name in named if not (ROOT / name).is_file()] == []
+
+
+def test_workflows_install_packages_by_hash_only():
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / ".github/workflows").glob("*.yml")]
+    installs = [line for text in texts for line in text.splitlines() if "pip install" in line]
+    assert installs
+    assert [line for line in installs if "--require-hashes" not in line] == []
+
+
+@pytest.mark.parametrize("name", ["requirements-dev.txt", ".ci/audit/requirements.txt"])
+def test_every_pin_has_a_hash_and_no_pin_an_address(name):
+    lock = (ROOT / name).read_text(encoding="utf-8")
     assert "://" not in lock
     pins = re.split(r"^(?=[a-z])", lock, flags=re.MULTILINE)[1:]
     assert all(re.match(r"[a-z0-9.-]+==\S+ .*\\\n    --hash=sha256:[0-9a-f]{64}", pin) for pin in pins)

@@ -11,10 +11,10 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
-from bucketrank.suggestions import nearest
+from bucketrank.suggestions import nearest, require_choice
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -175,6 +175,15 @@ def require_device(command: str, device: str) -> None:
         resolve_device(device)
     except ValueError as error:
         raise UsageError(f"{command}: --{error}") from error
+
+
+def require_flag(command: str, flag: str, value: str | None, choices: Iterable[str]) -> None:
+    """Raise UsageError unless the value of a flag is one of ``choices``, or None because it was not given."""
+    try:
+        if value is not None:
+            require_choice(f"{command}: --{flag}", value, choices)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def listed(flag: str, text: str, parse: Callable[[str], Any]) -> tuple[Any, ...]:

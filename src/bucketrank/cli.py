@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from bucketrank.arguments import Commands, UsageError, call
 from bucketrank.commands.bench_detectors import bench_detectors
@@ -22,6 +25,7 @@ from bucketrank.commands.split import split
 from bucketrank.commands.study import study
 from bucketrank.commands.train import train
 from bucketrank.data.problems import DataError
+from bucketrank.suggestions import is_out_of_memory, printable
 
 COMMANDS: Commands = {
     "bench": {
@@ -52,16 +56,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status: 0, 1 if the work failed, 2 for wrong usage, 130 if interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return call(COMMANDS, words)
+        with _sigterm_like_control_c():
+            return call(COMMANDS, words)
     except UsageError as error:
-        sys.stderr.write(f"bucketrank: {error}\n")
+        sys.stderr.write(f"bucketrank: {printable(error)}\n")
         return 2
     except (DataError, OSError) as error:  # an OSError names its file
-        sys.stderr.write(f"bucketrank: {error}\n")
+        sys.stderr.write(f"bucketrank: {printable(error)}\n")
+        return 1
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = str(error).partition("\n")[0] or "the system refused more"
+        sys.stderr.write(f"bucketrank: not enough memory ({printable(reason):.200}); use smaller images or batches\n")
         return 1
     except KeyboardInterrupt:
         sys.stderr.write("bucketrank: interrupted\n")
         return 130
+
+
+@contextmanager
+def _sigterm_like_control_c() -> Iterator[None]:
+    """Raise KeyboardInterrupt at SIGTERM, so that a stopped command removes its temporary files.
+
+    Outside the main thread, or if the process has a handler of its own, nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -431,3 +433,52 @@ def test_the_command_reports_text_that_is_not_json(tmp_path: Path, capsys: pytes
     assert "bad-json" in out
     assert main(["check-data", str(tmp_path / "images")]) == 1
     assert "annotations/instances_train2017.json" in capsys.readouterr().err
+
+
+def test_control_characters_in_names_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = sound_document()
+    document["images"][0]["file_name"] = "a\x1b[2J\n\u202e.png"
+    document["categories"][0]["name"] = document["categories"][1]["name"] = "cat\x1b]0;title\x07"
+    split = write_split(tmp_path, document)
+    assert main(["check-data", str(tmp_path)]) == 1
+    printed = capsys.readouterr().out
+    assert not {"\x1b", "\x07", "\u202e"} & {*printed}
+    assert r"\x1b]0;title" in printed
+    with pytest.raises(DataError) as caught:
+        require_sound(split)
+    assert str(caught.value).count("\n") == 1, "one line for the count, one for the missing file"
+    assert "\x1b" not in str(caught.value)
+
+
+@pytest.mark.parametrize("depth", [*range(900, 1000), 100_000])
+def test_deep_nesting_is_a_problem_like_others(depth: int, tmp_path: Path) -> None:
+    """Python reads some depths that it cannot print."""
+    document = sound_document()
+    document["annotations"][0]["bbox"] = "DEEP"
+    text = json.dumps(document).replace('"DEEP"', "[" * depth + "]" * depth)
+    assert {problem.code for problem in check(write_split(tmp_path, text))} & {"bad-json", "bad-box"}
+
+
+@pytest.mark.parametrize("place", ["json.loads", "bucketrank.data.summary.check"])
+def test_lack_of_memory_is_a_message(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    write_split(tmp_path, sound_document())
+    monkeypatch.setattr(place, fail)
+    assert main(["check-data", str(tmp_path)]) == 1
+    printed = capsys.readouterr()
+    assert "too large for the free memory" in printed.out or "not enough memory" in printed.err
+    assert printed.err.count("\n") <= 1
+
+
+def test_lack_of_memory_for_threads_is_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    split = write_split(tmp_path, sound_document())
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    with pytest.raises(DataError, match="too little memory for another thread; lower --workers"):
+        check(split)

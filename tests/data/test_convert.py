@@ -415,3 +415,25 @@ def test_links_within_the_folder_are_followed(tmp_path: Path) -> None:
     (source / "images/train/a.jpg").symlink_to("../../stored.jpg")
     train, _ = convert_yolo(source, tmp_path / "new")
     assert train.objects == 2
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf", "1e999", "1e200"])
+def test_a_voc_box_that_is_not_finite_is_refused(number: str, tmp_path: Path) -> None:
+    """JSON has no NaN. The area of a box of 1e200 x 1e200 is infinite."""
+    text = voc_object("cat", 1, 1, 4, 4).replace(">4<", f">{number}<")
+    source = voc_folder(tmp_path / "source", a=text)
+    with pytest.raises(DataError, match=r"a\.xml: expected finite numbers in an object's bndbox, got 1\.0, 1\.0, "):
+        convert_voc(source, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_control_characters_in_names_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = voc_folder(tmp_path / "source", a=voc_object("cat", 1, 1, 4, 4))
+    new = tmp_path / "new\x1b[2J"
+    assert main(["convert", "voc", str(source), str(new)]) == 0
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed
+    assert "new\\x1b[2J" in printed
+    (new / "annotations.json").unlink()
+    assert main(["convert", "voc", str(new), str(tmp_path / "other")]) == 1
+    assert "new\\x1b[2J: has no folder Annotations" in capsys.readouterr().err

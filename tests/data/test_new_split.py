@@ -147,3 +147,28 @@ def test_command_removes_the_warning_of_check_data(tmp_path: Path, capsys: pytes
     assert not any(path.is_symlink() for path in (tmp_path / "new").rglob("*.png"))
     assert main(["check-data", str(tmp_path / "new")]) == 0
     assert "0 errors, 0 warnings" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--val", "2"], "split: --val: expected a share above 0 and below 1, got 2"),
+        (["--val", "nan"], "split: --val: expected a share above 0 and below 1, got nan"),
+        (["--layout", "voc"], "split: --layout: expected one of own, coco, lvis, roboflow, got 'voc'"),
+    ],
+)
+def test_wrong_usage_exits_with_2(
+    flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_split(tmp_path, sound_document())
+    assert main(["split", str(tmp_path), str(tmp_path / "new"), *flags]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_new_split_escapes_control_characters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_split(tmp_path, sound_document())
+    assert main(["split", str(tmp_path), str(tmp_path / "new\x1b[2J"), "--val", "0.5"]) == 0
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed
+    assert "new\\x1b[2J" in printed

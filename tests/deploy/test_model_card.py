@@ -93,11 +93,22 @@ def test_calibrated_scores_are_explained() -> None:
     assert "| D-ECE" not in text, "said once"
 
 
-@pytest.mark.parametrize("name", ["a\n# b", "---", "`x`", "<b>", "![i](http://127.0.0.1)"])
+@pytest.mark.parametrize("name", ["a\n# b", "\x1b[2J", "---", "`x`", "<b>", "![i](http://127.0.0.1)"])
 def test_names_cannot_change_the_page(name: str) -> None:
     front, text = parts(model_card(replace(META, classes=["cat", name]), dataset=name, license="mit"))
     assert front["license"] == "mit"
+    assert "\x1b" not in text
     assert not re.search(r"(?<!\\)[`<\[]", next(line for line in text.splitlines() if line.startswith("| 2 classes")))
+
+
+def test_a_recipe_cannot_end_its_code_block() -> None:
+    weights = "x\n\n``````\n\n# Injected\n\n<b>bold</b>"
+    recipe = from_dict({**RECIPE, "backbone": {"name": "resnet18", "weights": weights}}).to_dict()
+    _, text = parts(model_card(replace(META, recipe=recipe)))
+    (opening,) = re.findall(r"^(`+)yaml$", text, re.MULTILINE)
+    inside = text.partition(f"{opening}yaml\n")[2].partition(f"\n{opening}\n")[0]
+    assert "# Injected" in inside
+    assert not [line for line in inside.splitlines() if line.strip().startswith(opening)]
 
 
 def test_many_classes_are_cut() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -257,6 +258,7 @@ def test_masks_are_compared_too():
     [
         (["--size", "80"], "--size: expected HEIGHTxWIDTH like 480x640, got '80'"),
         (["--size", "0x20"], "--size: expected HEIGHTxWIDTH like 480x640, got '0x20'"),
+        (["--size", "99999x99999"], "--size: expected at most 178,956,970 pixels, got '99999x99999'"),
     ],
 )
 def test_wrong_values_name_the_flag(words, message, tmp_path, capsys):
@@ -288,3 +290,56 @@ def test_a_file_without_weights_is_named(tmp_path, capsys):
     (tmp_path / "w.safetensors").write_bytes(b"nothing")
     assert main(["export", str(tmp_path / "w.safetensors"), "--out", str(tmp_path / "m.onnx")]) == 1
     assert "w.safetensors: not a safetensors file" in capsys.readouterr().err
+
+
+def test_inputs_are_not_overwritten(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    _, weights = write_weights(Path("w.safetensors"))
+    Image.fromarray(Shapes(size=96).draw(1).pixels).save("image.png")
+    Path("link.onnx").symlink_to("w.safetensors")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for out in ("w.safetensors", "image.png", "link.onnx"):
+        assert main(["export", str(weights), "--out", out, "--image", "image.png", "--size", "80x112"]) == 1
+        assert f"{out}: expected a new file to write, got an input of the command" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_only_an_earlier_export_is_replaced(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    _, weights = write_weights(Path("w.safetensors"))
+    Path("val.json").write_text('{"images": []}')
+    Path("empty.onnx").touch()
+    onnx.save(onnx.ModelProto(producer_name="another"), "foreign.onnx")
+    Path("dangling.onnx").symlink_to("nowhere")
+    os.mkfifo("pipe")
+    for out in ("val.json", "empty.onnx", "foreign.onnx", "dangling.onnx", "pipe"):
+        assert main(["export", str(weights), "--out", out, "--size", "80x112"]) == 1
+        message = f"{out}: expected a new file or an earlier export, got another file; choose another --out"
+        assert message in capsys.readouterr().err
+    assert Path("val.json").read_text() == '{"images": []}'
+    for _ in range(2):
+        assert main(["export", str(weights), "--out", "m.onnx", "--size", "80x112"]) == 0
+
+
+def test_more_pixels_than_a_weights_file_may_ask_for_are_refused(tmp_path):
+    with pytest.raises(DataError, match=r"size: expected images of at most 178,956,970 pixels, got 99999 x 99999"):
+        export_onnx(small_detector("atss"), tmp_path / "m.onnx", size=(99999, 99999), classes=CLASSES)
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried\nframe 1")]
+)
+@pytest.mark.parametrize("place", ["comparison_images", "_trace", "_compare_all"])
+def test_too_little_memory_is_one_line(error, place, tmp_path, monkeypatch, capsys):
+    _, weights = write_weights(tmp_path / "w.safetensors")
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(exporting, place, fail)
+    assert main(["export", str(weights), "--out", str(tmp_path / "m.onnx"), "--size", "80x112"]) == 1
+    assert capsys.readouterr().err == (
+        "bucketrank: export: expected enough memory for images of 80 x 112 pixels, got too little; "
+        "choose a smaller size\n"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["w.safetensors"]

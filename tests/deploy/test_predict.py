@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -350,6 +353,8 @@ def test_an_image_on_which_the_detector_fails_does_not_cost_the_others(trained, 
     ("words", "message"),
     [
         (["--batch", "0"], "--batch: expected at least 1, got 0"),
+        (["--threshold", "1e400"], "--threshold: expected a finite number, got inf; scores are from 0 to 1"),
+        (["--threshold", "nan"], "--threshold: expected a number, got 'nan'"),
         (["--device", "abacus"], "predict: --device: expected auto, cpu, "),
     ],
 )
@@ -358,6 +363,84 @@ def test_wrong_values_name_the_flag(words, message, trained, tmp_path, capsys):
     source = save(tmp_path / "a.png")
     assert main(["predict", str(weights), str(source), "--out", str(tmp_path / "out"), *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_threshold_is_a_finite_number(trained, tmp_path):
+    """JSON has no infinity."""
+    with pytest.raises(DataError, match="threshold: expected a finite number, got inf"):
+        predict_files(trained[1], [save(tmp_path / "a.png")], tmp_path / "out", threshold=math.inf)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_what_a_crash_left_does_not_block_the_next_call(finished, trained, tmp_path):
+    _, weights = trained
+    source, out = save(tmp_path / "a.png"), tmp_path / "out"
+    if finished:
+        predict_files(weights, [source], out)
+    (out / "pictures").mkdir(parents=True, exist_ok=True)
+    (out / "pictures" / "a.jpg").write_bytes(b"")
+    (out / "pictures" / ".a.jpg.123").write_bytes(b"half")
+    (out / ".predictions.json.123").write_bytes(b"{")
+    assert predict_files(weights, [source], out) == 0
+    with Image.open(out / "pictures" / "a.jpg") as drawn:
+        drawn.load()
+
+
+def test_the_longest_file_names(trained, tmp_path):
+    _, weights = trained
+    names = ["a" * 251 + ".png", "a" * 251 + ".jpg", "é" * 125 + ".png", "é" * 125 + ".jpg", "b" * 255]
+    for number, name in enumerate(names):
+        save(tmp_path / "in" / name, number, format="PNG")
+    sources = [tmp_path / "in", tmp_path / "in" / names[-1]]
+    assert predict_files(weights, sources, tmp_path / "out") == 0
+    drawn = [image["drawn"] for image in read(tmp_path / "out")["images"]]
+    assert len({*drawn}) == len(names)
+    assert all((tmp_path / "out" / name).is_file() for name in drawn)
+    assert len(list((tmp_path / "out" / "pictures").iterdir())) == len(names)
+
+
+def test_a_full_disk_names_the_drawing_and_leaves_no_half_file(trained, tmp_path, monkeypatch, capsys):
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    words = ["predict", str(trained[1]), str(save(tmp_path / "a.png")), "--out", str(tmp_path / "out")]
+    assert main(words) == 1
+    error = capsys.readouterr().err
+    assert f"{tmp_path / 'out' / 'pictures' / 'a.jpg'}: cannot be written, the disk or the quota is full" in error
+    assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="file names of other systems have no control characters")
+def test_control_characters_of_file_names_are_escaped(trained, tmp_path, capsys):
+    _, weights = trained
+    (tmp_path / "in").mkdir()
+    name = os.fsdecode(b"broken\x1b[2J\x07\xff.png")
+    (tmp_path / "in" / name).write_bytes(b"not an image")
+    save(tmp_path / "in" / "good.png")
+    assert main(["predict", str(weights), str(tmp_path / "in"), "--out", str(tmp_path / "out\x1b]0;x")]) == 1
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed
+    assert r"broken\x1b[2J\x07\udcff.png" in printed
+    assert main(["predict", str(weights), str(tmp_path / "no\x1b[2J")]) == 1
+    assert r"no\x1b[2J: expected an image" in capsys.readouterr().err
+
+
+def test_several_predictions_into_one_folder(trained, tmp_path):
+    _, weights = trained
+    for number in range(4):
+        save(tmp_path / "in" / f"{number}.png", number)
+    words = ["predict", str(weights), str(tmp_path / "in"), "--out", str(tmp_path / "out")]
+    code = f"import sys; from bucketrank.cli import main; sys.exit(main({words!r}))"
+    calls = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
+    assert [call.wait() for call in calls] == [0, 0]
+    drawn = [image["drawn"] for image in read(tmp_path / "out")["images"]]
+    assert drawn == [f"pictures/{number}.jpg" for number in range(4)]
+    for name in drawn:
+        with Image.open(tmp_path / "out" / name) as image:
+            image.load()
+    assert len(list((tmp_path / "out").rglob("*"))) == 6, "no temporary files"
 
 
 def test_prediction_does_not_import_lightning(tmp_path):

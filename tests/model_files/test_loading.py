@@ -10,7 +10,7 @@ import torch
 from bucketrank.calibration import Calibration, fold
 from bucketrank.calibration.folding import fold_softmax
 from bucketrank.detectors import Detector
-from bucketrank.model_files.loading import build_detector, load_matching_weights
+from bucketrank.model_files.loading import build_detector, load_matching_weights, load_model
 from bucketrank.model_files.weights import Meta, WeightsError, save_weights
 from bucketrank.recipes import Recipe
 
@@ -90,3 +90,23 @@ def test_a_calibration_of_another_detector_is_refused(tmp_path):
         save_weights(path, model, replace(meta, calibration=fitted))
         with pytest.raises(WeightsError, match=r"weights\.safetensors: the calibration inside does not fit"):
             load_matching_weights(model, str(path))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: you tried"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    ],
+)
+def test_too_little_memory_is_not_blamed_on_the_recipe(error, tmp_path, monkeypatch):
+    recipe = tiny.recipe(name="atss-laptop")
+    write_calibrated(tmp_path / "w.safetensors", recipe, calibration())
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("bucketrank.model_files.loading.build_detector", fail)
+    with pytest.raises(WeightsError, match=r"w.safetensors: expected enough memory for the detector, got too little"):
+        load_model(tmp_path / "w.safetensors")

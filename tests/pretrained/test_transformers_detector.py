@@ -14,7 +14,8 @@ from huggingface_hub import constants
 
 from bucketrank.detectors import build
 from bucketrank.integrations.transformers.adapter import FAMILY_LOSSES
-from bucketrank.model_files.loading import build_detector, without_weights
+from bucketrank.model_files.loading import build_detector, load_model, without_weights
+from bucketrank.model_files.weights import Meta, WeightsError, save_weights
 from bucketrank.pretrained.image_preparation import FAMILIES, SquareTransform
 from bucketrank.pretrained.transformers_model import CLASS_LAYERS
 from bucketrank.recipes import from_dict
@@ -34,6 +35,21 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small(name: str, folders: Path, **settings: Any) -> Any:
     torch.manual_seed(0)
     return build(f"transformers/{transformers_folder(name, folders)}", num_classes=2, **{"min_size": 64, **settings})
+
+
+def evil_folder(folder: Path) -> Path:
+    """Write a model whose configuration is Python code, which leaves a file when it runs."""
+    folder.mkdir(parents=True)
+    content = {"model_type": "evil", "auto_map": {"AutoConfig": "configuration_evil.EvilConfig"}}
+    (folder / "config.json").write_text(json.dumps(content))
+    code = f"""from pathlib import Path
+from transformers import PretrainedConfig
+Path({str(folder.resolve() / "executed")!r}).touch()
+class EvilConfig(PretrainedConfig):
+    model_type = "evil"
+"""
+    (folder / "configuration_evil.py").write_text(code)
+    return folder
 
 
 def test_the_families_are_those_of_the_adapter():
@@ -213,3 +229,39 @@ def test_private_settings_of_a_configuration_are_dropped(folders):
 
     hostile = '{"model_type": "rt_detr", "_attn_implementation": "hub/kernel", "backbone_config": {"auto_map": {}}}'
     assert parse_config("config", hostile) == {"model_type": "rt_detr", "backbone_config": {}}
+
+
+def test_code_in_a_folder_is_never_run(tmp_path, monkeypatch):
+    folder = evil_folder(tmp_path / "x" / "evil")
+    monkeypatch.setattr("builtins.input", lambda *_: "y")  # the answer to transformers' question
+    with pytest.raises(ValueError, match=r"detector.name: expected a model of transformers itself, got .* Python code"):
+        build(f"transformers/{folder}", num_classes=2)
+    assert not (folder / "executed").exists()
+
+
+def test_a_weights_file_reads_neither_a_folder_nor_the_hub(tmp_path, monkeypatch):
+    """The author of the file chose the name of its detector, so that name must not be looked up."""
+    monkeypatch.chdir(tmp_path)
+    folder = evil_folder(Path("x/evil"))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("a connection was opened"))
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda *_, **__: pytest.fail("a name was read"))
+    recipe = from_dict({"detector": {"name": "transformers/x/evil"}}).to_dict()
+    meta = Meta(classes=["cat"], category_ids=[1], threshold=0.1, recipe=recipe)
+    save_weights("w.safetensors", {"weight": torch.zeros(1)}, meta)
+    message = "w.safetensors: detector.config: expected the configuration of transformers/x/evil in the recipe inside"
+    with pytest.raises(WeightsError, match=message):
+        load_model("w.safetensors")
+    assert not (folder / "executed").exists()
+
+
+@pytest.mark.parametrize("backbone", ["hf-hub:evil/model", "local-dir:x/evil", "x/evil", 3])
+@pytest.mark.parametrize("nested", [True, False])
+def test_a_stored_configuration_names_no_backbone_elsewhere(backbone, nested, monkeypatch):
+    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("a connection was opened"))
+    settings: dict[str, Any] = {"backbone": backbone}
+    if nested:
+        settings = {"backbone_config": {"model_type": "timm_backbone", **settings}}
+    config = json.dumps({"model_type": "conditional_detr", **settings})
+    with pytest.raises(ValueError, match=r"detector.config: expected the name of a timm model as backbone, got"):
+        build("transformers/a/b", num_classes=2, weights=None, config=config)

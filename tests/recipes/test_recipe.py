@@ -196,6 +196,7 @@ def test_a_recipe_survives_yaml(tmp_path):
         ("--trainer.devices two", "trainer.devices: expected a number of at least 1, or auto, got 'two'"),
         ("--trainer.devices 0", "trainer.devices: expected a number of at least 1, or auto, got '0'"),
         ("--trainer.precision bf16-true", "trainer.precision: expected one of 32-true, .*got 'bf16-true'"),
+        ("--data.repeat 1000000000", "data.repeat: expected 1 to 10,000, got 1000000000"),
         ("--detector.nms 60", "detector.nms: expected a number from 0 to 1, got 60"),
         ("--detector.nms nan", "detector.nms: expected a number from 0 to 1, got nan"),
         ("--detector.score_threshold 5", "detector.score_threshold: expected a number from 0 to 1, got 5"),
@@ -300,3 +301,60 @@ def test_a_base_file_is_looked_for_beside_its_recipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert load_recipe("recipes/mine.yaml").loss == load_recipe(folder / "common.yaml").loss
     assert load_recipe("recipes/mine.yaml").to_dict()["loss"]["delta"] == 0.25
+
+
+BOMB = ["&a0 [x, x]", *(f"&a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9))]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "detector: *a8",
+        "detector: {name: *a8}",
+        "base: *a8",
+        "detector: {name: atss}\nloss: {name: *a8}",
+        "detector: {name: atss}\nloss: {delta: *a8}",
+        "detector: {name: atss}\nloss: {method: *a8}",
+        "detector: {name: atss}\nschedule: {factors: *a8}",
+        "detector: {name: atss}\ndata: {augment: *a8}",
+        "detector: {name: atss}\ninit: *a8",
+    ],
+)
+def test_aliases_of_aliases_make_no_long_message(place, tmp_path):
+    """The group holds 86 million strings, of which a message quotes a few."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"trainer: {{loggers: [{', '.join(BOMB)}]}}\n{place}")
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(path)
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "latin-1"])
+@pytest.mark.parametrize("command", ["recipes", "train"])
+def test_a_recipe_in_another_encoding_is_a_message(command, encoding, tmp_path, capsys):
+    path = tmp_path / "mine.yaml"
+    path.write_text("# für Käfer\nbase: atss-laptop\n", encoding=encoding)
+    assert main([command, str(path), *(["--data", str(tmp_path)] if command == "train" else [])]) == 2
+    message = capsys.readouterr().err
+    assert f"{path}: expected UTF-8, got another encoding" in message
+    assert message.count("\n") == 1
+
+
+@pytest.mark.parametrize("depth", [5_000, 200_000])
+def test_a_recipe_of_nested_lists_is_a_message(depth, tmp_path):
+    """libyaml overflows the stack at 100,000 levels."""
+    path = tmp_path / "mine.yaml"
+    path.write_text("base: atss-laptop\ninit: " + "[" * depth + "]" * depth)
+    with pytest.raises(
+        RecipeError, match=r"nested too deeply|init: expected a text or null"
+    ):  # without or with libyaml
+        load_recipe(path)
+
+
+def test_a_long_chain_of_bases_is_refused(tmp_path):
+    for number in range(1200):
+        (tmp_path / f"{number}.yaml").write_text(f"base: {number + 1}.yaml")
+    (tmp_path / "1200.yaml").write_text("base: atss-laptop")
+    with pytest.raises(RecipeError, match=r"20\.yaml: expected at most 20 recipes that build on one another"):
+        load_recipe(tmp_path / "0.yaml")
+    assert load_recipe(tmp_path / "1190.yaml") == load_recipe("atss-laptop")

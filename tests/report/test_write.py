@@ -95,15 +95,15 @@ def test_a_run_without_results(run_copy, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "status", "message"),
     [
-        (["--images", "0"], "report: --images: expected at least 1, got 0"),
-        (["--most", "0"], "report: --most: expected at least 1, got 0"),
-        (["--out", "."], "expected a file to write, got a folder"),
+        (["--images", "-1"], 2, "report: --images: expected at least 1, got -1"),
+        (["--most", "0"], 2, "report: --most: expected at least 1, got 0"),
+        (["--out", "."], 1, "expected a file to write, got a folder"),
     ],
 )
-def test_wrong_values_are_refused(run, words, message, capsys):
-    assert main(["report", str(run), *words]) == 1
+def test_wrong_values_are_refused(run, words, status, message, capsys):
+    assert main(["report", str(run), *words]) == status
     assert message in capsys.readouterr().err
 
 

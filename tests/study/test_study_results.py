@@ -13,6 +13,7 @@ from bucketrank.study.run_record import RunRecord
 from bucketrank.study.step_measurements import StepMeasurements
 from bucketrank.study.study_command import show_study, write_study
 from bucketrank.study.study_results import SeedMean, StudyOutcome, collect
+from bucketrank.study.study_run import StudyError
 from bucketrank.study.study_tables import to_csv, to_latex, to_markdown
 from tests.study.finished_runs import MACHINE, finish, plan
 
@@ -147,3 +148,12 @@ def test_seeds_are_compared_with_each_other_and_not_by_position(tmp_path):
     (more,) = (claim for claim in claims(collect(study, {}, {})) if claim.claim.startswith("the ranking loss ends"))
     assert more.holds is True
     assert more.measured.endswith("ahead with 2 of 2 seeds")
+
+
+@pytest.mark.parametrize("text", ["[]", "{", "[" * 100_000])
+def test_an_environment_that_describes_no_run_is_named(text, tmp_path):
+    run = plan(tmp_path).runs()[0]
+    finish(run, 10.0)
+    (run.folder / "environment.json").write_text(text)
+    with pytest.raises(StudyError, match=r"environment\.json: expected .*; remove the folder to train it again"):
+        _ = run.environment

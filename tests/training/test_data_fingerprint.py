@@ -176,12 +176,19 @@ def test_the_steps_of_a_table_follow_the_steps_per_epoch(tmp_path):
     assert table.column("loss") == ([1, 2], [40.0, 80.0])
 
 
-def test_an_old_run_without_a_fingerprint_is_resumed_with_one_line(stopped, tmp_path, caplog):
+@pytest.mark.parametrize("content", [None, b"", b"no fingerprint"], ids=["missing", "empty", "damaged"])
+def test_a_run_without_a_readable_fingerprint_is_resumed_on_demand_only(content, stopped, tmp_path, capsys):
     folder = shutil.copytree(stopped, tmp_path / "copy")
-    (folder / "run" / "data.safetensors").unlink()
-    tiny.run(folder / "run", folder / "data", resume=True)
-    assert caplog.text.count("the run has no fingerprint of its data; changes of the data were not checked") == 1
-    assert read_fingerprint(folder / "run" / "data.safetensors") is not None
+    fingerprint = folder / "run" / "data.safetensors"
+    if content is None:
+        fingerprint.unlink()
+    else:
+        fingerprint.write_bytes(content)
+    words = ["train", "--resume", "--out", str(folder / "run"), "--data", str(folder / "data")]
+    assert main(words) == 1
+    assert f"{fingerprint}: expected the fingerprint of the data" in capsys.readouterr().err
+    assert main([*words, "--allow-changed-data"]) == 0
+    assert read_fingerprint(fingerprint) is not None
 
 
 def test_moved_data_are_named_in_the_run_folder(stopped, tmp_path):

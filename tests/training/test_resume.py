@@ -1,7 +1,10 @@
 """A run that is stopped, in whatever way and wherever, ends with the bits of one that never was."""
 
 import csv
+import dataclasses
+import json
 import multiprocessing
+import os
 import random
 import signal
 import time
@@ -9,9 +12,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 
+from bucketrank.data.problems import DataError
+from bucketrank.model_files.loading import load_model
+from bucketrank.model_files.weights import read_weights, save_weights
+from bucketrank.recipes import RecipeError, load_recipe
 from bucketrank.training.checkpoints import Checkpoints
+from bucketrank.training.run import train
 from bucketrank.training.run_keeper import RunKeeper
 from bucketrank.training.stop_signals import Interrupted
 
@@ -88,6 +97,94 @@ def test_a_finished_run_is_only_written_out_again(whole, shapes, tmp_path):
     (tmp_path / "run" / "weights.safetensors").unlink()
     tiny.run(tmp_path / "run", shapes, FLAGS, resume=True)
     assert_same_run(tmp_path / "run", whole)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("name", ["atss-laptop", "faster-rcnn-laptop"])
+def test_a_laptop_recipe_as_it_is(name, shapes, tmp_path, monkeypatch):
+    """The recipe's own optimiser, backbone, memory format and input sizes; only the run is short."""
+    flags = "--backbone.weights null --data.workers 0 --schedule.epochs 2 --trainer.log_every 1 --trainer.pictures 0"
+
+    def train_here(folder: str, *, resume: bool = False) -> None:
+        torch.set_num_threads(1)
+        with Path(os.devnull).open("w") as nowhere:
+            chosen = load_recipe(name, flags.split())
+            train(chosen, shapes, tmp_path / folder, resume=resume, console=Console(file=nowhere))
+
+    train_here("whole")
+    with monkeypatch.context() as patch:
+        tiny.stop_in(patch, step=2)
+        with pytest.raises(Interrupted):
+            train_here("stopped")
+    train_here("stopped", resume=True)
+    assert_same_run(tmp_path / "stopped", tmp_path / "whole")
+
+
+@pytest.mark.filterwarnings("ignore:.*fp16 is not supported on CPU")  # Lightning then uses bfloat16
+@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
+def test_mixed_precision_trains_and_resumes(precision, shapes, tmp_path, monkeypatch):
+    # In 64 pixels the last map has one pixel, for which torch 2.15 gives NaN gradients in bfloat16 on a CPU.
+    flags = f"--trainer.precision {precision} --schedule.clip 1 --inputs.min_size 160 --inputs.max_size 160"
+    tiny.run(tmp_path / "whole", shapes, flags)
+    with monkeypatch.context() as patch:
+        tiny.stop_in(patch, step=2)
+        with pytest.raises(Interrupted):
+            tiny.run(tmp_path / "run", shapes, flags)
+    tiny.run(tmp_path / "run", shapes, flags, resume=True)
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_finished_run_keeps_the_weights_that_the_user_calibrated(shapes, tmp_path):
+    tiny.run(tmp_path / "run", shapes)
+    path = tmp_path / "run" / "weights.safetensors"
+    state, meta = read_weights(path)
+    model, _ = load_model(path)
+    save_weights(path, model, dataclasses.replace(meta, threshold=0.123))
+    before = path.read_bytes()
+    tiny.run(tmp_path / "run", shapes, resume=True)
+    assert path.read_bytes() == before
+    path.write_bytes(b"damaged")
+    tiny.run(tmp_path / "run", shapes, resume=True)
+    again, _ = read_weights(path)
+    assert all(torch.equal(tensor, again[name]) for name, tensor in state.items())
+
+
+def test_an_edited_recipe_file_is_noticed(shapes, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        tiny.stop_in(patch, step=2)
+        with pytest.raises(Interrupted):
+            tiny.run(tmp_path / "run", shapes)
+    stored = tmp_path / "run" / "recipe.yaml"
+    text = stored.read_text()
+    assert "lr: 0.001" in text
+    stored.write_text(text.replace("lr: 0.001", "lr: 0.002"))
+    with pytest.raises(RecipeError, match=r"trained with schedule.lr 0.001, got 0.002; undo the change"):
+        train(None, None, tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("content", [None, "[]", "{", '{"data": 3}'])
+def test_a_missing_or_damaged_environment_asks_for_the_data_once(content, shapes, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        tiny.stop_in(patch, step=2)
+        with pytest.raises(Interrupted):
+            tiny.run(tmp_path / "run", shapes)
+    path = tmp_path / "run" / "environment.json"
+    path.unlink() if content is None else path.write_text(content)
+    with pytest.raises(RecipeError, match=r"environment.json: missing or damaged, .*; repeat --data"):
+        train(None, None, tmp_path / "run", resume=True)
+    tiny.run(tmp_path / "run", shapes, resume=True)
+    assert json.loads(path.read_text())["data"] == str(shapes.absolute())
+
+
+def test_a_binary_table_is_named(shapes, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        tiny.stop_in(patch, step=2)
+        with pytest.raises(Interrupted):
+            tiny.run(tmp_path / "run", shapes)
+    (tmp_path / "run" / "train.csv").write_bytes(b"\xff\x00\x81\n")
+    with pytest.raises(DataError, match=r"train.csv: expected the CSV table of a run"):
+        tiny.run(tmp_path / "run", shapes, resume=True)
 
 
 @pytest.mark.slow

@@ -125,7 +125,7 @@ def test_ctrl_c_and_on_with_it_from_the_command_line(shapes, tmp_path, monkeypat
         assert main(["train", "atss-laptop", "--data", str(shapes), "--out", str(folder), *tiny.USUAL.split()]) == 130
     assert f"resume with: bucketrank train --resume --out {folder}" in capsys.readouterr().err
     assert main(["train", "--resume", "--out", str(folder), "--schedule.lr", "7"]) == 2
-    assert "the run began with schedule.lr 0.01, got 7.0; a resumed run keeps its settings" in capsys.readouterr().err
+    assert "the run began with schedule.lr 0.001, got 7.0; a resumed run keeps its settings" in capsys.readouterr().err
     assert main(["train", "--resume", "--out", str(folder), "--trainer.log_every", "3"]) == 0
     assert load_recipe(folder / "recipe.yaml").trainer.log_every == 3
     printed = capsys.readouterr().out

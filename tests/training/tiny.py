@@ -17,8 +17,8 @@ from bucketrank.training.run import RunResult, train
 
 USUAL = """
   --backbone test_resnet --backbone.weights null --detector.channels 32 --inputs.min_size 64 --inputs.max_size 64
-  --data.batch_size 4 --data.workers 0 --schedule.epochs 2 --schedule.optimiser sgd --schedule.policy steps
-  --schedule.milestones 1 --schedule.lr 0.01 --schedule.base_batch 4 --schedule.clip 10 --trainer.log_every 1
+  --data.batch_size 4 --data.workers 0 --schedule.epochs 2 --schedule.policy steps
+  --schedule.milestones 1 --schedule.lr 0.001 --schedule.base_batch 4 --schedule.clip 10 --trainer.log_every 1
   --trainer.deterministic --trainer.accelerator cpu --trainer.devices 1 --trainer.pictures 0
 """
 

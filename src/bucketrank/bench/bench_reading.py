@@ -8,6 +8,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from bucketrank.suggestions import short_repr
+
 BENCHMARKS = ("losses", "detectors")
 
 BenchT = TypeVar("BenchT")
@@ -23,6 +25,8 @@ def read_document(path: Path) -> dict[str, Any]:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise BenchFileError(f"{path}: expected the JSON of a benchmark, got {error}") from error
+    except RecursionError as error:
+        raise BenchFileError(f"{path}: expected the JSON of a benchmark, got values nested too deeply") from error
     if not isinstance(document, dict) or document.get("benchmark") not in BENCHMARKS:
         raise BenchFileError(f"{path}: expected the results of bench {' or '.join(BENCHMARKS)}, got other content")
     return document
@@ -49,6 +53,8 @@ def _restore(annotation: Any, value: Any) -> Any:
         return {_restore(arguments[0], key): _restore(arguments[1], each) for key, each in value.items()}
     if is_dataclass(annotation) and isinstance(annotation, type):
         return _restore_dataclass(annotation, value)
+    if annotation is str and not isinstance(value, str):
+        raise TypeError(f"expected a text, got {short_repr(value)}")
     return annotation(value) if annotation in (int, float) else value
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from bucketrank.suggestions import require_choice
+from bucketrank.suggestions import require_choice, short_repr
 
 
 class Setting(NamedTuple):
@@ -40,7 +40,7 @@ class Settings:
     def require(self, setting: str, expected: str, *, holds: bool) -> None:
         """Raise ValueError unless ``holds``, naming the setting, what was expected and its value."""
         if not holds:
-            raise ValueError(f"{self.group}.{setting}: expected {expected}, got {getattr(self, setting)!r}")
+            raise ValueError(f"{self.group}.{setting}: expected {expected}, got {short_repr(getattr(self, setting))}")
 
     def require_finite(self, *names: str) -> None:
         """Raise unless these settings are None or finite numbers of at least 0."""

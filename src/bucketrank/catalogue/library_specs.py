@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from bucketrank.catalogue.detector_specs import DetectorSettings, DetectorSpec
 from bucketrank.catalogue.model_settings import BatchNorm, ImagePreparation, require_few_pixels
-from bucketrank.suggestions import nearest
+from bucketrank.suggestions import nearest, short_repr
 
 LIBRARY_LOSSES = ("own", "rs", "ap")
 
@@ -115,7 +115,8 @@ class TorchvisionSettings(LibrarySettings):
         if self.model not in TORCHVISION_MODELS:
             known = [f"torchvision/{model}" for model in TORCHVISION_MODELS]
             raise ValueError(
-                f"detector.name: expected one of {', '.join(known)}, got {self.name!r}; {nearest(self.name, known)}"
+                f"detector.name: expected one of {', '.join(known)}, got {short_repr(self.name)}; "
+                + nearest(self.name, known)
             )
         self.require("weights", "null, coco or a path", holds=self.weights != "")
         total, trained = TORCHVISION_MODELS[self.model].total, self.trainable_layers

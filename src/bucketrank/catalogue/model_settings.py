@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from bucketrank.catalogue.fields import Settings
+from bucketrank.suggestions import MAX_COMPARED, short_repr
 
 BatchNorm = Literal["auto", "frozen", "trained"]
 SWIN_NAMES = ("swin_tiny", "swin_large")
@@ -53,9 +54,9 @@ class BackboneSettings(Settings):
         import timm
 
         if self.name not in SWIN_NAMES and not timm.is_model(self.name):
-            near = difflib.get_close_matches(self.name, [*SWIN_NAMES, *timm.list_models()], n=3)
+            near = difflib.get_close_matches(self.name[:MAX_COMPARED], [*SWIN_NAMES, *timm.list_models()], n=3)
             raise ValueError(
-                f"backbone.name: expected a timm model, {' or '.join(SWIN_NAMES)}, got {self.name!r}; "
+                f"backbone.name: expected a timm model, {' or '.join(SWIN_NAMES)}, got {short_repr(self.name)}; "
                 + (f"the nearest names are {', '.join(near)}" if near else "see timm.list_models()")
             )
 

@@ -19,7 +19,7 @@ from bucketrank.catalogue.detector_specs import BUILT_IN_DETECTORS, DetectorSett
 from bucketrank.catalogue.fields import Settings, describe
 from bucketrank.catalogue.library_specs import LIBRARIES, LibrarySpec
 from bucketrank.catalogue.loss_specs import BUILT_IN_LOSSES, LossSettings, LossSpec
-from bucketrank.suggestions import require_choice
+from bucketrank.suggestions import require_choice, short_repr
 
 
 class Spec(Protocol):
@@ -183,7 +183,9 @@ def detector_spec(name: str) -> DetectorSpec:
         return DETECTORS.get(name, setting="detector.name")
     spec = LIBRARIES[library]
     if not slash:
-        raise ValueError(f"detector.name: expected {library}/MODEL, like {library}/{spec.example}, got {name!r}")
+        raise ValueError(
+            f"detector.name: expected {library}/MODEL, like {library}/{spec.example}, got {short_repr(name)}"
+        )
     return spec
 
 

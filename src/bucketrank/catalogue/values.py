@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, get_args, get_origin
 
 from bucketrank.catalogue.fields import alternatives, choices_of
-from bucketrank.suggestions import nearest
+from bucketrank.suggestions import nearest, short_repr
 
 IN_WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
 
@@ -25,8 +25,9 @@ def convert(value: Any, annotation: Any, *, name: str) -> Any:
         except (TypeError, ValueError):  # noqa: PERF203 (the alternatives of a type)
             continue
     choices = choices_of(annotation)
-    suggestion = f"; {nearest(str(value), choices)}" if choices else ""
-    raise ValueError(f"{name}: expected {type_in_words(annotation)}, got {value!r}{suggestion}")
+    got = value if isinstance(value, str) else short_repr(value)
+    suggestion = f"; {nearest(got, choices)}" if choices else ""
+    raise ValueError(f"{name}: expected {type_in_words(annotation)}, got {short_repr(value)}{suggestion}")
 
 
 def type_in_words(annotation: Any) -> str:

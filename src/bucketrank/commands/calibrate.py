@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from bucketrank.arguments import UsageError, require, require_device
+from bucketrank.arguments import UsageError, require, require_device, require_flag
+from bucketrank.suggestions import printable
 
 
 def calibrate(
@@ -29,12 +30,15 @@ def calibrate(
     require("rich", "PIL", "faster_coco_eval", "yaml", "timm", extra="detect")
     from rich.console import Console
 
+    from bucketrank.data.splits import LAYOUTS
     from bucketrank.deploy.calibrated_weights import calibrate_weights
 
     if most < 1:
         raise UsageError(f"calibrate: --most: expected at least 1, got {most}")
     if per_class and method == "temperature":
         raise UsageError("calibrate: --per-class: expected --method platt, got temperature, which classes share")
+    require_flag("calibrate", "split", split, ("train", "val"))
+    require_flag("calibrate", "layout", layout, LAYOUTS)
     require_device("calibrate", device)
     calibration = calibrate_weights(
         weights,
@@ -48,5 +52,5 @@ def calibrate(
         most=most,
         device=device,
     )
-    lines = f"{calibration}\nwrote {out or weights}"
+    lines = printable(f"{calibration}\nwrote {out or weights}")
     Console().print(lines, highlight=False, markup=False, soft_wrap=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from bucketrank.arguments import UsageError, require
+from bucketrank.arguments import UsageError, require, require_flag
 
 
 def check_data(
@@ -19,8 +19,10 @@ def check_data(
 ) -> int:
     """Check a whole data set and list every problem with its fix (exit status 1 if training would refuse the data)."""
     require("rich", "PIL", "faster_coco_eval", extra="detect")
+    from bucketrank.data.splits import LAYOUTS
     from bucketrank.data.summary import check_folder
 
     if workers is not None and workers < 1:
         raise UsageError(f"check-data: --workers: expected at least 1, got {workers}")
+    require_flag("check-data", "layout", layout, LAYOUTS)
     return check_folder(folder, layout=layout, masks=masks, decode=decode, show=show, workers=workers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from bucketrank.arguments import UsageError, require, require_device
+from bucketrank.arguments import UsageError, require, require_device, require_flag
 
 
 def evaluate(
@@ -25,6 +25,7 @@ def evaluate(
     require("rich", "PIL", "faster_coco_eval", "yaml", "timm", extra="detect")
     from rich.console import Console
 
+    from bucketrank.data.splits import LAYOUTS
     from bucketrank.deploy.weights_evaluation import evaluate, print_evaluation
 
     if batch < 1:
@@ -33,6 +34,8 @@ def evaluate(
         raise UsageError(f"eval: --workers: expected at least 0, got {workers}")
     if most is not None and most < 1:
         raise UsageError(f"eval: --most: expected at least 1, got {most}")
+    require_flag("eval", "split", split, ("val", "train"))
+    require_flag("eval", "layout", layout, LAYOUTS)
     require_device("eval", device)
     evaluation = evaluate(
         weights,

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from bucketrank.arguments import UsageError, require
 from bucketrank.data.problems import DataError
+from bucketrank.suggestions import printable
 
 
 def export(
@@ -21,6 +22,7 @@ def export(
 ) -> None:
     """Export a detector to ONNX and verify that onnxruntime matches torch."""
     require("onnx", "onnxruntime", extra="export")
+    from bucketrank.catalogue.model_settings import MAX_PIXELS
     from bucketrank.deploy.onnx import ExportError, export_weights
 
     try:
@@ -29,8 +31,10 @@ def export(
         sides = ()
     if sides is not None and (len(sides) != 2 or min(sides) < 1):
         raise UsageError(f"export: --size: expected HEIGHTxWIDTH like 480x640, got {size!r}")
+    if sides is not None and sides[0] * sides[1] > MAX_PIXELS:
+        raise UsageError(f"export: --size: expected at most {MAX_PIXELS:,} pixels, got {size!r}; choose a smaller size")
     try:
         agreement = export_weights(weights, out, size=sides, image=image)
     except ExportError as error:
         raise DataError(f"export: {error}") from error
-    sys.stdout.write(f"{agreement}\nwrote {out}\n")
+    sys.stdout.write(f"{agreement}\nwrote {printable(out)}\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -25,5 +26,7 @@ def predict(
 
     if batch < 1:
         raise UsageError(f"predict: --batch: expected at least 1, got {batch}")
+    if threshold is not None and not math.isfinite(threshold):
+        raise UsageError(f"predict: --threshold: expected a finite number, got {threshold}; scores are from 0 to 1")
     require_device("predict", device)
     return int(predict_files(weights, images, out, threshold=threshold, device=device, batch_size=batch) > 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from bucketrank.arguments import require, require_device
+from bucketrank.arguments import UsageError, require, require_device
 
 
 def report(
@@ -21,5 +21,9 @@ def report(
     require("rich", "PIL", "faster_coco_eval", "yaml", "timm", "matplotlib", extra="detect")
     from bucketrank.report.write import write_report
 
+    if images < 1:
+        raise UsageError(f"report: --images: expected at least 1, got {images}")
+    if most is not None and most < 1:
+        raise UsageError(f"report: --most: expected at least 1, got {most}")
     require_device("report", device)
     write_report(runs, out, data=data, images=images, most=most, device=device)

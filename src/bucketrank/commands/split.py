@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from bucketrank.arguments import require
+from bucketrank.arguments import UsageError, require, require_flag
 
 
 def split(
@@ -21,6 +21,10 @@ def split(
     """Divide a data set into training and validation images anew, so that every class keeps its share in both."""
     require("rich", "PIL", "faster_coco_eval", extra="detect")
     from bucketrank.data.new_split import write_new_split
+    from bucketrank.data.splits import LAYOUTS
     from bucketrank.data.summary import convert_folder
 
+    if not 0 < val < 1:
+        raise UsageError(f"split: --val: expected a share above 0 and below 1, got {val:g}")
+    require_flag("split", "layout", layout, LAYOUTS)
     convert_folder(partial(write_new_split, val=val, seed=seed, layout=layout), source, destination, copy=copy)

@@ -22,6 +22,7 @@ from bucketrank.data.annotations import (
     usable_polygons,
 )
 from bucketrank.data.problems import DataError, Problem
+from bucketrank.suggestions import short_repr
 
 Entry = dict[str, Any]
 
@@ -63,14 +64,16 @@ class AnnotationReport:
             for position, entry in enumerate(entries):
                 where = f"{name}[{position}]"
                 if not isinstance(entry, dict):
-                    self.error("wrong-type", where, f"expected an object, got {entry!r:.40}; remove or repair it")
+                    self.error("wrong-type", where, f"expected an object, got {short_repr(entry)}; remove or repair it")
                 elif not usable_id(entry.get("id")):
-                    self.error("missing-field", where, f"expected a whole number as id, got {entry.get('id')!r:.40}")
+                    self.error(
+                        "missing-field", where, f"expected a whole number as id, got {short_repr(entry.get('id'))}"
+                    )
                 elif name != "annotations" and not exact_as_double(entry["id"]):
                     text = f"expected an id between -2^53 and 2^53, which evaluation reads exactly, got {entry['id']}"
                     self.error("id-too-large", where, f"{text}; number the {name} anew, here and in the annotations")
                 elif name == "annotations" and not usable_id(entry.get("image_id")):
-                    got = f"{entry.get('image_id')!r:.40}"
+                    got = f"{short_repr(entry.get('image_id'))}"
                     self.error("missing-field", where, f"expected a whole number as image_id, got {got}")
         return None if self.problems else self.split.select(document)
 
@@ -122,10 +125,12 @@ def check_images(report: AnnotationReport, images: list[Entry]) -> dict[object, 
         width, height = image.get("width"), image.get("height")
         sizes[number] = None
         if not (type(width) is int and type(height) is int and width > 0 and height > 0):
-            text = f"expected width and height as whole numbers above 0, got {width!r:.20} and {height!r:.20}"
+            text = (
+                f"expected width and height as whole numbers above 0, got {short_repr(width)} and {short_repr(height)}"
+            )
             report.error("missing-field", where, f"{text}; write the size of the image file")
         elif width * height > LARGEST:
-            text = f"expected an image of at most {LARGEST:,} pixels, got {width!r:.20} x {height!r:.20}"
+            text = f"expected an image of at most {LARGEST:,} pixels, got {short_repr(width)} x {short_repr(height)}"
             report.error("too-many-pixels", where, f"{text}; Pillow opens no larger one: cut it into tiles")
         else:
             sizes[number] = width, height
@@ -157,12 +162,12 @@ def check_annotations(
             report.error("unknown-image", where, text)
         category = entry.get("category_id")
         if type(category) is not int or category not in categories:
-            text = f"has category {category!r:.40}, which is not listed; add it to categories"
+            text = f"has category {short_repr(category)}, which is not listed; add it to categories"
             report.error("unknown-category", where, text)
         if entry.get("iscrowd", 0) not in (0, 1):
-            report.error("wrong-type", where, f"expected iscrowd 0 or 1, got {entry['iscrowd']!r:.40}")
+            report.error("wrong-type", where, f"expected iscrowd 0 or 1, got {short_repr(entry['iscrowd'])}")
         if "area" in entry and not (finite(entry["area"]) and entry["area"] >= 0):
-            text = f"expected a finite area of at least 0, got {entry['area']!r:.40}; leave it out"
+            text = f"expected a finite area of at least 0, got {short_repr(entry['area'])}; leave it out"
             report.error("not-a-number", where, text)
         size = sizes.get(entry["image_id"])
         trained_on = check_box(report, where, entry.get("bbox"), size) and not entry.get("iscrowd", 0)
@@ -175,7 +180,7 @@ def check_annotations(
 def check_box(report: AnnotationReport, where: str, box: object, size: tuple[int, int] | None) -> bool:
     """Check a box [x, y, width, height]; return whether training can use it."""
     if not isinstance(box, list) or len(box) != 4 or not all(isinstance(each, int | float) for each in box):
-        report.error("bad-box", where, f"expected bbox as [x, y, width, height], got {box!r:.60}")
+        report.error("bad-box", where, f"expected bbox as [x, y, width, height], got {short_repr(box)}")
         return False
     if not all(map(finite, box)):
         report.error("not-a-number", where, f"expected finite numbers in bbox, got {box}; remove the annotation")
@@ -215,7 +220,7 @@ def check_mask(
     elif isinstance(mask, dict):
         return check_rle(report, where, mask, size)
     else:
-        report.error("bad-mask", where, f"expected segmentation as polygons or RLE, got {mask!r:.40}")
+        report.error("bad-mask", where, f"expected segmentation as polygons or RLE, got {short_repr(mask)}")
     return False
 
 
@@ -226,7 +231,9 @@ def check_polygons(report: AnnotationReport, where: str, polygons: list[Any], si
     for position, polygon in enumerate(polygons):
         name = f"polygon {position}"
         if not isinstance(polygon, list) or not all(isinstance(each, int | float) for each in polygon):
-            report.error("bad-polygon", where, f"{name}: expected a list [x1, y1, x2, y2, ...], got {polygon!r:.40}")
+            report.error(
+                "bad-polygon", where, f"{name}: expected a list [x1, y1, x2, y2, ...], got {short_repr(polygon)}"
+            )
         elif not all_finite(polygon):
             report.error("not-a-number", where, f"{name} contains NaN or infinity; draw it again")
         elif len(polygon) % 2:
@@ -257,7 +264,7 @@ def check_rle(report: AnnotationReport, where: str, mask: Entry, size: tuple[int
     errors = report.errors
     extent, counts = mask.get("size"), mask.get("counts")
     if not (isinstance(extent, list) and len(extent) == 2 and all(type(each) is int and each > 0 for each in extent)):
-        report.error("bad-rle", where, f"expected the RLE's size as [height, width], got {extent!r:.40}")
+        report.error("bad-rle", where, f"expected the RLE's size as [height, width], got {short_repr(extent)}")
         return False
     if size is not None and extent != [size[1], size[0]]:
         text = f"the RLE is for {extent[1]} x {extent[0]}, the image is {size[0]} x {size[1]}; encode the mask again"
@@ -281,7 +288,7 @@ def check_rle(report: AnnotationReport, where: str, mask: Entry, size: tuple[int
         except (RuntimeError, ValueError):
             report.error("rle-counts", where, f"the RLE's compressed counts {advice}")
     else:
-        report.error("bad-rle", where, f"expected the RLE's counts as a list or a string, got {counts!r:.40}")
+        report.error("bad-rle", where, f"expected the RLE's counts as a list or a string, got {short_repr(counts)}")
     return report.errors == errors
 
 

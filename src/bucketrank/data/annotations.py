@@ -101,6 +101,10 @@ def read_json(path: Path) -> Document:
         ) from error
     except RecursionError as error:
         raise DataError(f"{path}: nested too deeply to be annotations") from error
+    except MemoryError as error:
+        raise DataError(
+            f"{path}: too large for the free memory; divide it, or use a machine with more memory"
+        ) from error
     except ValueError as error:
         raise DataError(f"{path}: contains a number with too many digits; correct it") from error
     except OSError as error:

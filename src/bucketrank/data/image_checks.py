@@ -31,6 +31,10 @@ def check_files(
             problems += own
             if progress is not None:
                 progress(done, len(images))
+    except RuntimeError as error:
+        if "can't start new thread" not in str(error):
+            raise
+        raise DataError("check-data: too little memory for another thread; lower --workers") from error
     finally:
         pool.shutdown(cancel_futures=True)  # so that Ctrl-C does not wait for the remaining images
     return problems

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from bucketrank.suggestions import printable
+
 SHOWN = 20  # problems listed in a DataError
 
 
@@ -33,7 +35,8 @@ class Problem:
     severity: Literal["error", "warning"] = "error"  # an error stops training
 
     def __str__(self) -> str:
-        return ": ".join(part for part in (self.file, self.id, self.message) if part)
+        parts = (self.file, self.id, self.message)
+        return ": ".join(printable(part).replace("\n", "\\n") for part in parts if part)
 
 
 def raise_errors(problems: Sequence[Problem]) -> None:

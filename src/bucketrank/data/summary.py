@@ -17,6 +17,7 @@ from bucketrank.data.checking import Content, Depth, check, check_pair
 from bucketrank.data.convert.writer import Written
 from bucketrank.data.problems import DataError, Problem, counted
 from bucketrank.data.splits import find_splits
+from bucketrank.suggestions import printable
 
 
 def check_folder(folder: Path, *, layout: str | None, masks: bool, decode: bool, show: int, workers: int | None) -> int:
@@ -48,21 +49,21 @@ def check_folder(folder: Path, *, layout: str | None, masks: bool, decode: bool,
 def convert_folder(convert: Callable[..., list[Written]], source: Path, folder: Path, *, copy: bool) -> None:
     """Convert a data set, print the files written, and suggest the next command."""
     console = _console()
-    with console.status(f"converting {escape(str(source))}"):
+    with console.status(f"converting {escape(printable(source))}"):
         written = convert(source, folder, copy=copy)
     table = Table("file", "images", "objects", "crowds")
     for column in table.columns[1:]:
         column.justify = "right"
     for each in written:
-        table.add_row(escape(str(each.annotations)), f"{each.images:,}", f"{each.objects:,}", f"{each.crowds:,}")
+        table.add_row(escape(printable(each.annotations)), f"{each.images:,}", f"{each.objects:,}", f"{each.crowds:,}")
     console.print(table)
-    console.print(f"Next: bucketrank check-data {folder}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"Next: bucketrank check-data {printable(folder)}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _check(split: Split, console: Console, *, masks: bool, decode: bool, workers: int | None) -> list[Problem]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(f"reading {escape(split.annotations.name)}", total=None)
+        task = bar.add_task(f"reading {escape(printable(split.annotations.name))}", total=None)
 
         def advance(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
@@ -72,7 +73,7 @@ def _check(split: Split, console: Console, *, masks: bool, decode: bool, workers
 
 
 def _print_split(split: Split, folder: Path, console: Console) -> None:
-    name = split.annotations.relative_to(folder)
+    name = printable(split.annotations.relative_to(folder))
     try:
         document = split.read()
         annotations = document["annotations"]
@@ -102,7 +103,7 @@ def _print_problems(problems: list[Problem], folder: Path, console: Console, *, 
             continue
         style = "red" if problem.severity == "error" else "yellow"
         cells = [problem.code, _relative(problem.file, folder), problem.id or "", problem.message]
-        table.add_row(f"[{style}]{problem.severity}[/]", *map(escape, cells))
+        table.add_row(f"[{style}]{problem.severity}[/]", *(escape(printable(cell)) for cell in cells))
     console.print(table)
     for code, count in hidden.items():
         console.print(f"... and {count:,} more of {code} (--show {shown[code]} lists them all)", highlight=False)

@@ -14,6 +14,7 @@ from bucketrank.deploy.scores_in_words import scores_in_words
 from bucketrank.model_files.weights import Meta
 from bucketrank.model_files.weights_source import is_repository
 from bucketrank.recipes import Recipe, from_dict, recipe_to_yaml
+from bucketrank.suggestions import printable
 
 SHOWN_CLASSES = 100
 LOCAL_NAME = "path/to/this/folder"
@@ -152,7 +153,9 @@ def _training(meta: Meta, recipe: Recipe) -> Iterator[str]:
     yield ""
     yield "<details><summary>The recipe, with every setting</summary>"
     yield ""
-    yield f"````yaml\n{recipe_to_yaml(recipe)}````"
+    text = recipe_to_yaml(recipe)
+    fence = _fence(text)
+    yield f"{fence}yaml\n{text}{fence}"
     yield ""
     yield "</details>"
     yield ""
@@ -193,6 +196,11 @@ def _value(name: str, value: float) -> str:
     return f"{100 * value:.1f}" if PERCENT.fullmatch(name) else f"{value:.4g}"
 
 
+def _fence(text: str) -> str:
+    """Return a code fence longer than any run of backticks in the text, which could close a shorter one."""
+    return "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+
+
 def _escaped(text: object) -> str:
-    """Return the text in one line, with the characters escaped that mean something in Markdown."""
-    return SPECIAL.sub(r"\\\1", " ".join(str(text).split()))
+    """Return the text in one line, with the characters escaped that mean something in Markdown or in a terminal."""
+    return SPECIAL.sub(r"\\\1", printable(" ".join(str(text).split())))

@@ -24,16 +24,19 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
+from bucketrank.catalogue.model_settings import MAX_PIXELS
 from bucketrank.data.image_files import read_image
 from bucketrank.data.problems import DataError
 from bucketrank.data.shapes import Shapes
 from bucketrank.deploy.tied_scores import Candidates, tied_detections
 from bucketrank.detectors import Detector
 from bucketrank.lazy import missing_extra
-from bucketrank.model_files.atomic import require_no_folder, write
+from bucketrank.model_files.atomic import require_no_folder, require_no_input, write
 from bucketrank.model_files.loading import load_model
+from bucketrank.suggestions import is_out_of_memory
 
 OPSET = 17
+PROPERTY = "bucketrank"  # in the metadata; marks a file as ours
 OUTPUTS = ("boxes", "labels", "scores", "masks")
 
 # Two detections are the same if their classes are equal and they differ by no more than this.
@@ -105,6 +108,7 @@ def export_onnx(
     The detections are compared in the argument ``image``, its mirror image and its enlarged centre, or in drawn shapes
     if no image is given. Raises ExportError and writes no file if they differ by more than the tolerances on the page
     "Predict and export". For RetinaNet and ATSS, detections may also differ because scores are equal up to rounding.
+    An existing file is replaced only if it is an earlier export; DataError otherwise.
 
     Args:
         model: a detector.
@@ -121,11 +125,12 @@ def export_onnx(
         import_module("onnxruntime")
     except ModuleNotFoundError as error:
         raise missing_extra("export_onnx", error, extra="export") from error
-    require_no_folder(path, "model.onnx")
+    _require_replaceable(path)
+    _require_size(size)
     was_training = model.training
     traced = TracedDetector(model).eval()
-    images = comparison_images(size, image)
     try:
+        images = comparison_images(size, image)
         with torch.no_grad():
             expected = [dict(zip(traced.names, traced(each), strict=True)) for each in images]
             candidates = [Candidates.of(model, each) for each in images]
@@ -137,6 +142,12 @@ def export_onnx(
                 agreements.append(_compare_all(temporary, images, expected, candidates))
 
             write(path, save)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ExportError(
+            f"expected enough memory for images of {size[0]} x {size[1]} pixels, got too little; choose a smaller size"
+        ) from error
     finally:
         model.train(was_training)
     return agreements[0]
@@ -150,7 +161,9 @@ def export_weights(
     The default ``size`` is the size of ``image`` or, without an image, a square with sides of the recipe's
     ``min_size``.
     """
-    require_no_folder(Path(path), "model.onnx")
+    _require_replaceable(Path(path), inputs=(weights, image))
+    if size is not None:
+        _require_size(size)
     if image is not None and not Path(image).is_file():
         got = "a folder" if Path(image).is_dir() else "no such file"
         raise DataError(f"{image}: expected an image file, got {got}; correct the path")
@@ -170,6 +183,36 @@ def export_weights(
     )
 
 
+def _require_size(size: tuple[int, int]) -> None:
+    if min(size) < 1:
+        raise DataError(f"size: expected a height and a width of at least 1, got {size[0]} x {size[1]}")
+    if size[0] * size[1] > MAX_PIXELS:
+        raise DataError(
+            f"size: expected images of at most {MAX_PIXELS:,} pixels, got {size[0]} x {size[1]}; choose a smaller size"
+        )
+
+
+def _require_replaceable(path: Path, inputs: Sequence[Path | str | None] = ()) -> None:
+    """Raise DataError if ``path`` is a folder, one of ``inputs``, or a file that was not exported by bucketrank."""
+    require_no_folder(path, "model.onnx")
+    require_no_input(path, inputs)
+    if os.path.lexists(path) and not _is_our_export(path):
+        raise DataError(f"{path}: expected a new file or an earlier export, got another file; choose another --out")
+
+
+def _is_our_export(path: Path) -> bool:
+    import onnx
+
+    if not path.is_file():
+        return False
+    try:
+        # By default the format would depend on the name of the file.
+        model = onnx.load(path, format="protobuf", load_external_data=False)
+    except Exception:  # noqa: BLE001 (the errors of protobuf and of the system share no narrower class)
+        return False
+    return any(entry.key == PROPERTY for entry in model.metadata_props)
+
+
 def comparison_images(size: tuple[int, int], image: Image.Image | None = None) -> list[Tensor]:
     """Return three tensors (1, 3, height, width): the image, its mirror image and its enlarged centre.
 
@@ -177,8 +220,6 @@ def comparison_images(size: tuple[int, int], image: Image.Image | None = None) -
     comparison.
     """
     height, width = size
-    if min(size) < 1:
-        raise ValueError(f"export_onnx: expected a size (height, width) of at least 1, got {size}")
     full = image or Image.fromarray(Shapes(size=max(32, min(512, *size)), fewest=8, most=8).draw(0).pixels)
     full = full.convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
     centre = (width // 4, height // 4, max(width * 3 // 4, width // 4 + 1), max(height * 3 // 4, height // 4 + 1))
@@ -275,7 +316,7 @@ def _write_metadata(
     model = onnx.load(path)
     ids = list(range(1, len(classes) + 1)) if category_ids is None else list(category_ids)
     properties = {
-        "bucketrank": version("bucketrank"),
+        PROPERTY: version("bucketrank"),
         "classes": json.dumps(list(classes)),
         "category_ids": json.dumps(ids),
         "threshold": repr(threshold),

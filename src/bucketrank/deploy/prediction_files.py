@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,7 @@ from bucketrank.evaluation.detection_records import coco_records
 from bucketrank.model_files.atomic import write_text
 from bucketrank.model_files.loading import load_model
 from bucketrank.model_files.weights import Meta
+from bucketrank.suggestions import printable
 
 # Exceptions that a detector may raise for one image, such as lack of device memory.
 FAILURES = (ArithmeticError, LookupError, MemoryError, RuntimeError, ValueError)
@@ -96,6 +98,8 @@ def predict_files(
         batch_size: images per batch.
         console: where progress is printed; by default the terminal.
     """
+    if threshold is not None and not math.isfinite(threshold):
+        raise DataError(f"threshold: expected a finite number, got {threshold}; scores are from 0 to 1")
     out = Path(out)
     console = console or Console()
     resolved = resolve_device(device)
@@ -127,7 +131,7 @@ def predict_files(
     )
     console.print(scores_in_words(meta), highlight=False, soft_wrap=True)
     for path in (out / IMAGE_FOLDER, out / JSON_NAME):
-        console.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"wrote {printable(path)}", highlight=False, markup=False, soft_wrap=True)
     if skipped:
         console.print(f"skipped {counted(skipped, 'file')}, listed above", style="bold red", highlight=False)
     return skipped
@@ -164,7 +168,8 @@ def _predict_all(
                 save_drawing(image, out / drawn[number])
                 predictions.add(name, drawn[number], images[number].shape[:2], detections)
             for error in errors:
-                progress.console.print(f"skipped: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+                text = f"skipped: {printable(error)}"
+                progress.console.print(text, style="red", highlight=False, markup=False, soft_wrap=True)
             skipped += len(errors)
             progress.update(task, advance=len(batch))
     return skipped

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -11,6 +12,7 @@ from PIL import Image
 
 from bucketrank.data.image_files import BROKEN, SUFFIXES
 from bucketrank.data.problems import DataError
+from bucketrank.model_files.atomic import MAX_NAME_BYTES, TEMPORARY, shortened, write
 
 JSON_NAME = "predictions.json"
 IMAGE_FOLDER = "pictures"
@@ -51,7 +53,8 @@ def find_images(sources: Iterable[Path], *, skip: Path) -> list[tuple[Path, str]
 def drawn_names(names: Sequence[str]) -> list[str]:
     """Return the path of the drawn image of each name: below pictures/, ending in .jpg, all different.
 
-    Names that differ only in upper and lower case count as equal: some file systems do not distinguish them.
+    Names that differ only in upper and lower case count as equal: some file systems do not distinguish them. A name
+    that would be too long for a file system is shortened.
 
     >>> drawn_names(["a/cat.png", "b/cat.png", "a/cat.JPG"])
     ['pictures/a/cat.jpg', 'pictures/b/cat.jpg', 'pictures/a/cat-2.jpg']
@@ -60,13 +63,18 @@ def drawn_names(names: Sequence[str]) -> list[str]:
     taken = {str(parent).lower() for name in names for parent in PurePosixPath(name).parents}
     drawn = []
     for name in names:
-        stem = PurePosixPath(name).with_suffix("").as_posix()
         number = 1
-        while (chosen := f"{stem}{'' if number == 1 else f'-{number}'}.jpg").lower() in taken:
+        while (chosen := _drawn_name(name, number)).lower() in taken:
             number += 1
         taken.add(chosen.lower())
         drawn.append(f"{IMAGE_FOLDER}/{chosen}")
     return drawn
+
+
+def _drawn_name(name: str, number: int) -> str:
+    path = PurePosixPath(name)
+    suffix = f"{'' if number == 1 else f'-{number}'}.jpg"
+    return path.with_name(shortened(path.stem, MAX_NAME_BYTES - len(suffix)) + suffix).as_posix()
 
 
 def require_replaceable(out: Path, drawn: Iterable[str] = ()) -> None:
@@ -83,8 +91,8 @@ def require_replaceable(out: Path, drawn: Iterable[str] = ()) -> None:
     if os.path.lexists(document):
         if not _is_our_document(document):
             raise DataError(f"{document}: was not written by bucketrank predict; choose a new folder with --out")
-    elif any(path.name != IMAGE_FOLDER for path in out.iterdir()) or not all(
-        _is_our_drawing(path) for path in (out / IMAGE_FOLDER).rglob("*") if not path.is_dir()
+    elif any(path.name != IMAGE_FOLDER and not _is_temporary(path) for path in out.iterdir()) or not all(
+        _is_temporary(path) or _is_our_drawing(path) for path in (out / IMAGE_FOLDER).rglob("*") if not path.is_dir()
     ):
         raise DataError(f"{out}: already exists and holds no predictions; choose a new folder with --out")
     for name in drawn:
@@ -93,12 +101,14 @@ def require_replaceable(out: Path, drawn: Iterable[str] = ()) -> None:
 
 
 def save_drawing(image: Image.Image, path: Path) -> None:
-    """Write a drawn image as JPEG with the comment that marks it as ours."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write a drawn image as JPEG, atomically, with the comment that marks it as ours."""
     if max(image.size) > LONGEST_JPEG_SIDE:
         scale = LONGEST_JPEG_SIDE / max(image.size)
         image = image.resize((max(1, int(image.width * scale)), max(1, int(image.height * scale))))
-    image.save(path, quality=JPEG_QUALITY, comment=DESCRIPTION)
+    # Encoded in memory: Pillow's error about a full disk says only "encoder error -2".
+    content = io.BytesIO()
+    image.save(content, format="JPEG", quality=JPEG_QUALITY, comment=DESCRIPTION)
+    write(path, lambda temporary: temporary.write_bytes(content.getbuffer()))
 
 
 def _is_our_document(path: Path) -> bool:
@@ -110,9 +120,17 @@ def _is_our_document(path: Path) -> bool:
     return isinstance(info, dict) and info.get("description") == DESCRIPTION
 
 
+def _is_temporary(path: Path) -> bool:
+    """Return whether a file is one that another call is writing, or that a killed call left."""
+    match = TEMPORARY.fullmatch(path.name)
+    return match is not None and not path.is_symlink()
+
+
 def _is_our_drawing(path: Path) -> bool:
     if not path.is_file():
         return False
+    if not path.is_symlink() and path.stat().st_size == 0:  # what earlier versions left after a crash
+        return True
     try:
         with Image.open(path, formats=["JPEG"]) as image:
             return image.info.get("comment") == DESCRIPTION.encode()

@@ -23,6 +23,7 @@ from bucketrank.model_files.atomic import require_no_folder, write_text
 from bucketrank.model_files.loading import load_model
 from bucketrank.model_files.weights import Meta
 from bucketrank.recipes import from_dict
+from bucketrank.suggestions import printable
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ def print_evaluation(console: Console, evaluation: Evaluation) -> None:
     console.print(table)
     classes = Table("class", "AP", *(["mask AP"] if masks else []), box=None, padding=(0, 2, 0, 0))
     for name, value in evaluation.boxes.per_class.items():
-        classes.add_row(escape(name), _percent(value), *([_percent(masks.per_class[name])] if masks else []))
+        classes.add_row(escape(printable(name)), _percent(value), *([_percent(masks.per_class[name])] if masks else []))
     console.print(classes)
     errors = evaluation.errors
     console.print(

@@ -15,6 +15,7 @@ from bucketrank.data.problems import DataError
 from bucketrank.model_files.tensor_file import save_tensors
 
 TEMPORARY = re.compile(r"\.(?P<name>.+)\.\d+")  # a file's name between a dot and the id of the process
+MAX_NAME_BYTES = 255  # of a file name, on all common file systems
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -44,12 +45,19 @@ def require_no_folder(path: Path, name: str) -> None:
         raise DataError(f"{path}: expected a file to write, got a folder; give a file such as {path / name}")
 
 
+def require_no_input(path: Path, inputs: Iterable[Path | str | None]) -> None:
+    """Raise DataError if ``path``, a file to write, is one of the files that the command reads."""
+    for each in inputs:
+        if each is not None and path.exists() and Path(each).exists() and path.samefile(each):
+            raise DataError(f"{path}: expected a new file to write, got an input of the command; choose another --out")
+
+
 def write(path: Path, save: Callable[[Path], object], *, before_rename: Callable[[], object] = lambda: None) -> None:
     """Write to a temporary file in the same folder, flush it to the disk, then rename it.
 
     ``before_rename`` is called when the new file is complete and the old one still exists.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = temporary_path(path)
     with disk_full_named(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -61,6 +69,18 @@ def write(path: Path, save: Callable[[Path], object], *, before_rename: Callable
             sync_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def temporary_path(path: Path) -> Path:
+    """Return a hidden path next to ``path``; a name at the limit of file systems is shortened for it."""
+    process = f".{os.getpid()}"
+    name = shortened(path.name, MAX_NAME_BYTES - 1 - len(process))
+    return path.with_name(f".{name}{process}")
+
+
+def shortened(name: str, size: int) -> str:
+    """Return the start of a file name that has at most ``size`` bytes."""
+    return os.fsencode(name)[:size].decode("utf-8", "ignore") if len(os.fsencode(name)) > size else name
 
 
 @contextmanager

@@ -13,10 +13,12 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from bucketrank.calibration.folding import fold, fold_softmax
 from bucketrank.catalogue import detector_spec
+from bucketrank.catalogue.library_specs import TransformersSettings
 from bucketrank.detectors import Detector, build
 from bucketrank.model_files.weights import Meta, WeightsError, read_weights
 from bucketrank.model_files.weights_source import find_weights
 from bucketrank.recipes import Recipe, RecipeError, from_dict
+from bucketrank.suggestions import is_out_of_memory
 
 SPARE_ELEMENTS = 2**26  # that building may allocate beyond the file's, such as a classifier that is dropped again
 
@@ -37,13 +39,22 @@ def load_model(path: Path | str) -> tuple[Detector, Meta]:
         raise WeightsError(f"{path}: {broken[0]} holds NaN or infinity; the training diverged, or the file is damaged")
     try:
         recipe = from_dict(meta.recipe, source=str(path))
-        with _parameters_limited_to(4 * sum(tensor.numel() for tensor in state.values()) + SPARE_ELEMENTS):
-            model = build_detector(without_weights(recipe), num_classes=len(meta.classes))
     except RecipeError as error:
         raise WeightsError(str(error)) from error
+    _require_stored_config(path, recipe)
+    try:
+        with _parameters_limited_to(4 * sum(tensor.numel() for tensor in state.values()) + SPARE_ELEMENTS):
+            model = build_detector(without_weights(recipe), num_classes=len(meta.classes))
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise _does_not_build(path, error) from error
+        raise WeightsError(
+            f"{path}: expected enough memory for the detector, got too little ({_first_line(error)}); close other "
+            "programs or use a machine with more memory"
+        ) from error
     # What the parts of a detector, timm and transformers raise for invalid settings.
-    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise WeightsError(f"{path}: the recipe inside does not build a detector: {_first_line(error)}") from error
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise _does_not_build(path, error) from error
     _require_same_dtypes(path, state, model.state_dict())
     try:
         model.load_state_dict(state)
@@ -52,6 +63,22 @@ def load_model(path: Path | str) -> tuple[Detector, Meta]:
         raise WeightsError(f"{path}: the tensors do not fit the recipe inside: {lines:.400}") from error
     model.stored_threshold = meta.threshold
     return model.eval(), meta
+
+
+def _does_not_build(path: Path, error: Exception) -> WeightsError:
+    return WeightsError(f"{path}: the recipe inside does not build a detector: {_first_line(error)}")
+
+
+def _require_stored_config(path: Path, recipe: Recipe) -> None:
+    """Raise WeightsError for a model of transformers without its configuration.
+
+    Otherwise its name, which the author of the file chose, would be looked up as a folder or on the hub.
+    """
+    if isinstance(recipe.detector, TransformersSettings) and recipe.detector.config is None:
+        raise WeightsError(
+            f"{path}: detector.config: expected the configuration of {recipe.detector.name} in the recipe inside, got "
+            "none; use the weights.safetensors that bucketrank train wrote"
+        )
 
 
 def _require_same_dtypes(path: Path | str, state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:

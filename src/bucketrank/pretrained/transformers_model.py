@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import timm
 import torch
 import transformers
 from torch import nn
@@ -30,7 +31,7 @@ def load_pretrained(name: str, *, num_classes: int, weights: bool) -> tuple[Any,
     With ``weights`` False only the configuration is read, and the weights are random.
     """
     with _reading(name), _quiet():
-        config = transformers.AutoConfig.from_pretrained(name, num_labels=num_classes)
+        config = _read_config(name, num_classes)
         _check_type(name, config)
         processor = _read_processor(name)
         if not weights:
@@ -43,6 +44,7 @@ def load_pretrained(name: str, *, num_classes: int, weights: bool) -> tuple[Any,
             use_safetensors=True,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
+            trust_remote_code=False,
         )
     _check_loaded(name, info)
     _set_priors(model, [key for key, *_ in info["mismatched_keys"]])
@@ -58,9 +60,10 @@ def build_model(config: Mapping[str, Any], *, num_classes: int) -> Any:
             f"detector.config: expected a model_type among {', '.join(FAMILIES)}, got {model_type!r}; "
             "the text is the config.json of a model"
         )
+    _require_timm_backbones(settings)
     with hub_offline(), _quiet():
         built = transformers.AutoConfig.for_model(model_type, **settings, num_labels=num_classes)
-        model = transformers.AutoModelForObjectDetection.from_config(built)
+        model = transformers.AutoModelForObjectDetection.from_config(built, trust_remote_code=False)
     _set_priors(model, [name for name, _ in model.named_parameters()])
     return model
 
@@ -105,6 +108,31 @@ def _reading(name: str) -> Iterator[None]:
         raise FileNotFoundError(f"detector.name: expected a folder or a name on the hub, got {name!r}; {REMEDY}")
     with hub_access(f"detector.name: {name}", REMEDY):
         yield
+
+
+def _read_config(name: str, num_classes: int) -> Any:
+    """Read a configuration; ValueError if it needs Python code from its folder, which is never run."""
+    try:
+        return transformers.AutoConfig.from_pretrained(name, num_labels=num_classes, trust_remote_code=False)
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ValueError(
+            f"detector.name: expected a model of transformers itself, got {name}, which brings Python code of its own; "
+            f"such code is never run: choose a detector of type {', '.join(FAMILIES)}"
+        ) from error
+
+
+def _require_timm_backbones(config: Mapping[str, Any]) -> None:
+    """Raise ValueError if a configuration names a backbone that timm would read from a folder or the hub."""
+    for key, value in config.items():
+        if isinstance(value, dict):
+            _require_timm_backbones(value)
+        elif key == "backbone" and value is not None and not (isinstance(value, str) and timm.is_model(value)):
+            raise ValueError(
+                f"detector.config: expected the name of a timm model as backbone, got {value!r:.100}; "
+                "see timm.list_models()"
+            )
 
 
 def _check_type(name: str, config: Any) -> None:

@@ -98,9 +98,10 @@ def from_dict(content: Mapping[str, Any], *, source: str = "recipe") -> Recipe:
     """
     given = _without_retired(flatten(content))
     try:
-        detector = detector_spec(str(given.get("detector.name", "")))
+        name = convert(given.get("detector.name", ""), str, name="detector.name")
+        detector = detector_spec(name)
         loss = loss_spec(given.get("loss.name", LossSettings.name))
-        known = settings_by_key(str(given["detector.name"]), loss.name)
+        known = settings_by_key(name, loss.name)
         _require_known(given, known)
         values = {key: convert(value, known[key].type, name=key) for key, value in given.items()}
         groups: dict[str, Any] = {
@@ -123,7 +124,7 @@ def _without_retired(values: Mapping[str, Any]) -> dict[str, Any]:
 def _require_known(keys: Iterable[str], known: Mapping[str, Setting]) -> None:
     for key in keys:
         if key not in known:
-            raise ValueError(f'there is no setting "{key}"; {nearest(key, known)}')
+            raise ValueError(f'there is no setting "{key:.200}"; {nearest(key, known)}')
 
 
 def _values_of(group: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]:

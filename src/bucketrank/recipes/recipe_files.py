@@ -14,7 +14,10 @@ import yaml
 
 from bucketrank.catalogue import detectors, libraries
 from bucketrank.recipes.recipe import GROUPS, Recipe, RecipeError, flatten, from_dict
-from bucketrank.suggestions import nearest
+from bucketrank.suggestions import nearest, short_repr
+
+MAX_NESTED = 10_000  # characters that open a list or a group; libyaml crashes at about 50,000 levels
+MAX_BASES = 20  # recipe files that build on one another
 
 
 def load_recipe(recipe: str | Path, flags: Sequence[str] = ()) -> Recipe:
@@ -43,7 +46,13 @@ def recipe_names() -> list[str]:
 
 def recipe_text(recipe: str | Path) -> str:
     """Return the text of a recipe's file."""
-    return _path(recipe).read_text(encoding="utf-8")
+    path = _path(recipe)
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RecipeError(
+            f"{path}: expected UTF-8, got another encoding (byte {error.start}); save the file as UTF-8"
+        ) from error
 
 
 def recipe_to_yaml(recipe: Recipe) -> str:
@@ -57,7 +66,12 @@ def recipe_to_yaml(recipe: Recipe) -> str:
 
 
 def parse_yaml(text: str) -> Any:
-    """Parse YAML with libyaml where it is installed: a study reads hundreds of recipes."""
+    """Parse YAML with libyaml where it is installed: a study reads hundreds of recipes.
+
+    RecursionError if it may be nested too deeply.
+    """
+    if sum(map(text.count, "[{-?")) > MAX_NESTED:
+        raise RecursionError
     return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 (both are safe)
 
 
@@ -82,24 +96,34 @@ def _read(recipe: str | Path, *, seen: tuple[Path, ...] = ()) -> tuple[dict[str,
     path = _path(recipe)
     source = str(recipe) if path.parent == _folder() else str(path)
     try:
-        content = parse_yaml(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: no UTF-8, or a date like 2026-13-45
+        content = parse_yaml(recipe_text(recipe))
+    except RecipeError:
+        raise
+    except RecursionError as error:
+        raise RecipeError(f"{path}: expected groups of settings, got lists or groups nested too deeply") from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date like 2026-13-45
         raise RecipeError(f"{path}: not YAML: {error}") from error
     if not isinstance(content, dict):
-        raise RecipeError(f"{path}: expected groups of settings like detector, loss and schedule, got {content!r:.40}")
+        raise RecipeError(
+            f"{path}: expected groups of settings like detector, loss and schedule, got {short_repr(content)}"
+        )
     for group, values in content.items():
         known = ["base", *GROUPS, "init"]
         if group not in known:
-            raise RecipeError(f'{path}: there is no group "{group}"; {nearest(str(group), known)}')
+            raise RecipeError(f'{path}: there is no group "{group!s:.200}"; {nearest(str(group), known)}')
         if group not in ("base", "init") and not isinstance(values, dict):
-            raise RecipeError(f"{path}: expected settings under {group!r}, got {values!r:.40}")
+            raise RecipeError(f"{path}: expected settings under {group!r}, got {short_repr(values)}")
     base = content.pop("base", None)
     if base is not None:
         if not isinstance(base, str):
-            raise RecipeError(f"{path}: base: expected the name or file of a recipe, got {base!r:.40}")
+            raise RecipeError(f"{path}: base: expected the name or file of a recipe, got {short_repr(base)}")
         resolved = path.resolve()
         if resolved in seen:
             raise RecipeError(f"{path}: is its own base")
+        if len(seen) >= MAX_BASES:
+            raise RecipeError(
+                f"{path}: expected at most {MAX_BASES} recipes that build on one another; merge some of them"
+            )
         if base.endswith((".yaml", ".yml")):  # a file, which is looked for beside this one
             base = path.parent / base
         inherited, _ = _read(base, seen=(*seen, resolved))

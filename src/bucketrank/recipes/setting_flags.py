@@ -153,7 +153,7 @@ def _converted(text: str, annotation: Any, *, name: str) -> Any:
 def _value(text: str) -> Any:
     try:
         return parse_yaml(text)
-    except (yaml.YAMLError, ValueError):  # ValueError: a date like 2026-13-45
+    except (yaml.YAMLError, RecursionError, ValueError):  # ValueError: a date like 2026-13-45
         return text
 
 

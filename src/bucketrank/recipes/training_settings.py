@@ -17,6 +17,7 @@ Policy = Literal["steps", "one_cycle"]
 # their inputs are float32, so there is no 64-true.
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 LOGGERS = ("tensorboard", "wandb", "mlflow", "csv")
+MAX_REPEAT = 10_000  # an epoch is a list of all its images
 AUGMENTATIONS = ("scale_jitter", "zoom_out", "iou_crop", "rotation", "vertical_flip", "grayscale", "blur")
 
 
@@ -51,6 +52,7 @@ class DataSettings(Settings):
         super().__post_init__()
         for name, least in {"batch_size": 1, "workers": 0, "repeat": 1, "val_batch_size": 1}.items():
             self.require(name, f"at least {least}", holds=getattr(self, name) >= least)
+        self.require("repeat", f"1 to {MAX_REPEAT:,}", holds=self.repeat <= MAX_REPEAT)
         for name in self.augment:
             require_choice("data.augment", name, AUGMENTATIONS)
         self.require("flip", "a probability from 0 to 1", holds=0 <= self.flip <= 1)

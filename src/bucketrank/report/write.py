@@ -14,6 +14,7 @@ from bucketrank.model_files.atomic import write_text
 from bucketrank.report.measurements import Measurement, measure_run
 from bucketrank.report.page import GENERATOR, ReportedRun, render_page
 from bucketrank.report.run_folder import RunFolder, read_folders
+from bucketrank.suggestions import printable
 
 
 def write_report(
@@ -55,14 +56,15 @@ def write_report(
             measurement = _measure(folder, data, gaps, progress, images=images, most=most, device=device)
             reported.append(ReportedRun(folder, measurement, gaps))
             for gap in [*folder.gaps, *gaps]:
-                console.print(f"{folder.name}: {gap}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+                line = printable(f"{folder.name}: {gap}")
+                console.print(line, style="yellow", highlight=False, markup=False, soft_wrap=True)
     text = render_page(reported)
     try:
         write_text(out, text)
     except OSError as error:
         raise DataError(f"{out}: cannot be written ({error}); choose another file with --out") from error
     size = len(text.encode()) / 1e6
-    console.print(f"wrote {out} ({size:.1f} MB)", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"wrote {printable(out)} ({size:.1f} MB)", highlight=False, markup=False, soft_wrap=True)
     return out
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from bucketrank.recipes import Recipe, RecipeError, load_recipe
 from bucketrank.recipes.recipe import differences, fixed_differences
 from bucketrank.study.grid import Row
+from bucketrank.suggestions import short_repr
 from bucketrank.training.csv_table import CsvTable
 
 HOLDOUT = 0.2  # share of the training images that judges trials
@@ -113,7 +114,18 @@ class StudyRun:
     @property
     def environment(self) -> dict[str, Any]:
         """The machine, versions and commit that the run was trained with."""
-        environment: dict[str, Any] = json.loads((self.folder / "environment.json").read_text(encoding="utf-8"))
+        path = self.folder / "environment.json"
+        try:
+            environment = json.loads(path.read_text(encoding="utf-8"))
+        except (RecursionError, ValueError) as error:
+            raise StudyError(
+                f"{path}: expected JSON, got other content; remove the folder to train it again"
+            ) from error
+        if not isinstance(environment, dict):
+            raise StudyError(
+                f"{path}: expected the description of a run, got {short_repr(environment)}; remove the folder to train "
+                "it again"
+            )
         return environment
 
     def metric(self, name: str = "AP") -> float:

@@ -7,6 +7,7 @@ import io
 import math
 from pathlib import Path
 
+from bucketrank.data.problems import DataError
 from bucketrank.model_files.atomic import disk_full_named, write_text
 
 
@@ -32,8 +33,14 @@ class CsvTable:
         """Return all rows as texts."""
         if not self.path.exists():
             return []
-        with self.path.open(encoding="utf-8", newline="") as file:
-            return [row for row in csv.DictReader(file) if row.get("step", "").isdecimal()]
+        try:
+            with self.path.open(encoding="utf-8", newline="") as file:
+                return [row for row in csv.DictReader(file) if (row.get("step") or "").isdecimal()]
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise DataError(
+                f"{self.path}: expected the CSV table of a run, got a damaged file ({error}); delete it to continue "
+                "without the earlier rows"
+            ) from error
 
     def column(self, name: str) -> tuple[list[int], list[float]]:
         """Return the steps and values of a column, where it has values."""

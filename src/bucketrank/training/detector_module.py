@@ -69,7 +69,8 @@ class DetectorModule(pl.LightningModule):
         return {name: torch.stack([part[name] for part in self._parts]).mean() for name in names}
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return build_optimiser(self.detector, self.schedule.settings)
+        mixed = str(self.trainer.precision).endswith("-mixed")
+        return build_optimiser(self.detector, self.schedule.settings, mixed_precision=mixed)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         position = self.position

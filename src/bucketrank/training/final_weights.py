@@ -12,7 +12,7 @@ from bucketrank.calibration import Calibration, CannotCalibrateError, calibrate
 from bucketrank.data import CocoDataset, eval_transform
 from bucketrank.detectors import Detector
 from bucketrank.model_files.loading import load_model
-from bucketrank.model_files.weights import Meta, read_weights, save_weights
+from bucketrank.model_files.weights import Meta, WeightsError, read_weights, save_weights
 from bucketrank.recipes.training_settings import TrainerSettings
 from bucketrank.training.data_module import DataModule
 
@@ -47,6 +47,16 @@ def write_final_weights(
                 _calibrate_best(best, before, detector, calibration, images, settings)
     save_weights(folder / "weights.safetensors", detector, meta)
     return meta
+
+
+def read_final_weights(path: Path) -> tuple[Detector, Meta] | None:
+    """Return the detector that a finished run wrote, perhaps calibrated again since; None if missing or damaged."""
+    if not path.is_file():
+        return None
+    try:
+        return load_model(path)
+    except WeightsError:
+        return None
 
 
 def _calibrate_best(

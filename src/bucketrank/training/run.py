@@ -26,11 +26,17 @@ from bucketrank.model_files.loading import build_detector, without_weights
 from bucketrank.model_files.weights import Meta
 from bucketrank.provenance.machine import describe
 from bucketrank.recipes import Recipe, RecipeError, load_recipe, recipe_to_yaml
-from bucketrank.recipes.recipe import MAY_CHANGE, fixed_differences
-from bucketrank.training.data_fingerprint import Fingerprint, fingerprint_of, read_fingerprint, require_same_data
+from bucketrank.recipes.recipe import MAY_CHANGE, fixed_differences, from_dict
+from bucketrank.training.data_fingerprint import (
+    ChangedDataError,
+    Fingerprint,
+    fingerprint_of,
+    read_fingerprint,
+    require_same_data,
+)
 from bucketrank.training.data_module import DataModule, Position, seed_of
 from bucketrank.training.detector_module import DetectorModule
-from bucketrank.training.final_weights import write_final_weights
+from bucketrank.training.final_weights import read_final_weights, write_final_weights
 from bucketrank.training.launch import end_with_parent, is_first_process, parent_of_others
 from bucketrank.training.loggers import build_loggers, require_loggers
 from bucketrank.training.process_state import deterministic_restored, quiet
@@ -139,6 +145,7 @@ def _train(
             stop=stop,
         )
         position = data_module.position = module.position
+        finished_before = keeper.ended(module)
         if fingerprint is not None:
             _describe(folder, recipe, data, fingerprint)
             _announce(console, recipe, data_module, schedule, position, trainer, folder)
@@ -163,21 +170,26 @@ def _train(
     metrics = module.metrics
     if first_process:
         if position.step < schedule.total_steps:
-            text = f"Stopped early at step {position.step:,}: no higher AP in {keeper.stale} evaluations."
-            console.print(text, highlight=False, markup=False, soft_wrap=True)
-        meta = write_final_weights(
-            module.evaluated, keeper.meta(module), data_module, folder, settings=recipe.trainer, console=console
-        )
+            _print(console, f"Stopped early at step {position.step:,}: no higher AP in {keeper.stale} evaluations.")
+        kept = read_final_weights(weights) if finished_before else None
+        if kept is None:
+            meta = write_final_weights(
+                module.evaluated, keeper.meta(module), data_module, folder, settings=recipe.trainer, console=console
+            )
+            final = module.evaluated
+        else:
+            final, meta = kept
+            _print(console, f"The run is already finished; {weights} stays as it is.")
         metrics = meta.metrics
         draw_curves(keeper.train, keeper.validation, folder / "curves.png")
         draw_validation_images(
-            module.evaluated,
+            final,
             data_module,
             folder / "pictures",
             threshold=meta.threshold,
             count=recipe.trainer.pictures,
         )
-        console.print(f"Done: {weights}", highlight=False, markup=False, soft_wrap=True)
+        _print(console, f"Done: {weights}")
     return RunResult(folder, metrics, weights, position.step)
 
 
@@ -206,6 +218,10 @@ def _recipe_and_data(
         recipe = recipe or before
         data = data or _stored_data(folder)
     if recipe is None or data is None:
+        if stored.is_file() and resume:
+            raise RecipeError(
+                f"{folder / 'environment.json'}: missing or damaged, so the data folder is unknown; repeat --data"
+            )
         raise RecipeError(f"{folder}: there is no run to resume; give a recipe and --data to start one")
     if not recipe.trainer.strategy.startswith(("auto", "ddp")):
         raise RecipeError(
@@ -217,20 +233,33 @@ def _recipe_and_data(
 
 def _stored_data(folder: Path) -> Path | None:
     """Return the data folder that the run stored, or None if it was killed before."""
-    try:
-        return Path(json.loads((folder / "environment.json").read_text(encoding="utf-8"))["data"])
-    except (FileNotFoundError, KeyError, ValueError):
-        return None
+    stored = (_read_environment(folder / "environment.json") or {}).get("data")
+    return Path(stored) if isinstance(stored, str) else None
 
 
 def _require_same_data(folder: Path, now: Fingerprint, *, allow_changes: bool) -> None:
-    """Raise ChangedDataError if the data of a resumed run changed; a run of an earlier version is not checked."""
-    before = read_fingerprint(folder / "data.safetensors")
+    """Raise ChangedDataError if the data of a resumed run changed, or if that cannot be checked."""
+    path = folder / "data.safetensors"
+    before = read_fingerprint(path)
     if before is not None:
         require_same_data(folder, before, now, allow_changes=allow_changes)
-    elif (folder / "checkpoints").is_dir():
-        logging.getLogger(__name__).warning(
-            "%s: the run has no fingerprint of its data; changes of the data were not checked", folder
+    elif path.exists() or (folder / "checkpoints").is_dir():
+        if not allow_changes:
+            raise ChangedDataError(
+                f"{path}: expected the fingerprint of the data, got a file that is missing or damaged; restore it, or "
+                "pass --allow-changed-data to continue with the data as it is now"
+            )
+        logging.getLogger(__name__).warning("%s: missing or damaged; the data was not checked for changes", path)
+
+
+def _require_same_recipe(folder: Path, checkpoint: dict[str, Any], recipe: Recipe) -> None:
+    """Raise RecipeError if the recipe is not the one that the checkpoint was trained by, such as an edited file."""
+    changed = fixed_differences(from_dict(checkpoint["recipe"], source="checkpoint"), recipe)
+    if changed:
+        key, (old, new) = next(iter(changed.items()))
+        raise RecipeError(
+            f"{folder / 'recipe.yaml'}: the run was trained with {key} {old!r}, got {new!r}; undo the change, or "
+            "start a new run with another --out"
         )
 
 
@@ -294,15 +323,10 @@ def _prepare(
             images={"train": len(data_module.train), "val": len(data_module.val)},
         )
 
-    keeper = RunKeeper(
-        folder,
-        settings=recipe.trainer,
-        batches=batches,
-        accumulate=recipe.schedule.accumulate,
-        meta=meta,
-        stop=stop,
-    )
+    keeper = RunKeeper(folder, recipe=recipe, batches=batches, meta=meta, stop=stop)
     checkpoint = keeper.checkpoints.load() if resume else None
+    if checkpoint is not None:
+        _require_same_recipe(folder, checkpoint[0], recipe)
     torch.manual_seed(seed_of(recipe.trainer.seed))
     new = checkpoint is None and recipe.init is None
     buildable = recipe if new else without_weights(recipe)
@@ -312,7 +336,7 @@ def _prepare(
         evaluator = Evaluator(data_module.val_split, masks=model.masks, style=recipe.data.style)
     except ValueError as error:
         raise RecipeError(str(error)) from error
-    complete = replace(recipe, detector=model.complete_settings(recipe.detector))
+    complete = keeper.recipe = replace(recipe, detector=model.complete_settings(recipe.detector))
     if checkpoint is None and recipe.init is not None:
         skipped = load_initial_weights(model, recipe.init, classes=data_module.classes)
         if skipped and is_first_process():
@@ -356,12 +380,21 @@ def _describe(folder: Path, recipe: Recipe, data: Path | str, fingerprint: Finge
     """
     write_text(folder / "recipe.yaml", recipe_to_yaml(recipe))
     environment, place = folder / "environment.json", str(Path(data).absolute())
-    before = json.loads(environment.read_text(encoding="utf-8")) if environment.exists() else None
-    if before is None or before["data"] != place:  # the data may have been moved
+    before = _read_environment(environment)
+    if before is None or before.get("data") != place:  # the data may have been moved
         machine = describe("cuda" if torch.cuda.is_available() else "cpu", packages=PACKAGES)
         about = before or {"command": sys.argv, "data": place, **machine}
         write_text(environment, json.dumps({**about, "data": place}, indent=2) + "\n")
     fingerprint.write(folder / "data.safetensors")
+
+
+def _read_environment(path: Path) -> dict[str, Any] | None:
+    """Return what a run wrote about itself, or None if the file is missing or damaged."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
 
 
 def _announce(
@@ -388,6 +421,10 @@ def _announce(
         f"{trainer.strategy.root_device.type} device{'s' * (trainer.world_size > 1)}; learning rate {rate}",
         f"run folder: {folder}",
     ]
-    if position.step:
+    if 0 < position.step < schedule.total_steps:
         lines.append(f"resuming after step {position.step:,} (epoch {position.epoch + 1})")
-    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    _print(console, "\n".join(lines))
+
+
+def _print(console: Console, text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)

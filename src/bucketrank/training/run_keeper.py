@@ -15,12 +15,13 @@ from torch import Tensor
 
 from bucketrank.model_files.atomic import write_text
 from bucketrank.model_files.weights import Meta, save_weights
-from bucketrank.recipes.training_settings import TrainerSettings
+from bucketrank.recipes import Recipe
 from bucketrank.training.checkpoints import Checkpoints
 from bucketrank.training.csv_table import CsvTable
 from bucketrank.training.data_module import DataModule
 from bucketrank.training.detector_module import DetectorModule
 from bucketrank.training.launch import is_first_process
+from bucketrank.training.schedule import restore_optimiser
 from bucketrank.training.stop_signals import Interrupted, StopSignals
 from bucketrank.training.training_curves import draw_curves
 
@@ -38,14 +39,13 @@ class RunKeeper(pl.Callback):
         self,
         folder: Path,
         *,
-        settings: TrainerSettings,
+        recipe: Recipe,
         batches: int,
-        accumulate: int,
         meta: Callable[..., Meta],
         stop: StopSignals,
     ) -> None:
-        self.folder, self.settings, self.stop = folder, settings, stop
-        self.batches, self.accumulate = batches, accumulate  # batches per epoch and per step
+        self.folder, self.recipe, self.settings, self.stop = folder, recipe, recipe.trainer, stop
+        self.batches, self.accumulate = batches, recipe.schedule.accumulate  # batches per epoch and per step
         self.meta = meta
         self.train, self.validation = CsvTable(folder / "train.csv"), CsvTable(folder / "validation.csv")
         self.checkpoints = Checkpoints(folder / "checkpoints")
@@ -64,13 +64,13 @@ class RunKeeper(pl.Callback):
         module.detector.load_state_dict(state["model"])
         position = module.position
         position.epoch, position.batch, position.step = (state[name] for name in ("epoch", "batch", "step"))
-        old_batches = state.get("batches", self.batches)
+        old_batches = state["batches"]
         restarted = changed_data and old_batches != self.batches
         steps = module.schedule.steps_per_epoch
         if restarted:
             position.batch, position.step = 0, position.epoch * steps
         module.metrics, module.threshold = state["metrics"], state["threshold"]
-        self.best, self.stale = state["best"], state.get("stale", 0)
+        self.best, self.stale = state["best"], state["stale"]
         if module.average is not None:
             module.average.restore(state["average"])
         self._restored = state
@@ -95,6 +95,7 @@ class RunKeeper(pl.Callback):
                 "batch": position.batch,
                 "step": position.step,
                 "batches": self.batches,
+                "recipe": self.recipe.to_dict(),
                 "model": module.detector.state_dict(),
                 # Until training starts, these are the restored ones.
                 "optimiser": optimiser[0].state_dict() if self._restored is None else self._restored["optimiser"],
@@ -114,7 +115,7 @@ class RunKeeper(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._restored is not None:
-            trainer.optimizers[0].load_state_dict(self._restored["optimiser"])
+            restore_optimiser(trainer.optimizers[0], self._restored["optimiser"])
             trainer.precision_plugin.load_state_dict(self._restored["precision"])
             self._restored = None
         _share_device(_module(pl_module))

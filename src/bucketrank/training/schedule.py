@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bucketrank.recipes.training_settings import ScheduleSettings
 
@@ -63,7 +64,9 @@ class Schedule:
         return _cosine(1.0, CYCLE_END, (step - rise) / max(1, self.total_steps - rise))
 
 
-def build_optimiser(model: nn.Module, settings: ScheduleSettings) -> torch.optim.Optimizer:
+def build_optimiser(
+    model: nn.Module, settings: ScheduleSettings, *, mixed_precision: bool = False
+) -> torch.optim.Optimizer:
     """Build the optimiser of all trained parameters, in groups by their factor on the rate (``group["factor"]``)."""
     groups: dict[float, list[nn.Parameter]] = {}
     backbone = getattr(model, "backbone_prefix", "backbone.")
@@ -72,11 +75,25 @@ def build_optimiser(model: nn.Module, settings: ScheduleSettings) -> torch.optim
             groups.setdefault(_factor(name, settings, backbone=backbone), []).append(parameter)
     parameters = [{"params": group, "factor": factor} for factor, group in groups.items()]
     if settings.optimiser == "adamw":
-        # On a CPU, the fused step avoids a loop over parameters in Python. On a GPU it would exclude gradient clipping
-        # in half precision.
-        fused = all(parameter.device.type == "cpu" for group in groups.values() for parameter in group)
+        # On a CPU, the fused step avoids a loop over parameters in Python. With mixed precision it would unscale the
+        # gradients itself, which rules out gradient clipping.
+        on_cpu = all(parameter.device.type == "cpu" for group in groups.values() for parameter in group)
+        fused = on_cpu and not mixed_precision
         return torch.optim.AdamW(parameters, lr=settings.lr, weight_decay=settings.weight_decay, fused=fused or None)
     return torch.optim.SGD(parameters, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
+
+
+def restore_optimiser(optimiser: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load a checkpointed state, and lay every state tensor out in memory like its parameter.
+
+    Files hold contiguous tensors. The fused AdamW step walks a parameter and its moments in memory order, so the
+    moments of a channels-last parameter must be channels-last, too.
+    """
+    optimiser.load_state_dict(state)
+    for parameter, values in optimiser.state.items():
+        for name, value in values.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                values[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def require_known_factors(model: nn.Module, settings: ScheduleSettings) -> None:

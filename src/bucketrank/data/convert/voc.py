@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
@@ -119,7 +120,13 @@ def read_box(element: Element, path: Path) -> list[float]:
         left, top, right, bottom = (float(_text(box, side)) for side in ("xmin", "ymin", "xmax", "ymax"))
     except (DataError, ValueError) as error:
         raise DataError(f"{path}: an object's bndbox is incomplete ({error}); correct or remove the object") from error
-    return [left - 1, top - 1, right - left + 1, bottom - top + 1]
+    converted = [left - 1, top - 1, right - left + 1, bottom - top + 1]
+    if not all(map(math.isfinite, (*converted, converted[2] * converted[3]))):
+        raise DataError(
+            f"{path}: expected finite numbers in an object's bndbox, got {left}, {top}, {right}, {bottom}; correct or "
+            "remove the object"
+        )
+    return converted
 
 
 def read_xml(path: Path, source: Path) -> Element:
