@@ -13,8 +13,8 @@ from ultralytics import YOLO
 from ultralytics.utils.torch_utils import unwrap_model
 
 from bucketrank import rank_sort_loss, self_balance
-from bucketrank.calibration.likelihood_fit import fit_platt
-from bucketrank.ops.boxes import paired_iou
+from bucketrank.boxes import paired_iou
+from bucketrank.evaluation.calibration.mapping import fit_platt
 
 MARK = "resume_with_examples_ultralytics_yolo"  # a buffer: Ultralytics refuses to resume with one that its model lacks
 

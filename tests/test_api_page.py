@@ -16,16 +16,16 @@ from tests.test_docs import WIDEST
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 PACKAGES = [
     "bucketrank",
-    "bucketrank.calibration",
+    "bucketrank.evaluation.calibration",
     "bucketrank.catalogue",
     "bucketrank.data",
-    "bucketrank.deploy",
+    "bucketrank.inference",
     "bucketrank.detectors",
     "bucketrank.evaluation",
     "bucketrank.integrations.torchvision",
     "bucketrank.integrations.transformers",
-    "bucketrank.model_files",
-    "bucketrank.ops.assignment",
+    "bucketrank.weights",
+    "bucketrank.detectors.assignment",
     "bucketrank.recipes",
     "bucketrank.report",
     "bucketrank.training",
@@ -110,7 +110,7 @@ def test_every_parameter_is_described(path: str) -> None:
 
 @pytest.mark.parametrize("method", ["from_pretrained", "save_pretrained", "push_to_hub", "predict"])
 def test_every_parameter_of_a_trained_detectors_methods_is_described(method: str) -> None:
-    assert undescribed(getattr(resolve("bucketrank.deploy.TrainedDetector"), method)) <= {"self"}
+    assert undescribed(getattr(resolve("bucketrank.inference.TrainedDetector"), method)) <= {"self"}
 
 
 def test_that_test_bites() -> None:

@@ -247,7 +247,7 @@ def test_control_c_ends_without_a_traceback(
 def test_a_signal_ends_a_command_without_half_a_file(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from bucketrank.model_files.atomic import write
+    from bucketrank.weights.atomic import write
 
     def save(temporary: Path) -> None:
         temporary.write_text("half")

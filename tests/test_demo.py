@@ -15,8 +15,7 @@ from rich.console import Console
 
 from bucketrank.cli import main
 from bucketrank.data import DataError
-from bucketrank.demo.demonstration import run_demo
-from bucketrank.demo.paired_runs import (
+from bucketrank.demo.runs import (
     LOSSES,
     DemoRun,
     DemoSettings,
@@ -25,9 +24,9 @@ from bucketrank.demo.paired_runs import (
     recipe_for,
     shuffled_batches,
 )
-from bucketrank.demo.terminal import bar
-from bucketrank.model_files.loading import load_model
+from bucketrank.demo.show import bar, run_demo
 from bucketrank.recipes.recipe import differences
+from bucketrank.weights.load import load_model
 
 TINY = DemoSettings(
     steps=5, steps_per_turn=2, train_images=10, val_images=6, image_size=64, batch_size=2, backbone="test_resnet"

@@ -114,10 +114,10 @@ print([round(x, 4) for x in [loss.item(), *logits.grad.tolist()]])
 EXTRAS = {
     "bucketrank.data": ("CocoDataset", "check", "detect"),
     "bucketrank.data.convert": ("convert_voc", "convert_yolo", "detect"),
-    "bucketrank.deploy": ("evaluate", "export_onnx", "predict", "detect"),
+    "bucketrank.inference": ("evaluate", "export_onnx", "predict", "detect"),
     "bucketrank.detectors": ("Detector", "build", "detect"),
     "bucketrank.evaluation": ("Evaluator", "coco_records", "detect"),
-    "bucketrank.model_files": ("load_model", "read_weights", "detect"),
+    "bucketrank.weights": ("load_model", "read_weights", "detect"),
     "bucketrank.report": ("write_report", "detect"),
     "bucketrank.training": ("load_model", "train", "detect"),
     "bucketrank.integrations.torchvision": ("undo", "use_ranking_loss", "torchvision"),

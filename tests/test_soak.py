@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from bucketrank.data import checking
+from bucketrank.data import checks as checking
 from bucketrank.losses.comparison import on_host
 from tests.losses.cases import LOSSES, use_backend
 from tests.soak import random_strikes

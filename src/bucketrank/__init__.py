@@ -5,8 +5,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bucketrank.calibration import calibrate as calibrate
-    from bucketrank.deploy.trained_detector import from_pretrained as from_pretrained
+    from bucketrank.evaluation.calibration import calibrate as calibrate
+    from bucketrank.inference.hub import from_pretrained as from_pretrained
     from bucketrank.losses import *
 
 try:
@@ -40,8 +40,8 @@ __all__ = [
 ]
 
 HOMES = {  # of names that are not in __all__, because they need more than torch
-    "calibrate": "bucketrank.calibration",
-    "from_pretrained": "bucketrank.deploy",
+    "calibrate": "bucketrank.evaluation.calibration",
+    "from_pretrained": "bucketrank.inference",
 }
 
 

@@ -48,7 +48,7 @@ from bucketrank.bench.detectors.step_costs import cost_steps, step_costs
 from bucketrank.bench.device_clock import WallClock, device_clock
 from bucketrank.bench.measurement import MeasurementError
 from bucketrank.cli import main
-from bucketrank.detectors.mask_loss import MaskLoss
+from bucketrank.detectors.mask_rcnn import MaskLoss
 from bucketrank.launches import count_launches
 from bucketrank.provenance.machine import describe
 from tests.bench.fake_cuda import FakeCuda

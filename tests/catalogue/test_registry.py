@@ -27,8 +27,8 @@ from bucketrank.cli import main
 from bucketrank.detectors import build
 from bucketrank.detectors.atss import ATSS
 from bucketrank.detectors.criterion.ranked import Ranked
-from bucketrank.model_files import WeightsError, load_model
 from bucketrank.recipes import RecipeError, load_recipe
+from bucketrank.weights import WeightsError, load_model
 
 from ..training import tiny
 
@@ -171,7 +171,7 @@ def test_an_unknown_name_says_how_to_add_it(tmp_path):
 
 
 def test_weights_of_a_loss_that_is_not_registered(registered, tmp_path):
-    from bucketrank.model_files import Meta, save_weights
+    from bucketrank.weights import Meta, save_weights
 
     recipe = load_recipe("atss-laptop", ["--loss", "wide", *tiny.USUAL.split()])
     model = build(recipe.detector, num_classes=1, backbone="test_resnet", loss=recipe.loss, inputs=recipe.inputs)

@@ -106,7 +106,7 @@ CASES: list[tuple[Callable[[Document], Any], str, str, str | None, str]] = [
     (image(width=0), "missing-field", "error", "image 11", "expected width and height as whole numbers above 0"),
     (image(height=None), "missing-field", "error", "image 11", "write the size of the image file"),
     (image(width=10**7), "too-many-pixels", "error", "image 11", "of at most 178,956,970 pixels, got 10000000 x 30"),
-    (image(width=10**400), "too-many-pixels", "error", "image 11", "got 10000000000000000000 x 30; Pillow opens no"),
+    (image(width=10**400), "too-many-pixels", "error", "image 11", "000 x 30; Pillow opens no"),
     (lambda d: d["images"][0].pop("file_name"), "missing-field", "error", "image 11", "has no file_name"),
     (image(file_name="/etc/passwd"), "path-leaves-folder", "error", "image 11", "'/etc/passwd' leaves the folder"),
     (image(file_name="x/../../a.png"), "path-leaves-folder", "error", "image 11", "without .."),
@@ -137,9 +137,7 @@ def test_a_broken_annotation(
 
 
 def test_every_kind_has_a_case() -> None:
-    folder = Path(__file__).parents[2] / "src/bucketrank/data"
-    modules = ("checking", "annotation_checks", "image_checks")
-    source = "".join((folder / f"{name}.py").read_text(encoding="utf-8") for name in modules)
+    source = (Path(__file__).parents[2] / "src/bucketrank/data/checks.py").read_text(encoding="utf-8")
     named = {word for word in source.replace('"', " ").split() if "-" in word and word.replace("-", "").isalpha()}
     codes = {word for word in named if f'"{word}"' in source}
     tested = {case[1] for case in CASES} | {"bad-json", "no-mask", "image-unreadable", "image-turned"}

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from torchvision import tv_tensors
 
 from bucketrank.data import CocoDataset, DataError, GroupedBatchSampler, Split, collate, find_splits
-from bucketrank.data.image_files import read_image
+from bucketrank.data.images import read_image
 from tests.data.small_folders import sound_document, write_image, write_split
 from tests.shared_data import shared
 

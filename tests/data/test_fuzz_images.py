@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bucketrank.data import DataError
-from bucketrank.data.image_files import open_image
+from bucketrank.data.images import open_image
 from tests.data.fuzz import FORMATS, damages, encoded, judged, more, write_folder
 from tests.data.small_folders import sound_document
 

@@ -8,8 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from bucketrank.catalogue import BackboneSettings
-from bucketrank.detectors.backbone import Backbone
-from bucketrank.detectors.backbone_builder import build_backbone
+from bucketrank.detectors.backbone import Backbone, build_backbone
 
 from .backbone_checks import randomise_constants
 

@@ -23,9 +23,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bucketrank import use_backend
-from bucketrank.detectors.co_detr.co_detr import CoDETR
+from bucketrank.detectors.co_detr.model import CoDETR
 from bucketrank.detectors.criterion import Criterion, ranked
-from bucketrank.detectors.rpn import RPN
+from bucketrank.detectors.rcnn import RPN
 
 from .small_detectors import scene, small_detector
 

@@ -6,8 +6,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bucketrank.catalogue import BackboneSettings
-from bucketrank.detectors.backbone import Backbone
-from bucketrank.detectors.backbone_builder import build_backbone
+from bucketrank.detectors.backbone import Backbone, build_backbone
 
 from .backbone_checks import assert_identical, norms_in_training, random_images, random_sum, trainable, with_gradient
 

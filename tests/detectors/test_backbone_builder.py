@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bucketrank.catalogue import BackboneSettings
-from bucketrank.detectors.backbone_builder import build_backbone, stride_positions
+from bucketrank.detectors.backbone import build_backbone, stride_positions
 
 from .backbone_checks import random_images, random_sum, randomise_constants, trainable, with_gradient
 

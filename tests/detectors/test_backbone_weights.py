@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bucketrank.catalogue import BackboneSettings
-from bucketrank.detectors.backbone_builder import build_backbone
+from bucketrank.detectors.backbone import build_backbone
 
 from ..shared_data import shared
 from .backbone_checks import assert_identical, norms_in_training, random_images, trainable

@@ -11,8 +11,8 @@ from torchvision.ops import generalized_box_iou_loss, sigmoid_focal_loss
 from bucketrank import alrp_loss, ap_loss, dr_loss, rank_sort_loss
 from bucketrank.catalogue import loss_settings
 from bucketrank.catalogue.loss_specs import BUILT_IN_LOSSES
+from bucketrank.detectors.assignment import IGNORED, NEGATIVE
 from bucketrank.detectors.criterion import Assigned, HeadRecipe, build_criterion
-from bucketrank.ops.assignment import IGNORED, NEGATIVE
 
 # Rows: a positive of class 1, a negative, an ignored row, a positive of class 0 whose box misses its object.
 LABELS = torch.tensor([1, NEGATIVE, IGNORED, 0])

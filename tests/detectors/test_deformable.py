@@ -5,9 +5,7 @@ import torch
 from torch import nn
 
 from bucketrank.catalogue import BackboneSettings
-from bucketrank.detectors.backbone import Backbone
-from bucketrank.detectors.backbone_builder import build_backbone
-from bucketrank.detectors.deformable import DeformableConv2d
+from bucketrank.detectors.backbone import Backbone, DeformableConv2d, build_backbone
 
 from .backbone_checks import (
     assert_identical,

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from bucketrank.detectors.dense_head import DenseHead
-from bucketrank.detectors.postprocess import best_entries, voted_boxes, without_duplicates
-from bucketrank.ops.assignment import IGNORED
+from bucketrank.detectors.assignment import IGNORED
+from bucketrank.detectors.dense import DenseHead, best_entries, voted_boxes, without_duplicates
 
 from .small_detectors import scene, small_detector
 from .test_rcnn import captured

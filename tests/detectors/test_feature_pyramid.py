@@ -6,7 +6,7 @@ from torch.nn import functional as F
 from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
 
-from bucketrank.detectors.feature_pyramid import EXTRAS, FeaturePyramid
+from bucketrank.detectors.layers import EXTRAS, FeaturePyramid
 
 CHANNELS = [8, 16, 24, 32]
 

@@ -5,7 +5,7 @@ import torch
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
 from bucketrank.catalogue import detectors
-from bucketrank.detectors.input_resizing import InputTransform
+from bucketrank.detectors.base import InputTransform
 
 from .small_detectors import scene, small_detector
 

@@ -10,8 +10,7 @@ from bucketrank.catalogue import loss_settings
 from bucketrank.catalogue.detector_specs import MaskRCNNSettings
 from bucketrank.detectors import build
 from bucketrank.detectors.criterion import HeadRecipe, build_criterion
-from bucketrank.detectors.mask_loss import MaskLoss
-from bucketrank.detectors.mask_rcnn import MaskRCNN
+from bucketrank.detectors.mask_rcnn import MaskLoss, MaskRCNN
 
 from .small_detectors import scene, small_detector
 

@@ -5,7 +5,7 @@ import torch
 from torch.multiprocessing.spawn import spawn
 
 from bucketrank import alrp_loss, rank_sort_loss
-from bucketrank.detectors.ranking_scope import ImageScope
+from bucketrank.detectors.criterion.base import ImageScope
 
 from . import distributed_steps
 from .small_detectors import scene, small_detector

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from bucketrank.catalogue import loss_settings
-from bucketrank.detectors.box_head import BoxHead
 from bucketrank.detectors.criterion import Assigned, Criterion
+from bucketrank.detectors.rcnn import BoxHead
 
 from .small_detectors import scene, small_detector
 

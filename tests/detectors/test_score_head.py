@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from bucketrank.calibration import CannotCalibrateError, ScoreMap, calibrate, fold
-from bucketrank.calibration.folding import fold_softmax
 from bucketrank.catalogue import detectors
+from bucketrank.evaluation.calibration import CannotCalibrateError, ScoreMap, calibrate, fold
+from bucketrank.evaluation.calibration.mapping import fold_softmax
 from tests.detectors.small_detectors import scene, small_detector
 
 SIGMOID = ["atss", "cascade_rcnn", "co_detr", "faster_rcnn", "mask_rcnn", "paa", "retinanet"]
@@ -133,8 +133,7 @@ def test_cross_entropy_heads_are_a_softmax_with_the_background_last(name: str) -
 
 @pytest.mark.parametrize("name", RCNNS)
 def test_the_logits_behind_softmax_detections_are_found(name: str) -> None:
-    from bucketrank.calibration.outcomes import collect
-    from bucketrank.calibration.samples import Samples
+    from bucketrank.evaluation.calibration.fitting import Samples, collect
 
     model = spread(name, loss="ce")
     head = model.score_head()

@@ -18,7 +18,7 @@ from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredic
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
 
 from bucketrank.detectors import build
-from bucketrank.model_files.initial_weights import load_initial_weights
+from bucketrank.weights.load import load_initial_weights
 
 CLASSES, CHANNELS, HIDDEN, SIDE = 3, 16, 24, 128
 RATIOS = (0.5, 1.0, 2.0)

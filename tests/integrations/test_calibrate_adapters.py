@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from bucketrank.calibration import CannotCalibrateError, ScoreMap, calibrate_model, fold
 from bucketrank.data import CocoDataset, eval_transform, find_splits, write_shapes
+from bucketrank.evaluation.calibration import CannotCalibrateError, ScoreMap, fold
+from bucketrank.evaluation.calibration import fitting as calibrate_model
 from bucketrank.integrations import torchvision as tv_adapter
 from bucketrank.integrations import transformers as hf_adapter
 from tests.integrations import torchvision_models, transformers_models

@@ -25,7 +25,7 @@ with warnings.catch_warnings(), restored_process_settings():
 
 from bucketrank import rank_sort_loss
 from bucketrank.integrations import set_criterion as adapter
-from bucketrank.integrations.matched_queries import centre_size_iou
+from bucketrank.integrations.ranking_loss import centre_size_iou
 from bucketrank.integrations.set_criterion import undo, use_ranking_loss
 
 CLASSES, QUERIES, GROUPS, SIDE = 3, 20, 2, 64

@@ -14,14 +14,18 @@ from torchvision.models.detection.rpn import RegionProposalNetwork
 from torchvision.models.detection.ssd import SSD
 from torchvision.ops import box_iou, generalized_box_iou_loss
 
+from bucketrank.boxes import paired_iou
 from bucketrank.integrations import torchvision as adapter
 from bucketrank.integrations.ranking_loss import LossName, RankingLoss
-from bucketrank.integrations.torchvision.expected_signatures import check_signatures
-from bucketrank.integrations.torchvision.head_terms import BACKGROUND, IGNORED, head_terms
-from bucketrank.integrations.torchvision.log_odds import log_odds
-from bucketrank.integrations.torchvision.ranking_roi_heads import limit_positives
-from bucketrank.integrations.torchvision.relative_boxes import relative_boxes
-from bucketrank.ops.boxes import paired_iou
+from bucketrank.integrations.torchvision.heads import (
+    BACKGROUND,
+    IGNORED,
+    head_terms,
+    limit_positives,
+    log_odds,
+    relative_boxes,
+)
+from bucketrank.integrations.torchvision.signatures import check_signatures
 from tests.integrations.gradients import gradient_of
 
 

@@ -17,8 +17,7 @@ import transformers as hf
 from accelerate import Accelerator
 
 from bucketrank import rank_sort_loss
-from bucketrank.integrations.matched_queries import centre_size_iou
-from bucketrank.integrations.ranking_loss import LossName
+from bucketrank.integrations.ranking_loss import LossName, centre_size_iou
 from bucketrank.integrations.transformers import undo, use_ranking_loss
 from tests.integrations.transformers_models import (
     CLASSES,
@@ -173,7 +172,7 @@ class TestShortTraining:
         assert last.loss_dict["loss_rank"].item() < 0.6 * first.loss_dict["loss_rank"].item()
 
 
-# The other models overfit in tests/pretrained/test_overfit_libraries.py, through the same adapter.
+# The other models overfit in tests/detectors/test_overfit_libraries.py, through the same adapter.
 @pytest.mark.parametrize("name", ["two_stage_deformable_detr", "rt_detr_v2"])
 @pytest.mark.slow
 class TestLongTraining:

@@ -10,10 +10,9 @@ pytest.importorskip("transformers")
 
 import torch
 
-from bucketrank.integrations.matched_queries import centre_size_iou
-from bucketrank.integrations.ranking_loss import LossName, RankingLoss
+from bucketrank.integrations.ranking_loss import LossName, RankingLoss, centre_size_iou
 from bucketrank.integrations.transformers import criterion, use_ranking_loss
-from bucketrank.integrations.transformers.layer_ranking import Layer, matching_on, rank_layers
+from bucketrank.integrations.transformers.criterion import Layer, matching_on, rank_layers
 from bucketrank.launches import count_launches
 from tests.integrations.transformers_models import MODELS, batch, make
 

@@ -12,11 +12,11 @@ import torch
 from bucketrank.catalogue import detector_spec
 from bucketrank.catalogue.model_settings import SWIN_NAMES
 from bucketrank.cli import main
-from bucketrank.model_files.loading import build_detector
 from bucketrank.paper.paper_rows import paper_row, paper_rows
 from bucketrank.recipes import RecipeError, from_dict, load_recipe, recipe_names, recipe_to_yaml
 from bucketrank.recipes.listing import header, markdown
 from bucketrank.recipes.recipe import differences
+from bucketrank.weights.load import build_detector
 
 from ..training import tiny
 
@@ -117,7 +117,7 @@ def test_published_schedules():
 
 
 def test_swins_are_those_of_the_backbone():
-    from bucketrank.detectors.swin import SWIN
+    from bucketrank.detectors.backbone import SWIN
 
     assert tuple(SWIN) == SWIN_NAMES
 

@@ -11,13 +11,11 @@ import torch
 
 from bucketrank.data import Split, write_shapes
 from bucketrank.evaluation import Evaluator
-from bucketrank.model_files.weights import Meta
 from bucketrank.recipes import load_recipe
-from bucketrank.report.candidates import TrainingCandidates
-from bucketrank.report.matching import best_and_worst, match_all
-from bucketrank.report.measurements import Measurement
+from bucketrank.report.measurements import Measurement, TrainingCandidates, best_and_worst, match_all
 from bucketrank.report.page import ReportedRun
 from bucketrank.report.run_folder import Columns, RunFolder
+from bucketrank.weights.files import Meta
 
 HOSTILE_NAME = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=2'> & \"é\""
 

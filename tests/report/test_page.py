@@ -16,8 +16,8 @@ import torch
 from faster_coco_eval.core import mask as rle_codec
 
 from bucketrank.report import chart
-from bucketrank.report.markup import Html, data, join, tag
-from bucketrank.report.outline import outline
+from bucketrank.report.chart import Html, data, join, tag
+from bucketrank.report.images import outline
 from bucketrank.report.page import SCRIPTS, render_page
 from bucketrank.report.run_folder import Columns
 

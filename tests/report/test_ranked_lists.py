@@ -11,9 +11,15 @@ import torch
 
 from bucketrank.catalogue import detectors, loss_settings, losses
 from bucketrank.detectors import Detector, build
-from bucketrank.report.candidates import TrainingCandidates, candidates
-from bucketrank.report.gradients import delta_of, describe_loss, gradients
-from bucketrank.report.matching import Detection, Outcome
+from bucketrank.report.measurements import (
+    Detection,
+    Outcome,
+    TrainingCandidates,
+    candidates,
+    delta_of,
+    describe_loss,
+    gradients,
+)
 from bucketrank.report.ranked_lists import MAX_ENTRIES, rank_candidates
 
 SMALL: dict[str, Any] = {"channels": 32, "min_size": 64, "max_size": 64, "backbone": "test_resnet"}

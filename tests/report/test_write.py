@@ -10,8 +10,8 @@ import pytest
 
 from bucketrank.cli import main
 from bucketrank.data import write_shapes
-from bucketrank.deploy.weights_evaluation import evaluate
-from bucketrank.model_files.weights import read_weights, save_weights
+from bucketrank.inference.evaluation import evaluate
+from bucketrank.weights.files import read_weights, save_weights
 
 
 def text_of(path: Path) -> str:

@@ -13,10 +13,9 @@ import torch
 
 from bucketrank.cli import main
 from bucketrank.data import find_splits
-from bucketrank.detectors.dense_detector import DenseDetector
+from bucketrank.detectors.dense import DenseDetector
 from bucketrank.evaluation import Evaluator
-from bucketrank.evaluation.detection_records import encode_mask
-from bucketrank.model_files.loading import build_detector
+from bucketrank.evaluation.evaluator import encode_mask
 from bucketrank.study.loss_comparison import DETECTORS, ONE_HEAD, TITLES, LossComparison, LossRun
 from bucketrank.study.loss_document import (
     COLOURS,
@@ -33,6 +32,7 @@ from bucketrank.study.loss_outcome import bootstrap_at, collect_losses, record_o
 from bucketrank.study.run_record import portable_command, read_records
 from bucketrank.study.step_measurements import measure_steps
 from bucketrank.study.study_run import StudyError
+from bucketrank.weights.load import build_detector
 from tests.study.finished_runs import finish
 
 

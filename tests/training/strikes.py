@@ -16,12 +16,12 @@ import torch
 
 from bucketrank.cli import main
 from bucketrank.evaluation import Evaluator
-from bucketrank.model_files import atomic
 from bucketrank.training import run, run_keeper, training_curves
 from bucketrank.training.checkpoints import Checkpoints
 from bucketrank.training.csv_table import CsvTable
 from bucketrank.training.detector_module import DetectorModule
 from bucketrank.training.stop_signals import SIGNALS
+from bucketrank.weights import atomic
 
 from . import tiny
 

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import save_file
 
 from bucketrank.cli import main
-from bucketrank.model_files.atomic import DiskFullError
-from bucketrank.model_files.loading import build_detector, load_model
-from bucketrank.model_files.weights import Meta, WeightsError, read_weights, save_weights
 from bucketrank.training.checkpoints import CheckpointError, Checkpoints, read_state, write_state
+from bucketrank.weights.atomic import DiskFullError
+from bucketrank.weights.files import Meta, WeightsError, read_weights, save_weights
+from bucketrank.weights.load import build_detector, load_model
 
 from . import tiny
 

@@ -11,10 +11,11 @@ import torch
 from rich.console import Console
 from torch.testing import assert_close
 
-from bucketrank.calibration import ScoreMap, calibrate_model
-from bucketrank.model_files.weights import read_weights
+from bucketrank.evaluation.calibration import ScoreMap
+from bucketrank.evaluation.calibration import fitting as calibrate_model
 from bucketrank.training import train
 from bucketrank.training.checkpoints import Checkpoints
+from bucketrank.weights.files import read_weights
 
 from . import tiny
 

@@ -16,13 +16,13 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from bucketrank.data.problems import DataError
-from bucketrank.model_files.loading import load_model
-from bucketrank.model_files.weights import read_weights, save_weights
 from bucketrank.recipes import RecipeError, load_recipe
 from bucketrank.training.checkpoints import Checkpoints
 from bucketrank.training.run import train
 from bucketrank.training.run_keeper import RunKeeper
 from bucketrank.training.stop_signals import Interrupted
+from bucketrank.weights.files import read_weights, save_weights
+from bucketrank.weights.load import load_model
 
 from . import preloaded, tiny
 

@@ -15,12 +15,13 @@ from PIL import Image
 
 from bucketrank.cli import main
 from bucketrank.data import DataError
-from bucketrank.detectors import Detector, hub_download
-from bucketrank.model_files.loading import build_detector, load_matching_weights, load_model
-from bucketrank.model_files.weights import WeightsError
+from bucketrank.detectors import Detector
 from bucketrank.recipes import RecipeError, load_recipe
 from bucketrank.training import run_keeper
 from bucketrank.training.detector_module import DetectorModule, NonFiniteLossError
+from bucketrank.weights import sources as hub_download
+from bucketrank.weights.files import WeightsError
+from bucketrank.weights.load import build_detector, load_matching_weights, load_model
 
 from . import tiny
 

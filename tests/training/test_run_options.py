@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file
 
 from bucketrank.data import find_splits
-from bucketrank.model_files.loading import build_detector
 from bucketrank.recipes import RecipeError, from_dict
 from bucketrank.training import loggers
 from bucketrank.training.detector_module import DetectorModule
@@ -19,6 +18,7 @@ from bucketrank.training.run import train
 from bucketrank.training.run_keeper import RunKeeper
 from bucketrank.training.stop_signals import Interrupted
 from bucketrank.training.weight_average import WeightAverage
+from bucketrank.weights.load import build_detector
 
 from . import tiny
 from .test_resume import assert_same_run

@@ -22,9 +22,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bucketrank.cli import main
-from bucketrank.model_files.weights import WeightsError, read_weights
+from bucketrank.weights.files import WeightsError, read_weights
 from tests.data.small_folders import write_image
-from tests.deploy.untrained_weights import CATEGORIES, CLASSES, write_weights
+from tests.inference.untrained_weights import CATEGORIES, CLASSES, write_weights
 
 COMMANDS = ["predict", "eval", "export"]
 few = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])

@@ -237,7 +237,7 @@ class DetectorSpec:
 BUILT_IN_DETECTORS = (
     DetectorSpec(
         "faster_rcnn",
-        "bucketrank.detectors.faster_rcnn:FasterRCNN",
+        "bucketrank.detectors.rcnn:FasterRCNN",
         FasterRCNNSettings,
         title="Faster R-CNN",
         reference="Ren et al., NeurIPS 2015",
@@ -251,7 +251,7 @@ BUILT_IN_DETECTORS = (
     ),
     DetectorSpec(
         "cascade_rcnn",
-        "bucketrank.detectors.cascade_rcnn:CascadeRCNN",
+        "bucketrank.detectors.rcnn:CascadeRCNN",
         CascadeRCNNSettings,
         title="Cascade R-CNN",
         reference="Cai & Vasconcelos, CVPR 2018",
@@ -279,7 +279,7 @@ BUILT_IN_DETECTORS = (
     ),
     DetectorSpec(
         "co_detr",
-        "bucketrank.detectors.co_detr.co_detr:CoDETR",
+        "bucketrank.detectors.co_detr.model:CoDETR",
         CoDETRSettings,
         title="Co-DETR",
         reference="Zong et al., DETRs with Collaborative Hybrid Assignments Training, ICCV 2023",

@@ -187,7 +187,7 @@ LIBRARIES = {
     for spec in (
         LibrarySpec(
             "torchvision",
-            "bucketrank.pretrained.torchvision_detector:TorchvisionDetector",
+            "bucketrank.detectors.torchvision:TorchvisionDetector",
             TorchvisionSettings,
             title="a detector of torchvision",
             losses=LIBRARY_LOSSES,
@@ -197,7 +197,7 @@ LIBRARIES = {
         ),
         LibrarySpec(
             "transformers",
-            "bucketrank.pretrained.transformers_detector:TransformersDetector",
+            "bucketrank.detectors.transformers:TransformersDetector",
             TransformersSettings,
             title="a detection transformer of transformers",
             losses=LIBRARY_LOSSES,

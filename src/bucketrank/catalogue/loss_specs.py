@@ -319,7 +319,7 @@ BUILT_IN_LOSSES = (
     ),
     LossSpec(
         "qfl",
-        "bucketrank.detectors.criterion.quality_scored:QualityFocal",
+        "bucketrank.detectors.criterion.scored:QualityFocal",
         QualityFocalSettings,
         title="Quality Focal Loss",
         reference="Li et al., Generalized Focal Loss, NeurIPS 2020",
@@ -327,7 +327,7 @@ BUILT_IN_LOSSES = (
     ),
     LossSpec(
         "vfl",
-        "bucketrank.detectors.criterion.quality_scored:Varifocal",
+        "bucketrank.detectors.criterion.scored:Varifocal",
         VarifocalSettings,
         title="Varifocal Loss",
         reference="Zhang et al., VarifocalNet, CVPR 2021",
@@ -335,7 +335,7 @@ BUILT_IN_LOSSES = (
     ),
     LossSpec(
         "bce",
-        "bucketrank.detectors.criterion.quality_scored:SoftBCE",
+        "bucketrank.detectors.criterion.scored:SoftBCE",
         SoftBCESettings,
         title="binary cross-entropy with IoU targets",
         reference="Feng et al., TOOD, ICCV 2021",
@@ -343,7 +343,7 @@ BUILT_IN_LOSSES = (
     ),
     LossSpec(
         "mal",
-        "bucketrank.detectors.criterion.quality_scored:MAL",
+        "bucketrank.detectors.criterion.scored:MAL",
         MALSettings,
         title="Matchability-Aware Loss",
         reference="Huang et al., DEIM, CVPR 2025",
@@ -351,7 +351,7 @@ BUILT_IN_LOSSES = (
     ),
     LossSpec(
         "iabce",
-        "bucketrank.detectors.criterion.quality_scored:IoUAwareBCE",
+        "bucketrank.detectors.criterion.scored:IoUAwareBCE",
         IoUAwareBCESettings,
         title="IoU-aware BCE",
         reference="Cai et al., Align-DETR, BMVC 2024",
@@ -359,7 +359,7 @@ BUILT_IN_LOSSES = (
     ),
     LossSpec(
         "rsq",
-        "bucketrank.detectors.criterion.hybrid:RankSortQuality",
+        "bucketrank.detectors.criterion.ranked:RankSortQuality",
         RankSortQualitySettings,
         title="Rank & Sort loss plus Quality Focal Loss",
         reference="the sum of rs and qfl",

@@ -30,8 +30,8 @@ def calibrate(
     require("rich", "PIL", "faster_coco_eval", "yaml", "timm", extra="detect")
     from rich.console import Console
 
-    from bucketrank.data.splits import LAYOUTS
-    from bucketrank.deploy.calibrated_weights import calibrate_weights
+    from bucketrank.data.annotations import LAYOUTS
+    from bucketrank.inference.evaluation import calibrate_weights
 
     if most < 1:
         raise UsageError(f"calibrate: --most: expected at least 1, got {most}")

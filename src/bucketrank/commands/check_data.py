@@ -19,7 +19,7 @@ def check_data(
 ) -> int:
     """Check a whole data set and list every problem with its fix (exit status 1 if training would refuse the data)."""
     require("rich", "PIL", "faster_coco_eval", extra="detect")
-    from bucketrank.data.splits import LAYOUTS
+    from bucketrank.data.annotations import LAYOUTS
     from bucketrank.data.summary import check_folder
 
     if workers is not None and workers < 1:

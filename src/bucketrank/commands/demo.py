@@ -16,8 +16,8 @@ def demo(
 ) -> None:
     """Train a small detector with a ranking loss and with focal loss, side by side (minutes on two cores)."""
     require("rich", "matplotlib", "PIL", "torchvision", "timm", "safetensors", extra="detect")
-    from bucketrank.demo.demonstration import run_demo
-    from bucketrank.demo.paired_runs import DemoSettings
+    from bucketrank.demo.runs import DemoSettings
+    from bucketrank.demo.show import run_demo
 
     try:
         settings = DemoSettings(steps=steps, seed=seed)

@@ -25,8 +25,8 @@ def evaluate(
     require("rich", "PIL", "faster_coco_eval", "yaml", "timm", extra="detect")
     from rich.console import Console
 
-    from bucketrank.data.splits import LAYOUTS
-    from bucketrank.deploy.weights_evaluation import evaluate, print_evaluation
+    from bucketrank.data.annotations import LAYOUTS
+    from bucketrank.inference.evaluation import evaluate, print_evaluation
 
     if batch < 1:
         raise UsageError(f"eval: --batch: expected at least 1, got {batch}")

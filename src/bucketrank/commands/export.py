@@ -23,7 +23,7 @@ def export(
     """Export a detector to ONNX and verify that onnxruntime matches torch."""
     require("onnx", "onnxruntime", extra="export")
     from bucketrank.catalogue.model_settings import MAX_PIXELS
-    from bucketrank.deploy.onnx import ExportError, export_weights
+    from bucketrank.inference.onnx import ExportError, export_weights
 
     try:
         sides = None if size is None else tuple(int(side) for side in size.lower().split("x"))

@@ -22,7 +22,7 @@ def predict(
 ) -> int:
     """Detect objects in images: draw them and write them as JSON (exit status 1 if an image was skipped)."""
     require("rich", "PIL", "torchvision", "safetensors", "matplotlib", extra="detect")
-    from bucketrank.deploy.prediction_files import predict_files
+    from bucketrank.inference.prediction import predict_files
 
     if batch < 1:
         raise UsageError(f"predict: --batch: expected at least 1, got {batch}")

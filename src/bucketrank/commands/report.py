@@ -19,7 +19,7 @@ def report(
 ) -> None:
     """Write one page about runs: curves, AP, precision and recall, best and worst images, ranked lists."""
     require("rich", "PIL", "faster_coco_eval", "yaml", "timm", "matplotlib", extra="detect")
-    from bucketrank.report.write import write_report
+    from bucketrank.report.page import write_report
 
     if images < 1:
         raise UsageError(f"report: --images: expected at least 1, got {images}")

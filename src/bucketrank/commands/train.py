@@ -63,9 +63,9 @@ def _train(recipe: Recipe | None, data: Path | None, out: Path, *, resume: bool,
     """Train, turn what can go wrong into messages, and return the exit status."""
     import torch
 
-    from bucketrank.model_files.atomic import DiskFullError
     from bucketrank.training.detector_module import NonFiniteLossError
     from bucketrank.training.run import train as run
+    from bucketrank.weights.atomic import DiskFullError
 
     try:
         run(recipe, data, out, resume=resume, allow_changed_data=allow_changed_data)

@@ -6,31 +6,50 @@ from bucketrank.lazy import import_on_use
 
 if TYPE_CHECKING:
     from bucketrank.data.annotations import Split as Split
-    from bucketrank.data.batch_sampling import GroupedBatchSampler as GroupedBatchSampler
-    from bucketrank.data.batch_sampling import collate as collate
-    from bucketrank.data.batch_sampling import repeat_factors as repeat_factors
-    from bucketrank.data.checking import check as check
-    from bucketrank.data.checking import require_sound as require_sound
+    from bucketrank.data.annotations import Splits as Splits
+    from bucketrank.data.annotations import find_splits as find_splits
+    from bucketrank.data.batches import GroupedBatchSampler as GroupedBatchSampler
+    from bucketrank.data.batches import collate as collate
+    from bucketrank.data.batches import repeat_factors as repeat_factors
+    from bucketrank.data.checks import check as check
+    from bucketrank.data.checks import require_sound as require_sound
     from bucketrank.data.coco import CocoDataset as CocoDataset
     from bucketrank.data.problems import DataError as DataError
     from bucketrank.data.problems import Problem as Problem
     from bucketrank.data.shapes import Shapes as Shapes
     from bucketrank.data.shapes import write_shapes as write_shapes
-    from bucketrank.data.splits import Splits as Splits
-    from bucketrank.data.splits import find_splits as find_splits
     from bucketrank.data.transforms import eval_transform as eval_transform
     from bucketrank.data.transforms import train_transform as train_transform
 
 __all__, __getattr__ = import_on_use(
     __name__,
     {
-        "bucketrank.data.annotations": ("Split",),
-        "bucketrank.data.batch_sampling": ("GroupedBatchSampler", "collate", "repeat_factors"),
-        "bucketrank.data.checking": ("check", "require_sound"),
+        "bucketrank.data.annotations": (
+            "Split",
+            "Splits",
+            "find_splits",
+        ),
+        "bucketrank.data.batches": (
+            "GroupedBatchSampler",
+            "collate",
+            "repeat_factors",
+        ),
+        "bucketrank.data.checks": (
+            "check",
+            "require_sound",
+        ),
         "bucketrank.data.coco": ("CocoDataset",),
-        "bucketrank.data.problems": ("DataError", "Problem"),
-        "bucketrank.data.shapes": ("Shapes", "write_shapes"),
-        "bucketrank.data.splits": ("Splits", "find_splits"),
-        "bucketrank.data.transforms": ("eval_transform", "train_transform"),
+        "bucketrank.data.problems": (
+            "DataError",
+            "Problem",
+        ),
+        "bucketrank.data.shapes": (
+            "Shapes",
+            "write_shapes",
+        ),
+        "bucketrank.data.transforms": (
+            "eval_transform",
+            "train_transform",
+        ),
     },
 )

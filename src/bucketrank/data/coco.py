@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
 from bucketrank.data.annotations import Split, classes, clipped, size_of, usable_polygons
-from bucketrank.data.image_files import read_image
+from bucketrank.data.images import read_image
 from bucketrank.data.problems import DataError
 
 Target = dict[str, Any]

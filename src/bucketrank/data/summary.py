@@ -12,11 +12,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from bucketrank.data.annotations import Split
-from bucketrank.data.checking import Content, Depth, check, check_pair
+from bucketrank.data.annotations import Split, find_splits
+from bucketrank.data.checks import Content, Depth, check, check_pair
 from bucketrank.data.convert.writer import Written
 from bucketrank.data.problems import DataError, Problem, counted
-from bucketrank.data.splits import find_splits
 from bucketrank.suggestions import printable
 
 

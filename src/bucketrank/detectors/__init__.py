@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from bucketrank.catalogue import LossSpec as LossSpec
     from bucketrank.catalogue import register_detector as register_detector
     from bucketrank.catalogue import register_loss as register_loss
-    from bucketrank.detectors.builder import build as build
-    from bucketrank.detectors.detector import Detector as Detector
+    from bucketrank.detectors.base import Detector as Detector
+    from bucketrank.detectors.base import build as build
 
 __all__, __getattr__ = import_on_use(
     __name__,
@@ -29,7 +29,9 @@ __all__, __getattr__ = import_on_use(
             "register_detector",
             "register_loss",
         ),
-        "bucketrank.detectors.builder": ("build",),
-        "bucketrank.detectors.detector": ("Detector",),
+        "bucketrank.detectors.base": (
+            "Detector",
+            "build",
+        ),
     },
 )

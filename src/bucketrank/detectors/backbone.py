@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
 
+import timm
 import torch
+from timm.models.resnet import BasicBlock, Bottleneck
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torchvision.ops import DeformConv2d
+
+from bucketrank.catalogue import BackboneSettings
+from bucketrank.weights.sources import check_timm_weights, downloading, read_weights
 
 STRIDES = [4, 8, 16, 32]
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -96,3 +105,240 @@ def _has_influence(parameters: Iterable[Tensor], maps: list[Tensor]) -> list[boo
     total = torch.stack([each.sum() for each in maps]).sum()
     gradients = torch.autograd.grad(total, parameters, retain_graph=True, allow_unused=True)
     return [gradient is not None for gradient in gradients]
+
+
+# Modulated deformable convolution (DCNv2), and the replacement of a ResNet's convolutions by it.
+
+
+STAGES = ("layer2", "layer3", "layer4")  # timm's names of the ResNet paper's stages 3 to 5
+
+
+class DeformableConv2d(DeformConv2d):
+    """A convolution with predicted sampling offsets and weights (Zhu et al., Deformable ConvNets v2, CVPR 2019).
+
+    ``y(p) = sum_k 2 sigmoid(m_k(p)) w_k x(p + p_k + o_k(p))``: a convolution of the same shape, ``predictor``, returns
+    for each of ``offset_groups`` groups of channels the offsets ``o`` (y and x of each cell of the kernel), then the
+    logits ``m``.
+
+    The predictor starts at zero, so the layer starts as the plain convolution with the same ``weight``: the output of a
+    pretrained network stays the same after the replacement. Published implementations omit the factor 2 and start at
+    half that output. Both can represent the same functions, because ``2 sigmoid(m) w = sigmoid(m) (2 w)``: to load
+    their weights, halve ``weight`` and keep the predictor.
+
+    >>> layer = DeformableConv2d(nn.Conv2d(8, 16, 3, stride=2, padding=1), offset_groups=4)
+    >>> layer(torch.rand(1, 8, 9, 9)).shape, layer.predictor.weight.shape[0]
+    (torch.Size([1, 16, 5, 5]), 108)
+    """
+
+    def __init__(self, convolution: nn.Conv2d, *, offset_groups: int) -> None:
+        geometry: dict[str, Any] = {
+            "kernel_size": convolution.kernel_size,
+            "stride": convolution.stride,
+            "padding": convolution.padding,
+            "dilation": convolution.dilation,
+        }
+        channels = convolution.in_channels, convolution.out_channels
+        super().__init__(*channels, **geometry, groups=convolution.groups, bias=convolution.bias is not None)
+        self.weight = convolution.weight  # the name in a checkpoint of the plain network
+        self.bias = convolution.bias
+        height, width = convolution.kernel_size
+        self.predictor = nn.Conv2d(convolution.in_channels, 3 * offset_groups * height * width, **geometry)
+        self.predictor.to(convolution.weight)
+        for parameter in self.predictor.parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(self, features: Tensor) -> Tensor:
+        # Half precision would round the offsets, which are in cells of the map; the CPU kernel does not support it.
+        with torch.autocast(features.device.type, enabled=False):
+            features = features.to(self.weight.dtype)
+            predicted = self.predictor(features)
+            cut = predicted.shape[1] // 3 * 2
+            offsets, logits = predicted[:, :cut], predicted[:, cut:]
+            sampled: Tensor = super().forward(features, offsets, 2 * logits.sigmoid())
+        return sampled
+
+
+def make_deformable(body: nn.Module, *, groups: int) -> list[str]:
+    """Replace every 3x3 convolution in stages 3 to 5 of timm's ResNet ``body``, in place; return their names.
+
+    This is one convolution of a bottleneck (ResNet-50 and deeper) and two of a basic block (ResNet-18 and -34).
+    """
+    names: list[str] = []
+    for stage in STAGES:
+        blocks = getattr(body, stage, None)
+        if blocks is None or not all(isinstance(block, BasicBlock | Bottleneck) for block in blocks):
+            raise ValueError(
+                f"backbone.deformable_groups: expected 0 for a backbone that is not one of timm's ResNets, got {groups}"
+            )
+        for name, module in list(blocks.named_modules(prefix=stage)):
+            if not isinstance(module, nn.Conv2d) or module.kernel_size != (3, 3):
+                continue
+            if module.in_channels % groups:
+                raise ValueError(
+                    f"backbone.deformable_groups: expected a divisor of {module.in_channels}, the input channels of "
+                    f"{name}, got {groups}"
+                )
+            parent, _, child = name.rpartition(".")
+            setattr(body.get_submodule(parent), child, DeformableConv2d(module, offset_groups=groups))
+            names.append(name)
+    return names
+
+
+# Swin Transformers as backbones, from the library transformers: those of timm require images of a fixed size.
+
+
+# The published configurations. The drop path rate is that of the detectors trained on them.
+SWIN: dict[str, dict[str, Any]] = {
+    "swin_tiny": {
+        "embed_dim": 96,
+        "depths": [2, 2, 6, 2],
+        "num_heads": [3, 6, 12, 24],
+        "window_size": 7,
+        "drop_path_rate": 0.2,
+    },
+    "swin_large": {
+        "embed_dim": 192,
+        "depths": [2, 2, 18, 2],
+        "num_heads": [6, 12, 24, 48],
+        "window_size": 12,
+        "drop_path_rate": 0.3,
+    },
+}
+# The repositories of the pretrained weights.
+SWIN_HUB = {
+    "swin_tiny": "microsoft/swin-tiny-patch4-window7-224",
+    "swin_large": "microsoft/swin-large-patch4-window12-384-in22k",
+}
+
+
+def build_swin(name: str, weights: str | None) -> Any:
+    """Build a Swin; ``weights`` as in ``BackboneSettings``."""
+    from transformers import SwinBackbone, SwinConfig  # takes seconds
+
+    config = SwinConfig(**SWIN[name], out_features=["stage1", "stage2", "stage3", "stage4"])
+    if weights is None:
+        return SwinBackbone(config)
+    source: str | None = None
+    options: dict[str, Any] = {}
+    if weights == "pretrained":
+        source = SWIN_HUB[name]
+    elif Path(weights).is_dir():
+        if not any(Path(weights).glob("model*.safetensors")):
+            raise ValueError(f"backbone.weights: expected a folder with model.safetensors, got {weights}")
+        source, options = weights, {"use_safetensors": True, "local_files_only": True}
+    else:
+        options = {"state_dict": read_weights(Path(weights))}
+    with downloading(name) if weights == "pretrained" else nullcontext():
+        body, report = SwinBackbone.from_pretrained(
+            source,
+            config=config,
+            dtype=torch.float32,
+            ignore_mismatched_sizes=True,  # the report lists them
+            output_loading_info=True,
+            **options,
+        )
+    _check_report(name, weights, report)
+    return body
+
+
+def _check_report(name: str, weights: str, report: dict[str, Any]) -> None:
+    """Raise unless all tensors were loaded.
+
+    A file of a classifier has a head of its own, and lacks the norms that a backbone puts after each stage: these start
+    as ones and zeros.
+    """
+    faults = {
+        "missing": [key for key in report["missing_keys"] if not key.startswith("hidden_states_norms.")],
+        "unexpected": [key for key in report["unexpected_keys"] if not key.startswith("classifier.")],
+        "of another shape": [key for key, *_ in report["mismatched_keys"]],
+    }
+    if any(faults.values()):
+        parts = [f"{len(keys)} {fault} ({', '.join(sorted(keys)[:3])}, ...)" for fault, keys in faults.items() if keys]
+        raise ValueError(f"backbone.weights: expected weights that fit {name}, got {weights}: {'; '.join(parts)}")
+
+
+# ``build_backbone``: from the settings of a backbone to the backbone.
+
+
+def build_backbone(settings: BackboneSettings) -> Backbone:
+    """Build the backbone of ``settings``, in training mode.
+
+    >>> import torch
+    >>> backbone = build_backbone(BackboneSettings(name="resnet18"))
+    >>> [tuple(map.shape) for map in backbone(torch.rand(1, 3, 97, 131))]
+    [(1, 64, 25, 33), (1, 128, 13, 17), (1, 256, 7, 9), (1, 512, 4, 5)]
+    """
+    settings.check_name()
+    if settings.name in SWIN:
+        body = build_swin(settings.name, settings.weights)
+        maps, channels, mean, std = [0, 1, 2, 3], list(body.channels), IMAGENET_MEAN, IMAGENET_STD
+    else:
+        body = _build_timm(settings.name, settings.weights)
+        maps = stride_positions(settings.name, body.feature_info.reduction())
+        channels = [body.feature_info.channels()[i] for i in maps]
+        mean, std = tuple(body.pretrained_cfg["mean"]), tuple(body.pretrained_cfg["std"])
+    if settings.deformable_groups:
+        make_deformable(body, groups=settings.deformable_groups)
+    has_weights = settings.weights is not None
+    frozen_stages = int(has_weights) if settings.frozen_stages is None else settings.frozen_stages
+    freeze_batch_norm = settings.batch_norm == "frozen" or (settings.batch_norm == "auto" and has_weights)
+    backbone = Backbone(
+        body,
+        maps=maps,
+        channels=channels,
+        mean=mean,
+        std=std,
+        frozen_stages=frozen_stages,
+        freeze_batch_norm=freeze_batch_norm,
+    )
+    if settings.checkpointing:
+        _use_checkpointing(settings.name, body)
+    return backbone
+
+
+def stride_positions(name: str, reductions: list[int]) -> list[int]:
+    """Return the positions of the four strides among a model's maps; of maps with equal stride, the deepest one's."""
+    if missing := [stride for stride in STRIDES if stride not in reductions]:
+        raise ValueError(
+            f"backbone.name: expected a model with maps at strides {STRIDES}, got {name!r} with "
+            f"{list(reductions)} and without {missing}"
+        )
+    last = {reduction: i for i, reduction in enumerate(reductions)}
+    return [last[stride] for stride in STRIDES]
+
+
+def _build_timm(name: str, weights: str | None) -> Any:
+    configuration = timm.get_pretrained_cfg(name)
+    if configuration is not None and configuration.fixed_input_size:
+        raise ValueError(
+            f"backbone.name: expected a model for images of any size, got {name!r} for "
+            f"{configuration.input_size[1]} x {configuration.input_size[2]}; for Swin use {' or '.join(SWIN)}"
+        )
+    if weights is None:
+        return timm.create_model(name, features_only=True)
+    if weights == "pretrained":
+        if configuration is None or not configuration.has_weights:
+            raise ValueError(
+                f"backbone.weights: expected null or a file for {name}, which timm has no weights of, got pretrained"
+            )
+        with downloading(name):
+            return timm.create_model(name, features_only=True, pretrained=True)
+    check_timm_weights(name, weights)
+    overlay = {"file": weights, "custom_load": False}
+    return timm.create_model(name, features_only=True, pretrained=True, pretrained_cfg_overlay=overlay)
+
+
+def _use_checkpointing(name: str, body: Any) -> None:
+    if name in SWIN:
+        body.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return
+    for part in body.children():  # each part is recomputed from its input, which it must not overwrite
+        if getattr(part, "inplace", False):
+            part.inplace = False
+    owner = body if hasattr(body, "set_grad_checkpointing") else getattr(body, "model", None)
+    try:
+        owner.set_grad_checkpointing(enable=True)  # type: ignore[union-attr]
+    except (AttributeError, AssertionError) as error:
+        raise ValueError(
+            f"backbone.checkpointing: expected false for {name!r}, which timm cannot checkpoint, got true"
+        ) from error

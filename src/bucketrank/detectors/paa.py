@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 from torchvision.ops import sigmoid_focal_loss
 
+from bucketrank.boxes import giou_loss, paired_iou
+from bucketrank.detectors.assignment import assign_max_iou, assign_paa
 from bucketrank.detectors.atss import ATSS
+from bucketrank.detectors.base import Target
 from bucketrank.detectors.criterion import Assigned, HeadRecipe
-from bucketrank.detectors.dense_head import DenseOutput
-from bucketrank.detectors.targets import Target
-from bucketrank.ops.assignment import assign_max_iou, assign_paa
-from bucketrank.ops.boxes import giou_loss, paired_iou
+from bucketrank.detectors.dense import DenseOutput
 
 
 class PAA(ATSS):

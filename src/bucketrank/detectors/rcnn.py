@@ -1,22 +1,267 @@
-"""The base of the R-CNNs: feature pyramid, RPN, and the step from scored proposals to detections."""
+"""The balanced sample of candidates that the score-based R-CNNs train on; ranking losses train on all candidates."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import Tensor
-from torchvision.models.detection._utils import BoxCoder
-from torchvision.ops import clip_boxes_to_image
+from torch import Tensor, nn
+from torchvision.models.detection.faster_rcnn import TwoMLPHead
+from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead, concat_box_prediction_layers
+from torchvision.ops import MultiScaleRoIAlign, clip_boxes_to_image
+from torchvision.ops.poolers import initLevelMapper
 
-from bucketrank.calibration.score_head import ScoreHead
+from bucketrank.boxes import BoxCoder
 from bucketrank.catalogue import BackboneSettings, InputSettings, LossSettings
-from bucketrank.catalogue.detector_specs import RCNNSettings
-from bucketrank.detectors.box_head import BoxHead
-from bucketrank.detectors.detector import Detector
-from bucketrank.detectors.feature_pyramid import FeaturePyramid
-from bucketrank.detectors.postprocess import best_entries, without_duplicates
-from bucketrank.detectors.rpn import RPN
+from bucketrank.catalogue.detector_specs import CascadeRCNNSettings, FasterRCNNSettings, RCNNSettings
+from bucketrank.detectors.anchors import Anchors
+from bucketrank.detectors.assignment import IGNORED, NEGATIVE, assign_max_iou
+from bucketrank.detectors.base import Detector, Target
+from bucketrank.detectors.criterion import Assigned, HeadRecipe, LossTerms, build_criterion, named
+from bucketrank.detectors.dense import best_entries, without_duplicates
+from bucketrank.detectors.layers import FeaturePyramid, initialise_classifier
+from bucketrank.evaluation.calibration.mapping import ScoreHead
+
+
+@dataclass(frozen=True)
+class CandidateSampler:
+    """Draw at most ``count`` candidates per image, at most ``positive_fraction`` of them positives."""
+
+    count: int
+    positive_fraction: float
+
+    def rows(self, match: Tensor) -> Tensor:
+        """Return the rows (K,) of the candidates drawn from one image, ascending; ``match`` (A,) is its assignment.
+
+        The same random numbers draw the same candidates as in torchvision's ``BalancedPositiveNegativeSampler``.
+        """
+        positive, negative = torch.where(match >= 0)[0], torch.where(match == NEGATIVE)[0]
+        positive = _random_subset(positive, int(self.count * self.positive_fraction))
+        negative = _random_subset(negative, self.count - len(positive))
+        return torch.cat([positive, negative]).sort().values
+
+    def subsample(self, match: Tensor) -> Tensor:
+        """Return the assignment of one image with every candidate ignored that is not drawn."""
+        rows = self.rows(match)
+        return torch.full_like(match, IGNORED).scatter_(0, rows, match[rows])
+
+
+def _random_subset(rows: Tensor, count: int) -> Tensor:
+    return rows[torch.randperm(len(rows), device=rows.device)[:count]]
+
+
+# The region proposal network (RPN) of the R-CNNs: it scores anchors for one class, object or not.
+
+
+RPN_RECIPE = HeadRecipe(ranking_weight=0.2, box_loss="l1", least_iou=0.7, samples=True)
+TEST_CANDIDATES = 1000  # highest scores per level that enter NMS when testing
+NMS = 0.7  # IoU above which NMS removes the lower score
+SAMPLED, SAMPLED_POSITIVES = 256, 0.5  # anchors per image that cross-entropy trains on, and how many may be positive
+
+
+class RPN(RegionProposalNetwork):
+    """torchvision's network and selection of proposals, with the anchors, assignment and criterion of this package."""
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        loss: LossSettings,
+        strides: list[int],
+        proposals: int,
+        size_divisor: int,
+        scales: Sequence[float] = (8.0,),
+        border: int | None = None,
+        test_proposals: int = 1000,
+        candidates: int = 2000,
+        coder_weights: tuple[float, float, float, float] | None = None,
+        recipe: HeadRecipe = RPN_RECIPE,
+    ) -> None:
+        ratios = (0.5, 1.0, 2.0)
+        anchors = Anchors(strides, scales=scales, ratios=ratios, size_divisor=size_divisor, border=border)
+        super().__init__(
+            anchors,
+            RPNHead(channels, len(scales) * len(ratios)),
+            fg_iou_thresh=0.7,
+            bg_iou_thresh=0.3,
+            batch_size_per_image=SAMPLED,
+            positive_fraction=SAMPLED_POSITIVES,
+            pre_nms_top_n={"training": candidates, "testing": TEST_CANDIDATES},
+            post_nms_top_n={"training": proposals, "testing": test_proposals},
+            nms_thresh=NMS,
+        )
+        self.sampler = CandidateSampler(SAMPLED, SAMPLED_POSITIVES)
+        self.criterion = build_criterion(loss, recipe)
+        initialise_classifier(self.head.cls_logits, self.criterion.initial_score)
+        # As published: GIoU compares decoded boxes and L1 compares deltas, each with its own weights of the deltas.
+        published = (10.0, 10.0, 5.0, 5.0) if self.criterion.box_loss == "giou" else (1.0, 1.0, 1.0, 1.0)
+        self.box_coder = BoxCoder(weights=coder_weights or published)
+
+    def forward(
+        self, images: ImageList, features: list[Tensor], ground_truths: list[Target] | None = None
+    ) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """Return the proposals of each image and, with ``ground_truths``, the loss terms of this head."""
+        objectness, level_deltas = self.head(features)
+        per_level = [level[0].numel() for level in objectness]
+        logits, box_deltas = concat_box_prediction_layers(objectness, level_deltas)
+        anchors = torch.cat(self.anchor_generator(features))
+        count = len(images.image_sizes)
+        decoded = self.box_coder.decode_single(box_deltas.detach().float(), anchors.repeat(count, 1))
+        proposals, _ = self.filter_proposals(
+            decoded.reshape(count, -1, 4), logits.detach().float(), images.image_sizes, per_level
+        )
+        if ground_truths is None:
+            return proposals, {}
+        valid = self.anchor_generator.valid(anchors, images.image_sizes)
+        matches = [
+            assign_max_iou(
+                anchors, ground_truth["boxes"], positive=0.7, negative=0.3, low_quality=0.3, valid=valid_here
+            )
+            for ground_truth, valid_here in zip(ground_truths, valid, strict=True)
+        ]
+        if self.criterion.samples:
+            matches = [self.sampler.subsample(match) for match in matches]
+        one_class = [each | {"labels": torch.zeros_like(each["labels"])} for each in ground_truths]
+        assigned = Assigned.from_candidates(
+            logits,
+            box_deltas,
+            candidates=[anchors] * count,
+            matches=matches,
+            ground_truths=one_class,
+            coder=self.box_coder,
+        )
+        return proposals, self.criterion(assigned)
+
+
+# The box head of the R-CNNs: class logits and box deltas for every proposal.
+
+
+STRIDES = (4, 8, 16, 32)  # P2 to P5; proposals are not pooled from P6
+BOX_HEAD_RECIPE = HeadRecipe(box_loss="l1", samples=True, softmax=True)
+
+
+@dataclass(frozen=True)
+class BoxHeadStep:
+    """The results of one training step of a box head, for the heads that follow. R counts the rows of all images."""
+
+    terms: LossTerms
+    assigned: Assigned
+    box_deltas: Tensor  # (R, C or 1, 4) without gradient
+    proposals: list[Tensor]  # per image, the boxes trained on: proposals and ground-truth boxes
+    matches: list[Tensor]  # per image, the object of each box, NEGATIVE or IGNORED
+    proposal_rows: list[slice | Tensor]  # per image, the rows of the proposals, without the ground-truth boxes
+    pooled: Tensor  # (R, channels, 7, 7) features
+
+
+class RoIPool(MultiScaleRoIAlign):
+    """RoIAlign from the first maps of a pyramid, one per stride; a box of 224 x 224 pixels is pooled at stride 16.
+
+    torchvision derives the strides from the sizes of the first batch and keeps them. If that batch is hardly larger
+    than a cell, the strides are wrong for every later batch. Here they are fixed.
+    """
+
+    def __init__(self, strides: Sequence[int], *, size: int) -> None:
+        super().__init__([str(level) for level in range(len(strides))], output_size=size, sampling_ratio=2)
+        self.scales = [1 / stride for stride in strides]
+        self.map_levels = initLevelMapper(strides[0].bit_length() - 1, strides[-1].bit_length() - 1)
+
+    def forward(self, features: list[Tensor], boxes: list[Tensor], image_sizes: list[tuple[int, int]]) -> Tensor:
+        """Return the features (R, channels, size, size) of the boxes of all images."""
+        pooled: Tensor = super().forward(dict(zip(self.featmap_names, features, strict=False)), boxes, image_sizes)
+        return pooled
+
+
+class BoxHead(nn.Module):
+    """RoIAlign, two hidden layers, a classifier and a box regressor."""
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        num_classes: int,
+        loss: LossSettings,
+        hidden: int = 1024,
+        class_agnostic: bool = False,
+        positive_iou: float = 0.5,
+        coder_weights: tuple[float, float, float, float] = (10.0, 10.0, 5.0, 5.0),
+        strides: Sequence[int] = STRIDES,
+        recipe: HeadRecipe = BOX_HEAD_RECIPE,
+    ) -> None:
+        super().__init__()
+        self.num_classes, self.positive_iou = num_classes, positive_iou
+        self.criterion = build_criterion(loss, recipe)
+        self.coder = BoxCoder(weights=coder_weights)
+        self.sampler = CandidateSampler(512, 0.25)
+        self.pool = RoIPool(strides, size=7)
+        self.layers = TwoMLPHead(channels * 7 * 7, hidden)
+        self.classes = nn.Linear(hidden, num_classes + (1 if self.criterion.softmax else 0))
+        self.boxes = nn.Linear(hidden, 4 * (1 if class_agnostic else num_classes))
+        for layer in (self.layers.fc6, self.layers.fc7):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+        initialise_classifier(self.classes, self.criterion.initial_score)
+        nn.init.normal_(self.boxes.weight, std=0.001)
+        nn.init.zeros_(self.boxes.bias)
+
+    def forward(
+        self, features: list[Tensor], proposals: list[Tensor], image_sizes: list[tuple[int, int]]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the logits (R, C) and box deltas (R, C or 1, 4) of the proposals of all images."""
+        return self.predict(self.pool(features, proposals, image_sizes))
+
+    def predict(self, pooled: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits and box deltas of proposals with features ``pooled`` (R, channels, 7, 7)."""
+        hidden = self.layers(pooled)
+        return self.classes(hidden), self.boxes(hidden).reshape(-1, self.boxes.out_features // 4, 4)
+
+    def train_on(
+        self,
+        features: list[Tensor],
+        proposals: list[Tensor],
+        ground_truths: list[Target],
+        image_sizes: list[tuple[int, int]],
+    ) -> BoxHeadStep:
+        """Add the ground-truth boxes to the proposals, assign objects to them and compute the loss."""
+        candidates, matches = [], []
+        proposal_rows: list[slice | Tensor] = []
+        for boxes, ground_truth in zip(proposals, ground_truths, strict=True):
+            extended = torch.cat([boxes, ground_truth["boxes"].to(boxes.dtype)])
+            match = assign_max_iou(
+                extended, ground_truth["boxes"], positive=self.positive_iou, negative=self.positive_iou
+            )
+            proposed: slice | Tensor = slice(len(boxes))
+            if self.criterion.samples:
+                drawn = self.sampler.rows(match)
+                extended, match, proposed = extended[drawn], match[drawn], drawn < len(boxes)
+            candidates.append(extended)
+            matches.append(match)
+            proposal_rows.append(proposed)
+        pooled = self.pool(features, candidates, image_sizes)
+        logits, box_deltas = self.predict(pooled)
+        assigned = Assigned.from_candidates(
+            logits, box_deltas, candidates=candidates, matches=matches, ground_truths=ground_truths, coder=self.coder
+        )
+        return BoxHeadStep(
+            terms=self.criterion(assigned),
+            assigned=assigned,
+            box_deltas=box_deltas.detach(),
+            proposals=candidates,
+            matches=matches,
+            proposal_rows=proposal_rows,
+            pooled=pooled,
+        )
+
+    def refined(self, box_deltas: Tensor, proposals: list[Tensor], image_sizes: list[tuple[int, int]]) -> list[Tensor]:
+        """Return the proposals of each image, moved by the deltas (R, 1, 4) of a class-agnostic head."""
+        boxes = self.coder.decode_single(box_deltas[:, 0].detach().float(), torch.cat(proposals))
+        split = boxes.split([part.shape[0] for part in proposals])
+        return [clip_boxes_to_image(part, size) for part, size in zip(split, image_sizes, strict=True)]
+
+
+# The base of the R-CNNs: feature pyramid, RPN, and the step from scored proposals to detections.
 
 
 class RCNN(Detector):
@@ -78,3 +323,94 @@ class RCNN(Detector):
             decoded = clip_boxes_to_image(coder.decode_single(class_deltas, boxes[rows]), size)
             results.append(without_duplicates(decoded, values, labels, iou=self.nms, limit=self.detections))
         return results
+
+
+# Faster R-CNN (Ren et al., NeurIPS 2015).
+
+
+class FasterRCNN(RCNN):
+    """An RPN and a box head. Ranking losses train on all proposals, cross-entropy on a sample of 512 per image."""
+
+    def __init__(self, num_classes: int, *, loss: LossSettings, settings: FasterRCNNSettings, **shared: Any) -> None:
+        super().__init__(num_classes, loss=loss, settings=settings, **shared)
+        self.box_head = BoxHead(settings.channels, num_classes=num_classes, loss=loss, hidden=settings.hidden)
+
+    def scoring_heads(self) -> list[BoxHead]:
+        return [self.box_head]
+
+    def losses(self, images: ImageList, features: list[Tensor], ground_truths: list[Target]) -> dict[str, Tensor]:
+        proposals, terms = self.rpn(images, features, ground_truths)
+        step = self.box_head.train_on(features, proposals, ground_truths, images.image_sizes)
+        extra = self.extra_losses(features, step, ground_truths, images.image_sizes)
+        return named("rpn", terms) | named("roi", step.terms) | extra
+
+    def extra_losses(
+        self, features: list[Tensor], step: BoxHeadStep, ground_truths: list[Target], image_sizes: list[tuple[int, int]]
+    ) -> dict[str, Tensor]:
+        """Return the loss terms of further heads: none here."""
+        return {}
+
+    def detect(self, images: ImageList, features: list[Tensor]) -> list[dict[str, Tensor]]:
+        proposals, _ = self.rpn(images, features)
+        logits, box_deltas = self.box_head(features, proposals, images.image_sizes)
+        scores = self.box_head.criterion.scores(logits)
+        return self.detections_of(scores, box_deltas, proposals, images.image_sizes, self.box_head.coder)
+
+
+# Cascade R-CNN (Cai & Vasconcelos, CVPR 2018).
+
+
+# For score-based losses: the loss weight of each stage, and the weights of its box deltas. The deltas of later stages
+# are smaller, hence the larger weights. Ranking losses balance themselves and compare decoded boxes.
+STAGE_WEIGHTS = (1.0, 0.5, 0.25)
+STAGE_CODERS = ((10.0, 10.0, 5.0, 5.0), (20.0, 20.0, 10.0, 10.0), (30.0, 30.0, 15.0, 15.0))
+
+
+class CascadeRCNN(RCNN):
+    """Three box heads; each refines the boxes of the previous one and requires a higher IoU of a positive."""
+
+    border = 0
+
+    def __init__(self, num_classes: int, *, loss: LossSettings, settings: CascadeRCNNSettings, **shared: Any) -> None:
+        super().__init__(num_classes, loss=loss, settings=settings, **shared)
+        ranking = self.rpn.criterion.ranking
+        self.stages: Sequence[BoxHead] = nn.ModuleList(  # type: ignore[assignment]
+            BoxHead(
+                settings.channels,
+                num_classes=num_classes,
+                loss=loss,
+                hidden=settings.hidden,
+                class_agnostic=True,
+                positive_iou=iou,
+                coder_weights=STAGE_CODERS[0 if ranking else stage],
+                recipe=replace(
+                    BOX_HEAD_RECIPE, box_loss="smooth_l1", scored_weight=STAGE_WEIGHTS[stage], least_iou=iou
+                ),
+            )
+            for stage, iou in enumerate(settings.stage_ious)
+        )
+
+    def scoring_heads(self) -> Sequence[BoxHead]:
+        return self.stages
+
+    def losses(self, images: ImageList, features: list[Tensor], ground_truths: list[Target]) -> dict[str, Tensor]:
+        proposals, terms = self.rpn(images, features, ground_truths)
+        losses = named("rpn", terms)
+        for number, head in enumerate(self.stages, start=1):
+            step = head.train_on(features, proposals, ground_truths, images.image_sizes)
+            losses |= named(f"stage{number}", step.terms)
+            refined = head.refined(step.box_deltas, step.proposals, images.image_sizes)
+            # Drop the ground-truth boxes; the next stage adds them again.
+            proposals = [boxes[rows] for boxes, rows in zip(refined, step.proposal_rows, strict=True)]
+        return losses
+
+    def detect(self, images: ImageList, features: list[Tensor]) -> list[dict[str, Tensor]]:
+        proposals, _ = self.rpn(images, features)
+        stage_logits = []
+        for head in self.stages:
+            boxes = proposals
+            logits, box_deltas = head(features, boxes, images.image_sizes)
+            stage_logits.append(logits.float())
+            proposals = head.refined(box_deltas, boxes, images.image_sizes)
+        scores = head.criterion.scores(torch.stack(stage_logits).mean(0))
+        return self.detections_of(scores, box_deltas, boxes, images.image_sizes, head.coder)

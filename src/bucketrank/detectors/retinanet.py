@@ -6,15 +6,14 @@ from typing import Any
 
 from torch import Tensor
 
+from bucketrank.boxes import BoxCoder
 from bucketrank.catalogue.detector_specs import RetinaNetSettings
+from bucketrank.detectors.anchors import Anchors, octave
+from bucketrank.detectors.assignment import assign_max_iou
+from bucketrank.detectors.base import Target
 from bucketrank.detectors.criterion import HeadRecipe
-from bucketrank.detectors.dense_detector import DenseDetector
-from bucketrank.detectors.dense_head import DenseHead, DenseOutput
-from bucketrank.detectors.feature_pyramid import FeaturePyramid
-from bucketrank.detectors.targets import Target
-from bucketrank.ops.anchors import Anchors, octave
-from bucketrank.ops.assignment import assign_max_iou
-from bucketrank.ops.box_coder import BoxCoder
+from bucketrank.detectors.dense import DenseDetector, DenseHead, DenseOutput
+from bucketrank.detectors.layers import FeaturePyramid
 
 EXTRA_LEVELS = {"c5": "convs_on_input", "p5_relu": "convs_on_output_relu"}
 

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from bucketrank.choices import Method
-from bucketrank.integrations.matched_queries import Matching, Target, query_targets
-from bucketrank.integrations.ranking_loss import LossName, RankingLoss
+from bucketrank.integrations.ranking_loss import LossName, Matching, RankingLoss, Target, query_targets
 
 Criterion = TypeVar("Criterion")
 RFDETR = "rfdetr 1.8 or newer, below 2 (tested with 1.8.0, 1.10.0 and 1.11.2)"

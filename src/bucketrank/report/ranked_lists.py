@@ -8,14 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from bucketrank.catalogue import LossSettings, loss_spec
-from bucketrank.model_files.weights import Meta
-from bucketrank.report.candidates import TrainingCandidates
-from bucketrank.report.chart import tick_label, ticks
-from bucketrank.report.gradients import delta_of, describe_loss, gradients
-from bucketrank.report.image_panels import file_title
-from bucketrank.report.markup import Html, join, tag
-from bucketrank.report.matching import MatchedImage
-from bucketrank.report.measurements import Measurement, images_with_lists
+from bucketrank.report.chart import Html, join, tag, tick_label, ticks
+from bucketrank.report.images import file_title
+from bucketrank.report.measurements import (
+    MatchedImage,
+    Measurement,
+    TrainingCandidates,
+    delta_of,
+    describe_loss,
+    gradients,
+    images_with_lists,
+)
+from bucketrank.weights.files import Meta
 
 STEP = 8  # pixels per bar
 MIN_WIDTH, MAX_WIDTH = 560, 1100  # of the drawing; wider ones scroll

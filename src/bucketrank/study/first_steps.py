@@ -14,13 +14,13 @@ from bucketrank.bench.timing import Samples, TimedCall, interleave
 from bucketrank.catalogue import detector_spec
 from bucketrank.data import collate, find_splits
 from bucketrank.detectors import Detector
-from bucketrank.model_files.loading import build_detector
 from bucketrank.recipes import Recipe
 from bucketrank.study.study_run import StudyError, StudyRun
 from bucketrank.training.data_module import DataModule, SeededBatches, SeededDataset, seed_of
 from bucketrank.training.process_state import quiet
 from bucketrank.training.schedule import build_optimiser
 from bucketrank.training.train_step import Batch, sum_terms, train_step
+from bucketrank.weights.load import build_detector
 
 WARM_UP = 2  # untimed steps of each run, which compile, load and fill caches
 

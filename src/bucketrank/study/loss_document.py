@@ -16,12 +16,12 @@ from matplotlib.figure import Figure
 from bucketrank.bench.bench_documents import markdown_table
 from bucketrank.bench.timing import ratio
 from bucketrank.evaluation import Difference
-from bucketrank.model_files.atomic import write_text
 from bucketrank.provenance.figure_style import STYLE, save_figure
 from bucketrank.study.loss_comparison import TITLES, LossComparison, balance_name
 from bucketrank.study.loss_outcome import QUARTER, SHARES, LossResult, SetOutcome, record_of
 from bucketrank.study.step_measurements import StepMeasurements
 from bucketrank.study.study_tables import DASH, with_deviation
+from bucketrank.weights.atomic import write_text
 
 COLOURS = {
     "rs": "#0072B2",

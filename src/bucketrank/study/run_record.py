@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from bucketrank.evaluation import BootstrapAP
-from bucketrank.evaluation.image_bootstrap import DRAWS
+from bucketrank.evaluation.bootstrap import DRAWS
 from bucketrank.recipes import RecipeError, load_recipe
 from bucketrank.study.study_run import StudyError, StudyRun, decisive_differences
 

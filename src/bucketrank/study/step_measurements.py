@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from bucketrank.bench.timing import Samples
-from bucketrank.model_files.atomic import write_text
 from bucketrank.study.run_record import portable_command
 from bucketrank.study.study_run import StudyError, StudyRun
+from bucketrank.weights.atomic import write_text
 
 FILE = "steps.json"
 

@@ -13,7 +13,6 @@ from rich.table import Table
 
 from bucketrank.data import DataError, find_splits
 from bucketrank.data.convert.cityscapes import CATEGORIES as CITYSCAPES
-from bucketrank.model_files.atomic import write_text
 from bucketrank.recipes.setting_flags import parse_setting_flags
 from bucketrank.study.claims import claims
 from bucketrank.study.grid import STUDIES, Study
@@ -35,6 +34,7 @@ from bucketrank.study.study_tables import (
     to_latex,
     to_markdown,
 )
+from bucketrank.weights.atomic import write_text
 
 WIDTH = 160  # columns when the output is no terminal, enough for the table
 

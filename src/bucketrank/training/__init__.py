@@ -5,22 +5,22 @@ from typing import TYPE_CHECKING
 from bucketrank.lazy import import_on_use
 
 if TYPE_CHECKING:
-    from bucketrank.deploy.weights_evaluation import evaluate as evaluate
-    from bucketrank.model_files.loading import load_model as load_model
-    from bucketrank.model_files.weights import Meta as Meta
-    from bucketrank.model_files.weights import save_weights as save_weights
+    from bucketrank.inference.evaluation import evaluate as evaluate
     from bucketrank.recipes import Recipe as Recipe
     from bucketrank.recipes import RecipeError as RecipeError
     from bucketrank.recipes import load_recipe as load_recipe
     from bucketrank.training.run import RunResult as RunResult
     from bucketrank.training.run import train as train
+    from bucketrank.weights.files import Meta as Meta
+    from bucketrank.weights.files import save_weights as save_weights
+    from bucketrank.weights.load import load_model as load_model
 
 __all__, __getattr__ = import_on_use(
     __name__,
     {
-        "bucketrank.deploy.weights_evaluation": ("evaluate",),
-        "bucketrank.model_files.loading": ("load_model",),
-        "bucketrank.model_files.weights": ("Meta", "save_weights"),
+        "bucketrank.inference.evaluation": ("evaluate",),
+        "bucketrank.weights.load": ("load_model",),
+        "bucketrank.weights.files": ("Meta", "save_weights"),
         "bucketrank.recipes": ("Recipe", "RecipeError", "load_recipe"),
         "bucketrank.training.run": ("RunResult", "train"),
     },

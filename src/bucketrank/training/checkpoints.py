@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bucketrank.data.problems import DataError
-from bucketrank.model_files.atomic import write_tensors
+from bucketrank.weights.atomic import write_tensors
 
 FORMAT = "1"
 
@@ -72,7 +72,7 @@ def _identity(path: Path) -> tuple[int, ...]:
 
 
 def write_state(path: Path, state: Mapping[str, Any], *, before_rename: Callable[[], object] = lambda: None) -> None:
-    """Write ``state`` to a file, atomically; see :func:`bucketrank.model_files.atomic.write`."""
+    """Write ``state`` to a file, atomically; see :func:`bucketrank.weights.atomic.write`."""
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(_packed(state, tensors))
     metadata = {"bucketrank-checkpoint": FORMAT, "tree": tree, "sha256": _digest(tree, tensors)}

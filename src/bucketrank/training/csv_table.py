@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 
 from bucketrank.data.problems import DataError
-from bucketrank.model_files.atomic import disk_full_named, write_text
+from bucketrank.weights.atomic import disk_full_named, write_text
 
 
 class CsvTable:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bucketrank.data.annotations import Split, classes, file_name, size_of
 from bucketrank.data.problems import DataError, counted
-from bucketrank.model_files.atomic import write_tensors
+from bucketrank.weights.atomic import write_tensors
 
 FORMAT = "1"
 SHOWN = 10  # classes in a message

@@ -23,8 +23,8 @@ from bucketrank.data import (
     require_sound,
     train_transform,
 )
-from bucketrank.data.checking import Content, check_pair
-from bucketrank.data.image_loader import ImageLoader
+from bucketrank.data.batches import ImageLoader
+from bucketrank.data.checks import Content, check_pair
 from bucketrank.data.problems import raise_errors
 from bucketrank.recipes import Recipe, RecipeError
 

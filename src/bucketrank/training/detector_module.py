@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bucketrank.detectors import Detector
 from bucketrank.evaluation import Evaluator
-from bucketrank.evaluation.detection_records import Record
+from bucketrank.evaluation.evaluator import Record
 from bucketrank.training.data_module import Position, seed_of
 from bucketrank.training.schedule import Schedule, build_optimiser, set_rate
 from bucketrank.training.train_step import Batch, sum_terms

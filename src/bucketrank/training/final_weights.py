@@ -8,13 +8,13 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from bucketrank.calibration import Calibration, CannotCalibrateError, calibrate
 from bucketrank.data import CocoDataset, eval_transform
 from bucketrank.detectors import Detector
-from bucketrank.model_files.loading import load_model
-from bucketrank.model_files.weights import Meta, WeightsError, read_weights, save_weights
+from bucketrank.evaluation.calibration import Calibration, CannotCalibrateError, calibrate
 from bucketrank.recipes.training_settings import TrainerSettings
 from bucketrank.training.data_module import DataModule
+from bucketrank.weights.files import Meta, WeightsError, read_weights, save_weights
+from bucketrank.weights.load import load_model
 
 
 def write_final_weights(

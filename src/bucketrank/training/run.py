@@ -20,10 +20,6 @@ from rich.console import Console
 from bucketrank.catalogue import RankingSettings, detector_spec
 from bucketrank.data import find_splits
 from bucketrank.evaluation import Evaluator
-from bucketrank.model_files.atomic import write_text
-from bucketrank.model_files.initial_weights import load_initial_weights
-from bucketrank.model_files.loading import build_detector, without_weights
-from bucketrank.model_files.weights import Meta
 from bucketrank.provenance.machine import describe
 from bucketrank.recipes import Recipe, RecipeError, load_recipe, recipe_to_yaml
 from bucketrank.recipes.recipe import MAY_CHANGE, fixed_differences, from_dict
@@ -47,6 +43,9 @@ from bucketrank.training.schedule import Schedule, require_known_factors
 from bucketrank.training.stop_signals import Interrupted, StopSignals, stop_signals
 from bucketrank.training.training_curves import draw_curves
 from bucketrank.training.validation_images import draw_validation_images
+from bucketrank.weights.atomic import write_text
+from bucketrank.weights.files import Meta
+from bucketrank.weights.load import build_detector, load_initial_weights, without_weights
 
 VERSIONED = ("bucketrank", "torch", "torchvision", "timm", "transformers")  # in weights files
 PACKAGES = ("bucketrank", "torch", "torchvision", "lightning", "timm", "transformers", "numba", "numpy", "safetensors")

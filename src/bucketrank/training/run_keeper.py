@@ -13,8 +13,6 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from bucketrank.model_files.atomic import write_text
-from bucketrank.model_files.weights import Meta, save_weights
 from bucketrank.recipes import Recipe
 from bucketrank.training.checkpoints import Checkpoints
 from bucketrank.training.csv_table import CsvTable
@@ -24,6 +22,8 @@ from bucketrank.training.launch import is_first_process
 from bucketrank.training.schedule import restore_optimiser
 from bucketrank.training.stop_signals import Interrupted, StopSignals
 from bucketrank.training.training_curves import draw_curves
+from bucketrank.weights.atomic import write_text
+from bucketrank.weights.files import Meta, save_weights
 
 DRAW_SECONDS = 60.0  # between two drawings of the curves
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from bucketrank.data.problems import DataError
-from bucketrank.model_files.atomic import remove_temporary_files
+from bucketrank.weights.atomic import remove_temporary_files
 
 LOCK = ".bucketrank.lock"
 RUN_FILES = (

@@ -8,9 +8,9 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from bucketrank.model_files.atomic import write
 from bucketrank.provenance.figure_style import STYLE
 from bucketrank.training.csv_table import CsvTable
+from bucketrank.weights.atomic import write
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
 NOT_TERMS = ("step", "epoch", "loss", "lr", "seconds")

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from bucketrank.detectors import Detector
-from bucketrank.model_files.atomic import write
 from bucketrank.training.data_module import DataModule
+from bucketrank.weights.atomic import write
 
 
 @torch.no_grad()

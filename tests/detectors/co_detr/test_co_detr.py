@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bucketrank.detectors import build
-from bucketrank.detectors.co_detr.level_projection import LevelProjection
+from bucketrank.detectors.co_detr.model import LevelProjection
 
 from ..small_detectors import CLASSES, scene, small_detector
 

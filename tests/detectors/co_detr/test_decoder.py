@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from bucketrank.detectors.co_detr.decoder import BoxEncoding, Decoder, Queries, SelectedQueries
-from bucketrank.detectors.co_detr.geometry import Geometry, inverse_sigmoid, sine_encoding
-from bucketrank.detectors.co_detr.transformer import TransformerSettings
+from bucketrank.detectors.co_detr.transformer import Geometry, TransformerSettings, inverse_sigmoid, sine_encoding
 
 SETTINGS = TransformerSettings(width=32, heads=2, points=2, levels=1, feedforward=16, decoder_layers=3)
 

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from bucketrank.detectors.co_detr.geometry import Geometry, inverse_sigmoid, sine_encoding
+from bucketrank.detectors.co_detr.transformer import Geometry, inverse_sigmoid, sine_encoding
 
 
 def two_images():

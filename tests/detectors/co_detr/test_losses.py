@@ -10,13 +10,12 @@ import torch.nn.functional as F
 from torchvision.ops import generalized_box_iou_loss, sigmoid_focal_loss
 
 from bucketrank import rank_sort_loss
-from bucketrank.detectors.co_detr import query_matching
-from bucketrank.detectors.co_detr.decoder import Decoded
-from bucketrank.detectors.co_detr.proposals import initial_boxes
-from bucketrank.detectors.co_detr.query_matching import QueryLayer
+from bucketrank.boxes import paired_iou
+from bucketrank.detectors.assignment import IGNORED, NEGATIVE, assign_hungarian_batch
+from bucketrank.detectors.co_detr import model as query_matching
+from bucketrank.detectors.co_detr.decoder import Decoded, initial_boxes
+from bucketrank.detectors.co_detr.model import QueryLayer
 from bucketrank.detectors.criterion import Criterion, ranked
-from bucketrank.ops.assignment import IGNORED, NEGATIVE, assign_hungarian_batch
-from bucketrank.ops.boxes import paired_iou
 
 from ..small_detectors import CLASSES, scene, small_detector
 

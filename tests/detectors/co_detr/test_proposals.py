@@ -2,8 +2,8 @@
 
 import torch
 
-from bucketrank.detectors.co_detr.geometry import Geometry
-from bucketrank.detectors.co_detr.proposals import Proposals, Proposer, initial_boxes
+from bucketrank.detectors.co_detr.decoder import Proposals, Proposer, initial_boxes
+from bucketrank.detectors.co_detr.transformer import Geometry
 
 
 def geometry():

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from bucketrank.detectors.co_detr.queries import PADDING, AuxiliaryQueries, Candidates, draw
-from bucketrank.ops.assignment import IGNORED, NEGATIVE
+from bucketrank.detectors.assignment import IGNORED, NEGATIVE
+from bucketrank.detectors.co_detr.auxiliary import PADDING, AuxiliaryQueries, Candidates, draw
 
 
 def matches(positives, negatives, ignored=0):

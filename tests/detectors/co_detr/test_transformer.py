@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from bucketrank.detectors.co_detr.geometry import Geometry
-from bucketrank.detectors.co_detr.transformer import DeformableAttention, Encoder, TransformerSettings
+from bucketrank.detectors.co_detr.transformer import DeformableAttention, Encoder, Geometry, TransformerSettings
 
 SETTINGS = TransformerSettings(width=32, heads=2, points=3, levels=2, feedforward=16, encoder_layers=2)
 SHAPES = [(4, 6), (2, 3)]

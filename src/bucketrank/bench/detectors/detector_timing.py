@@ -36,10 +36,10 @@ from bucketrank.bench.losses.step_estimate import estimate_step
 from bucketrank.bench.losses.synthetic_logits import SyntheticLogits
 from bucketrank.bench.measurement import MeasurementError, Progress
 from bucketrank.bench.timing import TimedCall, interleave
+from bucketrank.boxes import paired_iou
 from bucketrank.catalogue import detector_spec
 from bucketrank.detectors import build
 from bucketrank.detectors.criterion import Assigned
-from bucketrank.ops.boxes import paired_iou
 from bucketrank.provenance.machine import PACKAGES, describe
 from bucketrank.training.train_step import train_step
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from bucketrank.bench.detectors.detector_results import Head
 from bucketrank.bench.device_clock import DeviceClock
+from bucketrank.detectors.assignment import IGNORED
 from bucketrank.detectors.criterion import Assigned, Criterion, LossTerms
 from bucketrank.detectors.mask_rcnn import MaskRCNN
-from bucketrank.ops.assignment import IGNORED
 
 SHARE_RULE = (
     "timed in separate steps, in rounds like the others: the inputs of each criterion are detached from the graph; its"

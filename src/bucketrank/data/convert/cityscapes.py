@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from bucketrank.data.convert.writer import Writer, Written, encode_mask_and_box, require_inside
-from bucketrank.data.image_files import read_stored_values
+from bucketrank.data.images import read_stored_values
 from bucketrank.data.problems import DataError
 
 # The eight evaluated classes with instances, by Cityscapes' ids (29 caravan and 30 trailer are not evaluated).

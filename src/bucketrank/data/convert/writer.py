@@ -14,7 +14,7 @@ import numpy as np
 from faster_coco_eval.core import mask as rle_codec
 from numpy.typing import NDArray
 
-from bucketrank.data.image_files import is_turned, open_image
+from bucketrank.data.images import is_turned, open_image
 from bucketrank.data.problems import DataError
 
 UNFINISHED = ".converting-"  # start of the name of the hidden folder; the number of the process follows

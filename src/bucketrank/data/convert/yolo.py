@@ -10,7 +10,7 @@ import yaml
 
 from bucketrank.data.annotations import is_text, path_inside, polygon_area
 from bucketrank.data.convert.writer import Writer, Written, read_text
-from bucketrank.data.image_files import SUFFIXES
+from bucketrank.data.images import SUFFIXES
 from bucketrank.data.problems import DataError
 
 SPLITS = ("train", "val", "test")

@@ -1,5 +1,5 @@
 """Co-DETR (Zong et al., ICCV 2023), called BRS-DETR with RS loss. ``co_detr`` joins the parts, one file each."""
 
-from bucketrank.detectors.co_detr.co_detr import CoDETR
+from bucketrank.detectors.co_detr.model import CoDETR
 
 __all__ = ["CoDETR"]

@@ -1,4 +1,4 @@
-"""The auxiliary heads over the encoder's maps, built from the parts of ATSS and Faster R-CNN."""
+"""Extra queries from the positives of the auxiliary heads: many for one object, and assigned to it in advance."""
 
 from __future__ import annotations
 
@@ -7,19 +7,90 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 from torchvision.models.detection.image_list import ImageList
+from torchvision.ops import box_convert
 
+from bucketrank.boxes import BoxCoder
 from bucketrank.catalogue import LossSettings
-from bucketrank.detectors import box_head, rpn
+from bucketrank.detectors.anchors import Anchors, octave
+from bucketrank.detectors.assignment import IGNORED, NEGATIVE
 from bucketrank.detectors.atss import ATSS, anchor_centerness, assign_anchors
-from bucketrank.detectors.box_head import BoxHead
-from bucketrank.detectors.co_detr.queries import Candidates
+from bucketrank.detectors.base import Target
+from bucketrank.detectors.co_detr.decoder import BoxEncoding, Queries
+from bucketrank.detectors.co_detr.transformer import EDGE
 from bucketrank.detectors.criterion import LossTerms, build_criterion, named
-from bucketrank.detectors.dense_detector import assigned_anchors
-from bucketrank.detectors.dense_head import DenseHead
-from bucketrank.detectors.rpn import RPN
-from bucketrank.detectors.targets import Target
-from bucketrank.ops.anchors import Anchors, octave
-from bucketrank.ops.box_coder import BoxCoder
+from bucketrank.detectors.dense import DenseHead, assigned_anchors
+from bucketrank.detectors.layers import initialise_linear
+from bucketrank.detectors.rcnn import BOX_HEAD_RECIPE, RPN, RPN_RECIPE, BoxHead
+
+FEWEST = 9  # queries per head and image, so that a batch without objects has some too
+PADDING = -1  # row of a query without a candidate
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The candidates that an auxiliary head was trained on, per image."""
+
+    boxes: list[Tensor]  # (A, 4) in pixels
+    features: list[Tensor]  # (A, C) the encoder's features
+    matches: list[Tensor]  # (A,) the object of each candidate, NEGATIVE or IGNORED
+
+
+class AuxiliaryQueries(nn.Module):
+    """The queries of one auxiliary head, for the same decoder that detects."""
+
+    def __init__(self, width: int, *, limit: int) -> None:
+        super().__init__()
+        self.limit = limit
+        self.encoding = BoxEncoding(width)
+        self.project = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Parameter(torch.randn(width))  # distinguishes the queries of this head from those of other heads
+        initialise_linear(self.project)
+
+    def forward(self, candidates: Candidates, image_sizes: list[tuple[int, int]]) -> tuple[Queries, list[Tensor]]:
+        """Return the queries, K for each image, and per image the object (K,) of each."""
+        drawn = draw(candidates.matches, limit=self.limit)
+        boxes, features, matches = [], [], []
+        for number, (rows, (height, width)) in enumerate(zip(drawn, image_sizes, strict=True)):
+            own, missing = rows[rows != PADDING], int((rows == PADDING).sum())
+            scale = candidates.boxes[number].new_tensor([width, height, width, height])
+            relative_boxes = box_convert(candidates.boxes[number][own].detach() / scale, "xyxy", "cxcywh").float()
+            boxes.append(torch.cat([relative_boxes, relative_boxes.new_tensor([0.5, 0.5, 1, 1]).expand(missing, 4)]))
+            feature = candidates.features[number][own]
+            features.append(torch.cat([feature, feature.new_zeros(missing, feature.shape[1])]))
+            match = candidates.matches[number][own]
+            matches.append(torch.cat([match, match.new_full((missing,), IGNORED)]))
+        # An anchor may extend beyond its image.
+        initial = torch.stack(boxes).clamp(EDGE, 1 - EDGE)
+        positions, content = self.encoding(initial)
+        content = content + self.norm(self.project(torch.stack(features)))
+        return Queries(content, positions + self.head, initial), matches
+
+
+def draw(matches: list[Tensor], *, limit: int) -> list[Tensor]:
+    """Return, per image, the rows (K,) of the candidates that become queries: positives, then negatives.
+
+    K is the same for all images: the largest number of positives of an image, but at least ``FEWEST`` and at most
+    ``limit``. If an image has more positives than K, a random subset is drawn; if it has fewer, random negatives fill
+    up. If there are not enough candidates, the remaining rows are ``PADDING``.
+    """
+    positives = [torch.where(match >= 0)[0] for match in matches]
+    negatives = [torch.where(match == NEGATIVE)[0] for match in matches]
+    count = min(max([FEWEST, *map(len, positives)]), limit)
+    drawn = []
+    for positive, negative in zip(positives, negatives, strict=True):
+        rows = _random_subset(positive, count)
+        rows = torch.cat([rows, _random_subset(negative, count - len(rows))])
+        drawn.append(torch.cat([rows, rows.new_full((count - len(rows),), PADDING)]))
+    return drawn
+
+
+def _random_subset(rows: Tensor, count: int) -> Tensor:
+    return rows[torch.randperm(len(rows), device=rows.device)[:count]] if len(rows) > count else rows
+
+
+# The auxiliary heads over the encoder's maps, built from the parts of ATSS and Faster R-CNN.
+
 
 STRIDES = (8, 16, 32, 64, 128)
 POOLED_STRIDES = STRIDES[:4]
@@ -111,8 +182,8 @@ class AuxiliaryRCNN(nn.Module):
         super().__init__()
         loss = settings.loss.sampled() if settings.sampling else settings.loss
         rpn_recipe = replace(
-            rpn.RECIPE,
-            ranking_weight=rpn.RECIPE.ranking_weight * settings.ranking_weight,
+            RPN_RECIPE,
+            ranking_weight=RPN_RECIPE.ranking_weight * settings.ranking_weight,
             scored_weight=settings.scored_weight,
         )
         self.rpn = RPN(
@@ -127,7 +198,7 @@ class AuxiliaryRCNN(nn.Module):
             recipe=rpn_recipe,
         )
         roi_recipe = replace(
-            box_head.RECIPE,
+            BOX_HEAD_RECIPE,
             ranking_weight=settings.ranking_weight,
             scored_weight=settings.scored_weight,
             box_loss="giou",

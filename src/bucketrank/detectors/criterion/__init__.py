@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from bucketrank.catalogue import LossSettings, loss_spec
-from bucketrank.detectors.criterion.assigned import Assigned
-from bucketrank.detectors.criterion.base import Criterion, HeadRecipe, LossTerms, named
+from bucketrank.detectors.criterion.base import Assigned, Criterion, HeadRecipe, LossTerms, named
 
 
 def build_criterion(settings: LossSettings, recipe: HeadRecipe) -> Criterion:

@@ -1,20 +1,290 @@
-"""The base of every criterion: it turns the logits, boxes and assignment of one head into loss terms."""
+"""The input of a criterion: the candidates of a batch with their predictions and the objects assigned to them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchvision.models.detection._utils import BoxCoder
+from torchvision.ops import box_convert
 
+from bucketrank.boxes import giou_loss, paired_iou
 from bucketrank.catalogue import LossSettings
-from bucketrank.detectors.criterion.assigned import Assigned
-from bucketrank.detectors.ranking_scope import SCOPES
+from bucketrank.detectors.assignment import IGNORED
 from bucketrank.losses import self_balance
-from bucketrank.ops.boxes import giou_loss
+
+# The target of a positive whose box does not overlap its object. It must exceed 0, the target of a negative.
+SMALLEST_LABEL = 1e-6
+
+# The targets (P,) of the quality branch, from the anchors, predicted boxes and objects of P positives.
+Quality = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """The R candidates of a batch (anchors, proposals or queries) with their predictions and targets.
+
+    The rows of all images follow each other. P rows are positive; tensors of P rows keep the order of the positives.
+    The deltas are what the head regresses: a box relative to its candidate, as ``BoxCoder`` encodes it, or for a DETR's
+    queries the box itself as (cx, cy, w, h) in units of the image.
+    """
+
+    logits: Tensor  # (R, C), or (R, C + 1) with the background logit last
+    labels: Tensor  # (R,) the class of a positive, NEGATIVE or IGNORED
+    image_index: Tensor  # (R,) the image that a row belongs to
+    boxes: Tensor  # (P, 4) the predicted boxes
+    objects: Tensor  # (P, 4) the boxes of the assigned objects
+    box_deltas: Tensor  # (P, 4) the predicted deltas
+    target_deltas: Tensor  # (P, 4) the deltas of the assigned objects
+    quality_logits: Tensor | None = None  # (P,) of the branch that predicts how well a box fits
+    quality_targets: Tensor | None = None  # (P,) from 0 to 1
+    positive_rows: Tensor | None = None  # (P,) if known; otherwise ``rows`` finds them, for which the host waits
+
+    @property
+    def positives(self) -> Tensor:
+        """(R,) whether each row is positive."""
+        return self.labels >= 0
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """(P,) the rows of the positives."""
+        return torch.where(self.positives)[0] if self.positive_rows is None else self.positive_rows
+
+    def targets(self, values: Tensor | float) -> Tensor:
+        """Return targets (R, C) for a loss: ``values`` (P,) at the positives' classes, -1 in ignored rows, else 0."""
+        targets = torch.zeros_like(self.logits)
+        targets[self.rows, self.labels[self.rows]] = values.to(targets.dtype) if isinstance(values, Tensor) else values
+        return targets.masked_fill_((self.labels == IGNORED)[:, None], -1)
+
+    @cached_property
+    def ious(self) -> Tensor:
+        """(P,) the IoU of each positive's box with its object, without gradient, at least SMALLEST_LABEL."""
+        return paired_iou(self.boxes.detach(), self.objects).clamp(min=SMALLEST_LABEL)
+
+    @classmethod
+    def from_candidates(
+        cls,
+        logits: Tensor,
+        box_deltas: Tensor,
+        *,
+        candidates: Sequence[Tensor],
+        matches: Sequence[Tensor],
+        ground_truths: Sequence[dict[str, Tensor]],
+        coder: BoxCoder,
+        quality_logits: Tensor | None = None,
+        quality: Quality | None = None,
+    ) -> Assigned:
+        """Build the input of a criterion from anchors or proposals.
+
+        ``logits`` is (R, C); ``box_deltas`` is (R, 4), or (R, C, 4) with one box per class. Per image, ``candidates``
+        is (A, 4) and ``matches`` (A,) holds the object of each candidate, NEGATIVE or IGNORED. ``ground_truths`` holds
+        one dict per image with ``boxes`` and ``labels``; classes count from 0. ``quality_logits`` (R,) of the quality
+        branch come with ``quality``, which computes their targets.
+        """
+        labels, image_index, rows, objects = _targets_of(matches, ground_truths)
+        anchors = torch.cat(list(candidates))[rows].float()
+        # Heads return half precision under autocast; decoding and ranking need float32.
+        per_class = box_deltas.dim() == 3 and box_deltas.shape[1] > 1
+        deltas = (box_deltas[rows, labels[rows]] if per_class else box_deltas.reshape(-1, 4)[rows]).float()
+        boxes = coder.decode_single(deltas, anchors)
+        return cls(
+            logits=logits.float(),
+            labels=labels,
+            image_index=image_index,
+            boxes=boxes,
+            objects=objects,
+            box_deltas=deltas,
+            target_deltas=coder.encode_single(objects, anchors),
+            quality_logits=None if quality_logits is None else quality_logits[rows].float(),
+            quality_targets=None if quality is None else quality(anchors, boxes.detach(), objects),
+            positive_rows=rows,
+        )
+
+    @classmethod
+    def from_queries(
+        cls,
+        layers: Sequence[tuple[Tensor, Tensor]],
+        *,
+        matches: Sequence[Tensor],
+        ground_truths: Sequence[dict[str, Tensor]],
+        scales: Tensor,
+        rows: Tensor | None = None,
+    ) -> list[Assigned]:
+        """Build the inputs of a criterion from the layers of a DETR's decoder, all with the same ``matches``.
+
+        A layer is its logits (B, Q, C) and its boxes (B, Q, 4) as (cx, cy, w, h) in units of the image. Per image,
+        ``matches`` is (Q,) and ``scales`` (B, 4) holds width, height, width and height. ``rows`` (P,) are the positive
+        rows if they are known; otherwise the host waits for them.
+        """
+        labels, image_index, rows, objects = _targets_of(matches, ground_truths, rows)
+        scales = scales[image_index[rows]]
+        target_deltas = box_convert(objects / scales, "xyxy", "cxcywh")
+        assigned = []
+        for logits, boxes in layers:
+            relative_boxes = boxes.flatten(0, 1)[rows].float()
+            assigned.append(
+                cls(
+                    logits=logits.flatten(0, 1).float(),
+                    labels=labels,
+                    image_index=image_index,
+                    boxes=box_convert(relative_boxes, "cxcywh", "xyxy") * scales,
+                    objects=objects,
+                    box_deltas=relative_boxes,
+                    target_deltas=target_deltas,
+                    positive_rows=rows,
+                )
+            )
+        return assigned
+
+
+def _targets_of(
+    matches: Sequence[Tensor], ground_truths: Sequence[dict[str, Tensor]], rows: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the label (R,) and the image (R,) of every row, the positive rows (P,) and their objects (P, 4)."""
+    image_index = torch.cat([torch.full_like(match, image) for image, match in enumerate(matches)])
+    labels = torch.cat(list(matches))
+    if rows is None:
+        rows = torch.where(labels >= 0)[0]  # the host waits here, and only here
+    first, numbers = 0, []  # objects are numbered through the images
+    for match, ground_truth in zip(matches, ground_truths, strict=True):
+        numbers.append(match + first)
+        first += len(ground_truth["labels"])
+    owners = torch.cat(numbers)[rows]
+    labels[rows] = torch.cat([ground_truth["labels"] for ground_truth in ground_truths])[owners]
+    objects = torch.cat([ground_truth["boxes"] for ground_truth in ground_truths])[owners]
+    return labels, image_index, rows, objects.float()
+
+
+# The scope of a ranking: the images of this process, each image alone, or the images of all processes.
+
+
+# From logits, targets and one value per positive (None if the loss takes none) to the terms of the loss. Some
+# losses also take ``sizes``, the lengths of consecutive parts to rank apart, and return the mean of their terms.
+RankingLoss = Callable[..., Sequence[Tensor]]
+
+
+class Scope:
+    """Rank all images of this process together, as in the paper. Also the base of the other scopes."""
+
+    joins_calls = True  # whether the rankings of several heads or layers may share one call of the loss
+
+    def rank(
+        self,
+        loss: RankingLoss,
+        logits: Tensor,
+        targets: Tensor,
+        *,
+        image_index: Tensor,
+        values: Tensor | None = None,
+        parts: bool = False,
+    ) -> tuple[Tensor, ...]:
+        """Return the terms of ``loss``.
+
+        ``logits`` and ``targets`` are (R, C), ``image_index`` (R,) holds the image of each row, and ``values`` (P,)
+        belong to ``logits[targets > 0]`` in that order. ``parts`` says whether the loss takes ``sizes``.
+        """
+        return tuple(loss(logits, targets, values))
+
+    def total(self, value: Tensor) -> Tensor:
+        """Return the sum of ``value`` over all processes that are ranked together."""
+        return value
+
+
+class ImageScope(Scope):
+    """Rank every image alone, and return the mean over the images with positives."""
+
+    joins_calls = False
+
+    def rank(
+        self,
+        loss: RankingLoss,
+        logits: Tensor,
+        targets: Tensor,
+        *,
+        image_index: Tensor,
+        values: Tensor | None = None,
+        parts: bool = False,
+    ) -> tuple[Tensor, ...]:
+        # The rows of an image follow each other, so that an image is a consecutive part of the list.
+        rows = torch.bincount(image_index).tolist()
+        if parts:
+            return tuple(loss(logits, targets, values, sizes=[count * targets.shape[1] for count in rows]))
+        positives = [int((part > 0).sum()) for part in targets.split(rows)]
+        own_values = [None] * len(rows) if values is None else values.split(positives)
+        images = zip(logits.split(rows), targets.split(rows), own_values, positives, strict=True)
+        terms = [loss(*image) for *image, count in images if count]
+        if not terms:
+            return super().rank(loss, logits, targets, image_index=image_index, values=values)
+        return tuple(torch.stack(per_image).mean() for per_image in zip(*terms, strict=True))
+
+
+class GlobalScope(Scope):
+    """Rank the images of all processes together. Each process computes the whole ranking and trains its own part.
+
+    DistributedDataParallel averages the gradients of the processes. So each process multiplies the gradient of its part
+    by the number of processes: the average is then the gradient of one loss over the whole batch.
+    """
+
+    joins_calls = False
+
+    def rank(
+        self,
+        loss: RankingLoss,
+        logits: Tensor,
+        targets: Tensor,
+        *,
+        image_index: Tensor,
+        values: Tensor | None = None,
+        parts: bool = False,
+    ) -> tuple[Tensor, ...]:
+        if _process_count() == 1:
+            return super().rank(loss, logits, targets, image_index=image_index, values=values)
+        return tuple(loss(_gather(logits), _gather(targets), None if values is None else _gather(values)))
+
+    def total(self, value: Tensor) -> Tensor:
+        if _process_count() == 1:
+            return value
+        total = value.detach().clone()
+        dist.all_reduce(total)
+        return _with_gradient_of(value, total)
+
+
+SCOPES: dict[str, type[Scope]] = {"batch": Scope, "image": ImageScope, "global": GlobalScope}
+
+
+def _process_count() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _gather(rows: Tensor) -> Tensor:
+    """Return the rows of all processes in the order of their ranks; the gradient reaches the rows of this process."""
+    counts = [torch.zeros(1, dtype=torch.int64, device=rows.device) for _ in range(_process_count())]
+    dist.all_gather(counts, torch.tensor([len(rows)], device=rows.device))
+    longest = int(torch.stack(counts).max())
+    # all_gather requires equal shapes: pad to the longest, and cut again.
+    padded = rows.new_zeros((longest, *rows.shape[1:]))
+    padded[: len(rows)] = rows.detach()
+    parts = [torch.empty_like(padded) for _ in counts]
+    dist.all_gather(parts, padded)
+    parts = [part[: int(count)] for part, count in zip(parts, counts, strict=True)]
+    rank = dist.get_rank()
+    parts[rank] = _with_gradient_of(rows, parts[rank])
+    return torch.cat(parts)
+
+
+def _with_gradient_of(source: Tensor, value: Tensor) -> Tensor:
+    """Return exactly ``value``; its gradient goes to ``source``, multiplied by the number of processes."""
+    return value + (source - source.detach()) * _process_count()
+
+
+# The base of every criterion: it turns the logits, boxes and assignment of one head into loss terms.
+
 
 LossTerms = dict[str, Tensor]
 

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from bucketrank.catalogue import RankingSettings
-from bucketrank.catalogue.loss_specs import ALRPSettings, APSettings
-from bucketrank.detectors.criterion.assigned import Assigned
-from bucketrank.detectors.criterion.base import Criterion, HeadRecipe, LossTerms
-from bucketrank.losses import alrp_loss, ap_loss, dr_loss, rank_sort_loss
+from bucketrank.catalogue.loss_specs import ALRPSettings, APSettings, RankSortQualitySettings
+from bucketrank.detectors.criterion.base import Assigned, Criterion, HeadRecipe, LossTerms
+from bucketrank.losses import alrp_loss, ap_loss, dr_loss, quality_focal_loss, rank_sort_loss
 
 COCO_EPOCH = 7330  # iterations over the COCO training images with objects, 16 per batch
 
@@ -168,3 +167,29 @@ class DR(Ranked):
 
     def loss(self, logits: Tensor, targets: Tensor, errors: Tensor | None) -> Sequence[Tensor]:
         return (dr_loss(logits, targets),)
+
+
+# The criterion of the sum of RS loss and Quality Focal Loss: ranked, and with scores that predict the IoU.
+
+
+class RankSortQuality(RankSort):
+    """RS loss plus Quality Focal Loss. Boxes are balanced to RS loss alone, masks to the sum of both."""
+
+    prior = 0.01
+    classification_terms: ClassVar[tuple[str, ...]] = ("rank", "sort", "qfl")
+    settings: RankSortQualitySettings
+
+    def terms_of_all(self, batch: Sequence[Assigned]) -> list[LossTerms]:
+        return [
+            {**terms, "qfl": self.quality_focal(assigned.logits, assigned.targets(assigned.ious))}
+            for assigned, terms in zip(batch, super().terms_of_all(batch), strict=True)
+        ]
+
+    def quality_focal(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Return Quality Focal Loss, divided by the number of positives."""
+        total = quality_focal_loss(logits, targets, beta=self.settings.quality_beta, reduction="sum")
+        positives = (targets > 0).sum().to(total.dtype)
+        return self.scope.total(total) / self.scope.total(positives).clamp(min=1)
+
+    def list_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return super().list_loss(logits, targets) + self.quality_focal(logits, targets)

@@ -10,11 +10,11 @@
 >>> _ = undo(model)
 """
 
-from bucketrank.integrations.torchvision.expected_signatures import check_signatures
+from bucketrank.integrations.torchvision.signatures import check_signatures
 
 check_signatures()  # before the import below, which subclasses what is checked
 
+from bucketrank.integrations.torchvision.scores import calibrate, score_head  # noqa: E402
 from bucketrank.integrations.torchvision.switch import undo, use_ranking_loss  # noqa: E402
-from bucketrank.integrations.torchvision.torchvision_scores import calibrate, score_head  # noqa: E402
 
 __all__ = ["calibrate", "score_head", "undo", "use_ranking_loss"]

@@ -15,9 +15,13 @@ from torchvision.models.detection.ssd import SSD
 
 from bucketrank.choices import Method
 from bucketrank.integrations.ranking_loss import LossName, RankingLoss
-from bucketrank.integrations.torchvision.one_stage import RankingFCOSHead, RankingRetinaNetHead, RankingSSD
-from bucketrank.integrations.torchvision.ranking_roi_heads import RankingRoIHeads
-from bucketrank.integrations.torchvision.ranking_rpn import RankingRPN
+from bucketrank.integrations.torchvision.heads import (
+    RankingFCOSHead,
+    RankingRetinaNetHead,
+    RankingRoIHeads,
+    RankingRPN,
+    RankingSSD,
+)
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -10,6 +10,6 @@ from bucketrank.integrations.transformers.library import check_library
 check_library()  # before the import below, which relies on what is checked
 
 from bucketrank.integrations.transformers.adapter import undo, use_ranking_loss  # noqa: E402
-from bucketrank.integrations.transformers.transformers_scores import calibrate, score_head  # noqa: E402
+from bucketrank.integrations.transformers.scores import calibrate, score_head  # noqa: E402
 
 __all__ = ["calibrate", "score_head", "undo", "use_ranking_loss"]

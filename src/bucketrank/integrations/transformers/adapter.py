@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bucketrank.choices import Method
 from bucketrank.integrations.ranking_loss import LossName, RankingLoss, is_weight
-from bucketrank.integrations.transformers.layer_ranking import Target
+from bucketrank.integrations.transformers.criterion import Target, check_targets
 from bucketrank.integrations.transformers.layouts import (
     LossInput,
     LossOutput,
@@ -21,7 +21,6 @@ from bucketrank.integrations.transformers.layouts import (
     grouped_detr_loss,
     rt_detr_loss,
 )
-from bucketrank.integrations.transformers.targets import check_targets
 from bucketrank.losses.numbers import format_value
 
 Model = TypeVar("Model", bound=nn.Module)

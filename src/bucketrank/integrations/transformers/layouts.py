@@ -21,9 +21,9 @@ from bucketrank.integrations.transformers.criterion import (
     BOX_TERMS,
     RANKING_TERMS,
     RankingCriterion,
+    Target,
     weighted_sum,
 )
-from bucketrank.integrations.transformers.layer_ranking import Target
 from bucketrank.integrations.transformers.library import library_class
 
 LossOutput = tuple[Tensor, dict[str, Tensor], list[dict[str, Tensor]] | None]  # loss, its terms, auxiliary outputs

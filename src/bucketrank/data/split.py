@@ -1,0 +1,131 @@
+"""A new division of a data set into training and validation images that keeps the share of every class."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+
+from bucketrank.data.annotations import Document, Split, classes, find_splits
+from bucketrank.data.checks import Content, check_pair, require_sound
+from bucketrank.data.convert.writer import Writer, Written
+from bucketrank.data.problems import DataError, raise_errors
+
+PARTS = ("train", "val")
+
+
+def write_new_split(
+    source: Path, folder: Path, *, val: float = 0.2, seed: int = 0, layout: str | None = None, copy: bool = False
+) -> list[Written]:
+    """Divide all images of ``source`` anew, and write train.json, val.json and images/ to ``folder``.
+
+    Training and validation images of ``source`` are joined first. ``divide_by_class`` then chooses the share ``val`` of
+    them for validation. Images and objects are numbered anew.
+    """
+    if not 0 < val < 1:
+        raise DataError(f"--val: expected a share above 0 and below 1, got {val:g}")
+    splits = _whole(source, layout=layout)
+    documents = [split.read() for split in splits]
+    if any("frequency" in category for document in documents for category in document["categories"]):
+        raise DataError(f"{source}: LVIS has splits of its own, which mark absent classes; keep them")
+    images = [(split, image) for split, document in zip(splits, documents, strict=True) for image in document["images"]]
+    objects = [_objects_by_image(document) for document in documents]
+    owners = dict(zip(splits, objects, strict=True))
+    labels = {
+        number: [entry["category_id"] for entry in owners[split][image["id"]] if not entry.get("iscrowd")]
+        for number, (split, image) in enumerate(images)
+    }
+    if len(images) < len(PARTS):
+        raise DataError(f"{source}: expected at least two images to divide, got {len(images)}; add images")
+    held_out = divide_by_class(labels, share=val, seed=seed)
+    categories = dict(classes(documents[0]))
+    with Writer(source, folder, categories=categories, copy=copy, follow_links=True) as writer:
+        written = []
+        for part in PARTS:
+            for number, (split, image) in enumerate(images):
+                if (number in held_out) != (part == "val"):
+                    continue
+                image_id, _, _ = writer.add_image(split.image_path(image))
+                for entry in owners[split][image["id"]]:
+                    writer.add_object(
+                        image_id,
+                        entry["category_id"],
+                        box=entry["bbox"],
+                        area=entry.get("area"),
+                        crowd=bool(entry.get("iscrowd")),
+                        segmentation=entry.get("segmentation"),
+                    )
+            written.append(writer.write(part))
+    return written
+
+
+def divide_by_class(labels: Mapping[int, Sequence[Hashable]], *, share: float, seed: int) -> set[int]:
+    """Return which of two or more images are for validation: about ``share`` of all, and of those of every class.
+
+    The class with the fewest images left comes first. Each of its images goes to the part that lacks more images of
+    this class, so a rare class is in both parts if it has at least two images and ``share`` allows it. If that leaves a
+    part short by an image or more, images of the classes that it lacks most move there. Within a class, the order of
+    the images depends on their keys and ``seed`` alone.
+
+    >>> sorted(divide_by_class({1: ["cat"], 2: ["cat", "dog"], 3: ["dog"], 4: []}, share=0.5, seed=0))
+    [1, 3]
+    """
+    order = sorted(labels, key=lambda image: hashlib.sha1(f"{seed} {image}".encode(), usedforsecurity=False).digest())
+    shares = {"train": 1 - share, "val": share}
+    counts = Counter(label for own in labels.values() for label in set(own))
+    lacking = {part: {label: count * shares[part] for label, count in counts.items()} for part in PARTS}
+    places = {part: max(1.0, len(order) * shares[part]) for part in PARTS}
+    left: dict[Hashable, list[int]] = defaultdict(list)
+    for image in order:
+        for label in dict.fromkeys(labels[image]):
+            left[label].append(image)
+    assigned: dict[int, str] = {}
+
+    def assign(image: int, needs: Mapping[str, float]) -> None:
+        part = max(PARTS, key=lambda each: (needs[each], places[each]))
+        assigned[image] = part
+        places[part] -= 1
+        for label in set(labels[image]):
+            lacking[part][label] -= 1
+
+    while left:
+        rarest = min(left, key=lambda label: (len(left[label]), str(label)))
+        for image in left.pop(rarest):
+            assign(image, {part: lacking[part][rarest] for part in PARTS})
+            for label in set(labels[image]) - {rarest}:
+                left[label].remove(image)
+                if not left[label]:
+                    del left[label]
+    for image in order:
+        if image not in assigned:  # an image without objects
+            assign(image, places)
+    # Rounding every class for itself may leave a part too small, even empty: move images until it lacks less than one.
+    while places[part := max(PARTS, key=lambda each: places[each])] >= 1:
+        others = [image for image in order if assigned[image] != part]
+        image = max(others, key=lambda each: min((lacking[part][label] for label in labels[each]), default=0.0))
+        other = assigned[image]
+        places[other] += 1
+        for label in set(labels[image]):
+            lacking[other][label] += 1
+        assign(image, {each: float(each == part) for each in PARTS})
+    return {image for image, part in assigned.items() if part == "val"}
+
+
+def _whole(source: Path, *, layout: str | None) -> list[Split]:
+    """Return the splits to join, checked: both files of a folder, or its single file as a whole."""
+    splits = [split for split in find_splits(source, layout=layout) if split is not None]
+    # A single annotation file is both splits; each would read a part of it.
+    joined = list({split.annotations: Split(split.annotations, split.images) for split in splits}.values())
+    for split in joined:
+        require_sound(split, depth="headers")
+    if len(joined) == 2:
+        raise_errors(check_pair(*map(Content.of, joined)))
+    return joined
+
+
+def _objects_by_image(document: Document) -> dict[int, list[Document]]:
+    objects: dict[int, list[Document]] = defaultdict(list)
+    for entry in document["annotations"]:
+        objects[entry["image_id"]].append(entry)
+    return objects

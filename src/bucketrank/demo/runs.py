@@ -1,0 +1,343 @@
+"""Two runs that differ only in their loss and take turns, a few steps each."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.ops import box_iou
+
+from bucketrank.data import CocoDataset, DataError, Split, find_splits, write_shapes
+from bucketrank.data.transforms import eval_transform
+from bucketrank.drawing import draw
+from bucketrank.evaluation import Evaluator
+from bucketrank.evaluation.calibration import Calibration, CannotCalibrateError, calibrate
+from bucketrank.recipes import Recipe, from_dict
+from bucketrank.training.schedule import Schedule, build_optimiser, set_rate
+from bucketrank.training.train_step import sum_terms, train_step
+from bucketrank.weights.files import Meta, save_weights
+from bucketrank.weights.load import build_detector
+
+Sample = tuple[Tensor, dict[str, Tensor]]  # an image and its target
+
+CALIBRATION_IMAGES = 200  # training images that the scores are calibrated on
+
+
+@dataclass(frozen=True)
+class DemoSettings:
+    """Settings that both runs share."""
+
+    steps: int = 500
+    seed: int = 0
+    steps_per_turn: int = 50  # an evaluation follows each turn
+    batch_size: int = 8
+    train_images: int = 400
+    val_images: int = 60
+    image_size: int = 160  # width and height in pixels
+    backbone: str = "hgnetv2_b0"
+    lr: float = 2e-3
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"--steps: expected at least 1, got {self.steps}")
+        if self.seed < 0:
+            raise ValueError(f"--seed: expected at least 0, got {self.seed}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings under the names that ``demo.json`` has had since its first version."""
+        return {
+            "steps": self.steps,
+            "seed": self.seed,
+            "every": self.steps_per_turn,
+            "batch": self.batch_size,
+            "pictures": self.train_images,
+            "new_pictures": self.val_images,
+            "side": self.image_size,
+            "backbone": self.backbone,
+            "lr": self.lr,
+        }
+
+
+@dataclass(frozen=True)
+class DemoLoss:
+    """The loss of a run: its name in files, its label in tables and figures, and its settings in the recipe."""
+
+    name: str
+    label: str
+    settings: dict[str, Any]
+
+
+# Both use the same box loss. Its weight next to the classification is the usual one for each.
+LOSSES = (
+    DemoLoss("ranking", "Rank & Sort, exact", {"name": "rs"}),
+    DemoLoss("focal", "focal loss", {"name": "focal", "box_loss": "giou", "box_weight": 2.0}),
+)
+
+
+def recipe_for(loss: DemoLoss, settings: DemoSettings) -> Recipe:
+    """Return the recipe of a run; the recipes of the demo differ only in the loss."""
+    return from_dict(
+        {
+            "detector": {"name": "retinanet", "channels": 64, "convs": 2, "scales": 2},
+            "backbone": {"name": settings.backbone},
+            "loss": loss.settings,
+            "inputs": {"min_size": settings.image_size, "max_size": settings.image_size},
+            "data": {"batch_size": settings.batch_size, "workers": 0},
+            "schedule": {
+                "optimiser": "adamw",
+                "lr": settings.lr,
+                "scaling": "none",
+                "policy": "one_cycle",
+                "clip": 5.0,
+                "max_steps": settings.steps,
+            },
+            "trainer": {"seed": settings.seed},
+        },
+        source="demo",
+    )
+
+
+@dataclass(frozen=True)
+class ShapeData:
+    """The images of both runs, in memory."""
+
+    train: list[Sample]
+    val: list[Sample]
+    val_split: Split
+    classes: list[str]
+    category_ids: list[int]
+
+
+def draw_or_read_shapes(folder: Path, settings: DemoSettings) -> ShapeData:
+    """Draw the shapes into ``folder``, or read the ones that an earlier demo drew there."""
+    if not (folder / "val.json").exists():
+        write_shapes(folder, train=settings.train_images, val=settings.val_images, size=settings.image_size)
+    splits = find_splits(folder)
+    if splits.train is None or splits.val is None:
+        raise DataError(f"{folder}: expected the images of an earlier demo; choose a new folder with --out")
+    datasets = [CocoDataset(split, transform=eval_transform()) for split in (splits.train, splits.val)]
+    expected, actual = [settings.train_images, settings.val_images], [len(dataset) for dataset in datasets]
+    if actual != expected:
+        raise DataError(
+            f"{folder}: expected {expected[0]} training and {expected[1]} validation images of an earlier demo, got "
+            f"{actual[0]} and {actual[1]}; choose a new folder with --out"
+        )
+    train, val = ([dataset[index] for index in range(len(dataset))] for dataset in datasets)
+    return ShapeData(train, val, splits.val, datasets[1].class_names, datasets[1].category_ids)
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """One evaluation during a run."""
+
+    step: int
+    seconds: float  # of all steps so far, without evaluations
+    loss: float  # mean since the last evaluation
+    metrics: dict[str, float]  # AP, AP50, AP75
+
+
+@dataclass
+class DemoRun:
+    """One of the two runs: a detector in training, its evaluations and the duration of its steps."""
+
+    loss: DemoLoss
+    recipe: Recipe
+    settings: DemoSettings
+    data: ShapeData
+    curve: list[CurvePoint] = field(default_factory=list)
+    durations: list[float] = field(default_factory=list)  # seconds per step
+    threshold: float = 0.0  # the score of the best F1 in the last evaluation
+    calibration: Calibration | None = None  # after the last step
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(self.settings.seed)
+        self.model = build_detector(self.recipe, num_classes=len(self.data.classes))
+        self.schedule = Schedule(
+            self.recipe.schedule, batch_size=self.settings.batch_size, steps_per_epoch=self.settings.steps
+        )
+        self.optimiser = build_optimiser(self.model, self.recipe.schedule)
+        self.batches = shuffled_batches(self.data.train, self.settings)
+        self.annotations = self.data.val_split.read()
+
+    def warm_up(self) -> None:
+        """Compute one loss and its gradient before any step is timed, so that the kernel of the loss is compiled."""
+        images, targets = next(shuffled_batches(self.data.train, self.settings))
+        state = {name: value.clone() for name, value in self.model.state_dict().items()}
+        sum_terms(self.model, (images[:1], targets[:1])).total.backward()
+        self.optimiser.zero_grad()
+        self.model.load_state_dict(state)
+
+    @property
+    def seconds_per_step(self) -> float:
+        """Median duration of the steps so far; 0 before the first."""
+        return statistics.median(self.durations) if self.durations else 0.0
+
+    def train(self, steps: int, on_step: Callable[[float], None]) -> None:
+        """Train for ``steps`` more steps, then evaluate; ``on_step`` is called with the loss of each step."""
+        self.model.train()
+        losses = []
+        for _ in range(steps):
+            start = time.perf_counter()
+            set_rate(self.optimiser, self.schedule.rate(len(self.durations)))
+            summed = train_step(self.model, next(self.batches), self.optimiser, clip=self.recipe.schedule.clip)
+            losses.append(float(summed.total.detach()))
+            self.durations.append(time.perf_counter() - start)
+            on_step(losses[-1])
+        self._evaluate(statistics.mean(losses))
+
+    def _evaluate(self, loss: float) -> None:
+        evaluator = Evaluator(self.annotations)
+        for first in range(0, len(self.data.val), self.settings.batch_size):
+            batch = self.data.val[first : first + self.settings.batch_size]
+            evaluator.add([int(target["image_id"]) for _, target in batch], self.detect([image for image, _ in batch]))
+        metrics = evaluator.result().metrics
+        kept = {name: metrics[name] for name in ("AP", "AP50", "AP75")}
+        self.curve.append(CurvePoint(len(self.durations), sum(self.durations), loss, kept))
+        threshold = evaluator.best_threshold()
+        self.threshold = 0.0 if math.isnan(threshold) else threshold  # NaN: no detection is correct
+
+    def calibrate(self) -> None:
+        """Make the scores probabilities, fitted on training images; leave them as they are if that is not possible."""
+        try:
+            self.calibration = calibrate(self.model, self.data.train, most=CALIBRATION_IMAGES)
+        except CannotCalibrateError:  # after a few steps hardly a detection is right
+            return
+        self.threshold = self.calibration.threshold(self.threshold)
+
+    @torch.inference_mode()
+    def detect(self, images: list[Tensor]) -> list[dict[str, Tensor]]:
+        """Return the detections of the current weights, with any score."""
+        self.model.eval()
+        detections: list[dict[str, Tensor]] = self.model(images)
+        return detections
+
+    def save(self, path: Path) -> None:
+        """Write the weights with classes, threshold and recipe."""
+        meta = Meta(
+            classes=self.data.classes,
+            category_ids=self.data.category_ids,
+            threshold=self.threshold,
+            recipe=self.recipe.to_dict(),
+            metrics={f"boxes/{name}": value for name, value in self.curve[-1].metrics.items()},
+            versions={name: version(name) for name in ("bucketrank", "torch", "torchvision", "timm")},
+            calibration=self.calibration,
+        )
+        save_weights(path, self.model, meta)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the numbers of the run for ``demo.json``."""
+        return {
+            "loss": self.loss.label,
+            "seconds_per_step": self.seconds_per_step,
+            "threshold": self.threshold,
+            "calibration": None if self.calibration is None else self.calibration.to_dict(),
+            "curve": [asdict(point) for point in self.curve],
+            "recipe": self.recipe.to_dict(),
+        }
+
+
+def shuffled_batches(
+    samples: list[Sample], settings: DemoSettings
+) -> Iterator[tuple[list[Tensor], list[dict[str, Tensor]]]]:
+    """Yield batches without end, shuffled and randomly mirrored; the seed decides both."""
+    generator = torch.Generator().manual_seed(settings.seed)
+    order: list[int] = []
+    while True:
+        while len(order) < settings.batch_size:
+            order += torch.randperm(len(samples), generator=generator).tolist()
+        indices, order = order[: settings.batch_size], order[settings.batch_size :]
+        flips = (torch.rand(settings.batch_size, 2, generator=generator) < 0.5).tolist()
+        batch = [
+            mirrored(*samples[index], horizontal=horizontal, vertical=vertical)
+            for index, (horizontal, vertical) in zip(indices, flips, strict=True)
+        ]
+        yield [image for image, _ in batch], [target for _, target in batch]
+
+
+def mirrored(image: Tensor, target: dict[str, Tensor], *, horizontal: bool, vertical: bool) -> Sample:
+    """Return the image and its boxes, mirrored horizontally, vertically, both or neither.
+
+    >>> target = {"boxes": torch.tensor([[1.0, 2, 5, 8]])}
+    >>> _, target = mirrored(torch.zeros(3, 10, 20), target, horizontal=True, vertical=False)
+    >>> target["boxes"]
+    tensor([[15.,  2., 19.,  8.]])
+    """
+    boxes = target["boxes"]
+    height, width = image.shape[-2:]
+    if horizontal:
+        image, boxes = (
+            image.flip(-1),
+            torch.stack([width - boxes[:, 2], boxes[:, 1], width - boxes[:, 0], boxes[:, 3]], 1),
+        )
+    if vertical:
+        image, boxes = (
+            image.flip(-2),
+            torch.stack([boxes[:, 0], height - boxes[:, 3], boxes[:, 2], height - boxes[:, 1]], 1),
+        )
+    return image, target | {"boxes": boxes}
+
+
+# The detections of both runs in the same validation images.
+
+
+@dataclass(frozen=True)
+class ComparedImage:
+    """One image with its ground truth, followed by the detections of each run."""
+
+    image_id: int
+    image: Tensor
+    boxes: list[dict[str, Tensor]]  # the ground truth, then the detections of each run
+    drawn: list[Image.Image]  # the image with each entry of ``boxes`` drawn
+    counts: list[tuple[int, int]]  # correct and wrong detections of each run
+
+    @property
+    def objects(self) -> int:
+        """Number of objects in the ground truth."""
+        return len(self.boxes[0]["labels"])
+
+
+def compare_images(runs: Sequence[DemoRun], data: ShapeData, count: int) -> list[ComparedImage]:
+    """Compare the runs on ``count`` validation images at equal distances in the data set."""
+    last = len(data.val) - 1
+    indices = sorted({round(number * last / max(count - 1, 1)) for number in range(count)})
+    compared = []
+    for index in indices:
+        image, target = data.val[index]
+        boxes = [{"boxes": target["boxes"], "labels": target["labels"]}]
+        drawn = [draw(image, boxes[0], classes=data.classes)]
+        counts = []
+        for run in runs:
+            (detections,) = run.detect([image])
+            kept = detections["scores"] >= run.threshold
+            boxes.append({name: values[kept] for name, values in detections.items()})
+            drawn.append(draw(image, boxes[-1], classes=data.classes, ground_truth=target))
+            correct = count_correct(boxes[-1], target)
+            counts.append((correct, int(kept.sum()) - correct))
+        compared.append(ComparedImage(int(target["image_id"]), image, boxes, drawn, counts))
+    return compared
+
+
+def count_correct(detections: dict[str, Tensor], target: dict[str, Tensor], *, iou: float = 0.5) -> int:
+    """Count the detections that match an object of their class; the best detection takes an object first.
+
+    >>> boxes, labels = torch.tensor([[0.0, 0, 10, 10], [1, 0, 11, 10]]), torch.tensor([1, 1])
+    >>> count_correct({"boxes": boxes, "labels": labels}, {"boxes": boxes[:1], "labels": labels[:1]})
+    1
+    """
+    overlaps = box_iou(detections["boxes"], target["boxes"])
+    overlaps = torch.where(detections["labels"][:, None] == target["labels"], overlaps, 0.0)
+    correct = 0
+    for row in overlaps:
+        if len(row) and float(row.max()) >= iou:
+            overlaps[:, row.argmax()] = 0.0
+            correct += 1
+    return correct

@@ -1,0 +1,373 @@
+"""Checks of images and targets in the format of torchvision's detectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.transform import GeneralizedRCNNTransform, resize_boxes
+
+from bucketrank.catalogue import (
+    BackboneSettings,
+    DetectorSettings,
+    InputSettings,
+    LibraryInputSettings,
+    LossSettings,
+    RankingSettings,
+    Settings,
+    describe,
+    detector_settings,
+    detector_spec,
+    loss_names,
+    loss_settings,
+)
+from bucketrank.catalogue.loss_specs import APSettings
+from bucketrank.detectors.backbone import build_backbone
+from bucketrank.detectors.criterion import Criterion
+from bucketrank.evaluation.calibration.mapping import ScoreHead
+from bucketrank.suggestions import nearest, require_choice
+
+Target = dict[str, Tensor]
+
+
+def check_images(images: Sequence[Tensor]) -> None:
+    """Raise unless every image is a float tensor (3, height, width)."""
+    for number, image in enumerate(images):
+        if not isinstance(image, Tensor) or image.dim() != 3 or image.shape[0] != 3:
+            got = tuple(image.shape) if isinstance(image, Tensor) else type(image).__name__
+            raise ValueError(f"image {number}: expected a tensor of shape (3, height, width), got {got}")
+        if not image.is_floating_point():
+            raise TypeError(
+                f"image {number}: expected floats from 0 to 1, got {image.dtype}; convert with "
+                "torchvision.transforms.v2.functional.to_dtype(image, torch.float32, scale=True)"
+            )
+
+
+def check_targets(images: Sequence[Tensor], targets: Sequence[Target] | None, num_classes: int, *, masks: bool) -> None:
+    """Raise unless every image has valid targets, naming the image and the box; an image may have no objects."""
+    if targets is None:
+        raise ValueError("targets: expected a list in training mode, got None; call model.eval() to detect")
+    if len(targets) != len(images):
+        raise ValueError(f"targets: expected one for each of {len(images)} images, got {len(targets)}")
+    pairs = zip(images, targets, strict=True)
+    named = [(_TargetName(number, target), image, target) for number, (image, target) in enumerate(pairs)]
+    for name, image, target in named:
+        _check_shapes(name, image, target, masks=masks)
+    checks = [(name, check) for name, image, target in named for check in _value_checks(image, target, num_classes)]
+    # All values are read at once, because each reading makes the host wait for the device.
+    if checks and torch.stack([check.invalid.any() for _, check in checks]).any():
+        for name, check in checks:
+            check.raise_if_any(name)
+
+
+@dataclass(frozen=True)
+class _TargetName:
+    """The name of a target in messages. An image_id on a device is read only if there is a message."""
+
+    number: int
+    target: Target
+
+    def __str__(self) -> str:
+        image_id = f" (image_id {_as_number(self.target['image_id'])})" if "image_id" in self.target else ""
+        return f"target of image {self.number}{image_id}"
+
+
+@dataclass(frozen=True)
+class _ValueCheck:
+    """Rows (n,) of ``values`` that are ``invalid``, and what was expected of them."""
+
+    values: Tensor
+    invalid: Tensor
+    expected: str
+
+    def raise_if_any(self, name: _TargetName) -> None:
+        if self.invalid.any():
+            box = int(torch.where(self.invalid)[0][0])
+            value = self.values[box].tolist()
+            value = [round(number, 3) for number in value] if isinstance(value, list) else value
+            raise ValueError(f"{name}: expected {self.expected}, got {value} for box {box}")
+
+
+def _check_shapes(name: _TargetName, image: Tensor, target: Target, *, masks: bool) -> None:
+    for key in ("boxes", "labels", "masks")[: 3 if masks else 2]:
+        if not isinstance(target.get(key), Tensor):
+            raise TypeError(f"{name}: expected a tensor under {key!r}, got {type(target.get(key)).__name__}")
+    boxes, labels = target["boxes"], target["labels"]
+    if not boxes.is_floating_point() or boxes.dim() != 2 or boxes.shape[1] != 4:
+        raise ValueError(
+            f"{name}: expected boxes as floats of shape (objects, 4), got {boxes.dtype} of shape {tuple(boxes.shape)}"
+        )
+    if (
+        labels.is_floating_point()
+        or labels.is_complex()
+        or labels.dtype == torch.bool
+        or labels.shape != boxes.shape[:1]
+    ):
+        raise ValueError(
+            f"{name}: expected labels as integers of shape ({len(boxes)},), one for each box, "
+            f"got {labels.dtype} of shape {tuple(labels.shape)}"
+        )
+    height, width = image.shape[-2:]
+    if masks and target["masks"].shape != (len(boxes), height, width):
+        raise ValueError(
+            f"{name}: expected masks of shape {(len(boxes), height, width)}, one for each box, as large as the image, "
+            f"got {tuple(target['masks'].shape)}"
+        )
+
+
+def _value_checks(image: Tensor, target: Target, num_classes: int) -> list[_ValueCheck]:
+    boxes, labels = target["boxes"], target["labels"]
+    if not len(boxes):
+        return []
+    height, width = image.shape[-2:]
+    x1, y1, x2, y2 = boxes.unbind(1)
+    outside = (x2 <= 0) | (y2 <= 0) | (x1 >= width) | (y1 >= height)
+    return [
+        _ValueCheck(boxes, ~boxes.isfinite().all(1), "finite boxes"),
+        _ValueCheck(boxes, (x2 <= x1) | (y2 <= y1), "boxes (x1, y1, x2, y2) with x1 < x2 and y1 < y2"),
+        _ValueCheck(boxes, outside, f"boxes that overlap the image of {width} x {height} pixels"),
+        _ValueCheck(labels, (labels < 1) | (labels > num_classes), f"labels from 1 to {num_classes}"),
+    ]
+
+
+def _as_number(image_id: object) -> object:
+    return image_id.item() if isinstance(image_id, Tensor) and image_id.numel() == 1 else image_id
+
+
+# The input transform of the detectors: torchvision's, with resized sides of at least one pixel.
+
+
+class InputTransform(GeneralizedRCNNTransform):
+    """Normalise, resize and pad images like torchvision's transform, but keep at least one pixel of each side.
+
+    torchvision scales both sides by the same factor and rounds down: 3000 x 2 pixels at a ``max_size`` of 1333 would
+    become 1333 x 0. Here they become 1333 x 1.
+    """
+
+    def resize(self, image: Tensor, target: dict[str, Tensor] | None = None) -> tuple[Tensor, dict[str, Tensor] | None]:
+        height, width = (int(side) for side in image.shape[-2:])
+        scale = self.max_size / max(height, width)
+        if self.fixed_size is not None or int(min(height, width) * scale) >= 1:
+            resized: tuple[Tensor, dict[str, Tensor] | None] = super().resize(image, target)
+            return resized
+        size = [max(1, int(height * scale)), max(1, int(width * scale))]
+        image = F.interpolate(image[None], size=size, mode="bilinear", align_corners=False)[0]
+        if target is None:
+            return image, None
+        changed = {"boxes": resize_boxes(target["boxes"], [height, width], size)}
+        if "masks" in target:
+            changed["masks"] = F.interpolate(target["masks"][:, None].float(), size=size)[:, 0].byte()
+        return image, target | changed
+
+
+# The base of every detector, with the interface of torchvision's detectors.
+
+
+AnySettings = TypeVar("AnySettings", bound=DetectorSettings)
+
+
+class Detector(nn.Module):
+    """A detector: it returns losses in training mode and detections in evaluation mode.
+
+    ``images`` is a list of tensors (3, H, W) with values from 0 to 1; their sizes may differ. ``targets``, required in
+    training, is a list of dicts with ``boxes`` (x1, y1, x2, y2 in pixels), ``labels`` from 1, and ``masks`` if the
+    detector predicts masks. The detections of an image are a dict with ``boxes``, ``labels``, ``scores`` and maybe
+    ``masks``, the highest score first. ``num_classes`` counts classes of objects, without the background.
+
+    A subclass adds its neck and heads, :meth:`losses` and :meth:`detect`. A model of another library has neither
+    ``backbone`` nor ``inputs``; it sets its own ``transform`` and overrides :meth:`forward`.
+
+    Args:
+        num_classes: number of classes of objects, without the background.
+        backbone: settings of the backbone.
+        inputs: settings of the images.
+    """
+
+    masks = False  # whether targets must have masks
+    stored_threshold: float = 0.0  # minimum score to report; load_model sets the one stored with the weights
+    usual_size_divisor = 32
+    backbone_prefix = "backbone."  # of the names of the backbone's parameters
+    neck: nn.Module
+
+    def __init__(
+        self, num_classes: int, *, backbone: BackboneSettings | None = None, inputs: InputSettings | None = None
+    ) -> None:
+        super().__init__()
+        if num_classes < 1:
+            raise ValueError(f"num_classes: expected at least 1 class of objects, got {num_classes}")
+        self.num_classes = num_classes
+        if backbone is None or inputs is None:
+            return
+        self.backbone = build_backbone(backbone)
+        self.size_divisor = self.usual_size_divisor if inputs.size_divisor is None else inputs.size_divisor
+        sizes = (inputs.min_size,) if isinstance(inputs.min_size, int) else tuple(inputs.min_size)
+        self.transform = InputTransform(
+            min_size=sizes,
+            max_size=inputs.max_size,
+            image_mean=list(inputs.image_mean or self.backbone.mean),
+            image_std=list(inputs.image_std or self.backbone.std),
+            size_divisible=self.size_divisor,
+        )
+
+    def forward(
+        self, images: Sequence[Tensor], targets: Sequence[Target] | None = None
+    ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
+        check_images(images)
+        if self.training:
+            check_targets(images, targets, self.num_classes, masks=self.masks)
+        sizes = [(image.shape[-2], image.shape[-1]) for image in images]
+        batch, resized = self.transform(list(images), list(targets) if self.training and targets is not None else None)
+        features = self.neck(self.backbone(batch.tensors))
+        if self.training:
+            # Labels start at 1 in the interface, and at 0 in heads and criteria.
+            return self.losses(batch, features, [target | {"labels": target["labels"] - 1} for target in resized])
+        results = [result | {"labels": result["labels"] + 1} for result in self.detect(batch, features)]
+        detections: list[dict[str, Tensor]] = self.transform.postprocess(results, batch.image_sizes, sizes)
+        return detections
+
+    @classmethod
+    def predicts_masks(cls, settings: DetectorSettings) -> bool:
+        """Return whether a detector of this class with these settings has masks."""
+        return cls.masks
+
+    def complete_settings(self, settings: AnySettings) -> AnySettings:
+        """Return the settings with everything filled in that was read from elsewhere when the detector was built."""
+        return settings
+
+    def detecting_criterion(self) -> tuple[Criterion, int] | None:
+        """Return the criterion of the head whose scores become detections, and which of its inputs per step that is.
+
+        Heads are built in the order in which they run, so the last criterion belongs to the detecting head. None if the
+        model computes its loss without a criterion of this package.
+        """
+        criteria = [module for module in self.modules() if isinstance(module, Criterion)]
+        return (criteria[-1], -1) if criteria else None
+
+    def score_head(self) -> ScoreHead:
+        """Return the layers behind the scores of detections and how logits become scores, for calibration.
+
+        A subclass overrides it; without that its scores cannot be calibrated.
+        """
+        reason = f"{type(self).__name__} does not say which layers its scores come from; override score_head()"
+        return ScoreHead("other", reason=reason)
+
+    def losses(self, images: ImageList, features: list[Tensor], ground_truths: list[Target]) -> dict[str, Tensor]:
+        """Return the loss terms by name; labels count from 0."""
+        raise NotImplementedError
+
+    def detect(self, images: ImageList, features: list[Tensor]) -> list[dict[str, Tensor]]:
+        """Return the detections of each image, in pixels of the resized images; labels count from 0."""
+        raise NotImplementedError
+
+
+# ``build``: from the name of a detector to the detector; every setting is a keyword.
+
+
+def build(
+    name: str | DetectorSettings,
+    *,
+    num_classes: int,
+    backbone: str | BackboneSettings | None = None,
+    loss: str | LossSettings = "rs",
+    inputs: InputSettings | LibraryInputSettings | None = None,
+    **settings: Any,
+) -> Detector:
+    """Build a detector for ``num_classes`` classes of objects, to be trained with ``loss``.
+
+    ``name`` and ``loss`` are names in the catalogue, or settings. ``name`` may also be a model of another library, like
+    ``"torchvision/retinanet_resnet50_fpn_v2"``, which brings its own backbone; for the others, the default ``backbone``
+    is resnet50. Further keywords are settings of the detector, the loss, the backbone or the inputs; no two groups that
+    a detector takes have a setting of the same name.
+
+    Args:
+        name: name of a detector in the catalogue, ``library/model``, or settings.
+        num_classes: number of classes of objects, without the background.
+        backbone: name of a backbone, or its settings.
+        loss: name of a loss in the catalogue, or its settings.
+        inputs: settings of the images: their size and their normalisation.
+        settings: any setting of the detector, the loss, the backbone or the inputs, by its name.
+
+    >>> size = {"min_size": 320, "max_size": 512}
+    >>> model = build("atss", num_classes=3, backbone="resnet18", delta=0.25, **size)
+    >>> model.criterion.delta
+    0.25
+    """
+    detector = detector_settings(name) if isinstance(name, str) else name
+    loss = loss_settings(loss) if isinstance(loss, str) else loss
+    spec = detector_spec(detector.name)
+    groups: dict[str, Settings] = {"settings": detector, "loss": loss, "inputs": inputs or spec.inputs()}
+    if not isinstance(groups["inputs"], spec.inputs):
+        expected = f"{spec.inputs.__name__} for {detector.name}"
+        raise TypeError(f"build: expected inputs as {expected}, got {type(inputs).__name__}")
+    if spec.backbone:
+        named = BackboneSettings(name=backbone) if isinstance(backbone, str) else backbone
+        groups["backbone"] = named or BackboneSettings()
+    elif backbone is not None:
+        raise TypeError(f"build: {detector.name} brings its own backbone, got backbone {backbone!r}; leave it out")
+    known = {group: {each.name for each in describe(type(value))} - {"name"} for group, value in groups.items()}
+    for keyword in settings:
+        if not any(keyword in names for names in known.values()):
+            nearest_name = nearest(keyword, sorted(set().union(*known.values())))
+            raise TypeError(f"build: {detector.name} with loss {loss.name} has no setting {keyword!r}; {nearest_name}")
+    for group, value in groups.items():
+        changes = {keyword: settings[keyword] for keyword in settings if keyword in known[group]}
+        groups[group] = replace(value, **changes)
+    require_choice(f"loss.name for {detector.name}", loss.name, loss_names(detector.name))
+    model: Detector = spec.load()(num_classes, **groups)
+    return model
+
+
+# The base of the detectors that hold a model of another library.
+
+
+class LibraryDetector(Detector):
+    """A model of another library, ``model``, with the interface and the checks of our detectors.
+
+    A subclass sets ``model`` and ``transform`` and adds :meth:`model_losses` and :meth:`model_detections`.
+    """
+
+    model: nn.Module
+
+    def forward(
+        self, images: Sequence[Tensor], targets: Sequence[Target] | None = None
+    ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
+        check_images(images)
+        if not self.training:
+            return self.model_detections(list(images))
+        check_targets(images, targets, self.num_classes, masks=self.masks)
+        return self.model_losses(list(images), list(targets or ()))
+
+    def model_losses(self, images: list[Tensor], targets: list[Target]) -> dict[str, Tensor]:
+        """Return the loss terms by name; labels count from 1."""
+        raise NotImplementedError
+
+    def model_detections(self, images: list[Tensor]) -> list[dict[str, Tensor]]:
+        """Return the detections of each image, in its pixels; labels count from 1."""
+        raise NotImplementedError
+
+
+def ranking_arguments(loss: LossSettings) -> dict[str, Any] | None:
+    """Return the arguments of ``use_ranking_loss``, or None for the model's own loss.
+
+    ValueError for settings that the adapters do not have.
+    """
+    ranking = isinstance(loss, RankingSettings)
+    loss.require("ranking_scope", "batch for a model of another library", holds=loss.ranking_scope == "batch")
+    for name in ("box_balance", "box_confidence"):
+        loss.require(name, "null for a model of another library", holds=getattr(loss, name) is None)
+    loss.require("smooth_l1_beta", "1 for a model of another library", holds=loss.smooth_l1_beta == 1)
+    if ranking:
+        loss.require("box_loss", "giou or null for a model of another library", holds=loss.box_loss in (None, "giou"))
+    else:
+        for name in ("box_loss", "box_weight"):
+            loss.require(name, "null with the model's own loss", holds=getattr(loss, name) is None)
+    if isinstance(loss, APSettings):
+        loss.require("interpolate", "false for a model of another library", holds=not loss.interpolate)
+    if not isinstance(loss, RankingSettings):
+        return None
+    return {"loss": loss.name, "method": loss.method, "delta": loss.delta, "box_weight": loss.box_weight}

@@ -1,0 +1,271 @@
+"""The input of the transformer: four maps of equal width, at strides 8 to 64, from the maps of a backbone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torchvision.models.detection.image_list import ImageList
+from torchvision.ops import box_convert, clip_boxes_to_image
+
+from bucketrank.catalogue import BackboneSettings, InputSettings, LossSettings
+from bucketrank.catalogue.detector_specs import CoDETRSettings
+from bucketrank.detectors.assignment import assign_hungarian_batch
+from bucketrank.detectors.assignment.hungarian import CostWeights, ImageQueries
+from bucketrank.detectors.backbone import Backbone
+from bucketrank.detectors.base import Detector, Target
+from bucketrank.detectors.co_detr.auxiliary import AUXILIARY, AuxiliaryQueries, AuxiliarySettings
+from bucketrank.detectors.co_detr.decoder import Decoded, Decoder, Proposer, SelectedQueries
+from bucketrank.detectors.co_detr.transformer import Encoder, Geometry, TransformerSettings
+from bucketrank.detectors.criterion import Assigned, Criterion, HeadRecipe, LossTerms, build_criterion, named
+from bucketrank.detectors.dense import best_entries
+from bucketrank.evaluation.calibration.mapping import ScoreHead
+from bucketrank.suggestions import require_choice
+
+
+class LevelProjection(nn.Module):
+    """Project C3 to C5 by 1x1 convolutions, and add a map at stride 64 by a 3x3 convolution of stride 2 on C5."""
+
+    strides = (8, 16, 32, 64)
+
+    def __init__(self, channels: list[int], width: int) -> None:
+        super().__init__()
+        used = channels[1:]
+        self.levels = nn.ModuleList(normalised(count, width, kernel=1) for count in used)
+        self.top = normalised(used[-1], width, kernel=3)
+
+    def forward(self, maps: list[Tensor]) -> list[Tensor]:
+        """Return the maps at strides 8 to 64 from those at strides 4 to 32; the first is not used."""
+        used = maps[1:]
+        return [*(level(feature) for level, feature in zip(self.levels, used, strict=True)), self.top(used[-1])]
+
+
+def normalised(channels: int, width: int, *, kernel: int) -> nn.Sequential:
+    """Return a convolution, of stride 2 unless it is 1x1, with a group norm and no activation."""
+    stride, padding = (1, 0) if kernel == 1 else (2, 1)
+    convolution = nn.Conv2d(channels, width, kernel, stride=stride, padding=padding, bias=False)
+    nn.init.xavier_uniform_(convolution.weight)
+    # At least two channels per group: the map of a small image may have a single cell.
+    return nn.Sequential(convolution, nn.GroupNorm(min(32, width // 2), width))
+
+
+# Hungarian matching of queries to objects, for the encoder's proposals and all decoder layers of a step together.
+
+
+L1_COST, GIOU_COST = 5.0, 2.0
+
+
+@dataclass(frozen=True)
+class QueryLayer:
+    """The queries of a layer, the objects of each image, and which queries (B, Q) take part; None stands for all."""
+
+    decoded: Decoded
+    ground_truths: list[Target]
+    valid: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class QueryMatching:
+    """The costs of the matching: the weight of the class cost, and its focal ``alpha`` and ``gamma``."""
+
+    class_cost: float
+    alpha: float
+    gamma: float
+
+    def assign(self, layers: Sequence[QueryLayer], image_sizes: Sequence[tuple[int, int]]) -> list[Assigned]:
+        """Match each layer on its own, one query to one object, and return the inputs of the criterion.
+
+        One call matches all layers and images, so the number of host waits does not depend on them.
+        """
+        scales = image_scales(image_sizes, layers[0].decoded.boxes.device)
+        batch = [
+            ImageQueries(boxes, objects["boxes"], logits, objects["labels"], size, valid)
+            for layer in layers
+            for boxes, logits, objects, size, valid in zip(
+                in_pixels(layer.decoded.boxes.detach(), scales[:, None]),
+                layer.decoded.logits.detach(),
+                layer.ground_truths,
+                image_sizes,
+                [None] * len(image_sizes) if layer.valid is None else layer.valid,
+                strict=True,
+            )
+        ]
+        weights = CostWeights(self.class_cost, L1_COST, GIOU_COST, self.alpha, self.gamma)
+        matched = iter(assign_hungarian_batch(batch, weights))
+        assigned = []
+        for layer in layers:
+            of_images = [next(matched) for _ in image_sizes]
+            queries = layer.decoded.logits.shape[1]
+            assigned += Assigned.from_queries(
+                [(layer.decoded.logits, layer.decoded.boxes)],
+                matches=[each.assignment for each in of_images],
+                rows=torch.cat([each.queries + image * queries for image, each in enumerate(of_images)]),
+                ground_truths=layer.ground_truths,
+                scales=scales,
+            )
+        return assigned
+
+
+def image_scales(image_sizes: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
+    """Return width, height, width and height of each image (B, 4), from sizes of (height, width)."""
+    sizes = [(width, height) * 2 for height, width in image_sizes]
+    return torch.tensor(sizes, dtype=torch.float32).to(device, non_blocking=True)
+
+
+def in_pixels(boxes: Tensor, scales: Tensor) -> Tensor:
+    """Convert (cx, cy, w, h) in units of the image to (x1, y1, x2, y2) in pixels, with :func:`image_scales`."""
+    corners: Tensor = box_convert(boxes.float(), "cxcywh", "xyxy") * scales
+    return corners
+
+
+# Co-DETR: a deformable DETR with auxiliary heads in training.
+
+
+# The published weights: classification 2, L1 5 = 2 * 2.5 and GIoU 2. RS loss balances the box losses instead.
+RECIPE = HeadRecipe(ranking_weight=2.0, scored_weight=2.0, l1_weight=2.5, prior=0.01, confident=False)
+RANKING_CLASS_COST, SCORED_CLASS_COST = 4.0, 2.0
+
+
+class CoDETR(Detector):
+    """Two-stage deformable DETR with auxiliary heads; with ``loss="rs"`` it is BRS-DETR, with ``"focal"`` Co-DETR.
+
+    The auxiliary heads train on the encoder's maps. Their positives become further queries of the same decoder, many
+    for one object. Only the decoder detects.
+    """
+
+    usual_size_divisor = 1
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        backbone: BackboneSettings,
+        loss: LossSettings,
+        inputs: InputSettings,
+        settings: CoDETRSettings,
+    ) -> None:
+        for name in settings.auxiliary:
+            require_choice("detector.auxiliary", name, AUXILIARY)
+        if len(set(settings.auxiliary)) < len(settings.auxiliary):
+            raise ValueError(f"detector.auxiliary: expected each head at most once, got {settings.auxiliary!r}")
+        channels = settings.channels
+        transformer = TransformerSettings(
+            width=channels,
+            heads=settings.heads,
+            points=settings.points,
+            feedforward=settings.feedforward,
+            encoder_layers=settings.encoder_layers,
+            decoder_layers=settings.decoder_layers,
+            dropout=settings.dropout,
+            checkpointing=settings.transformer_checkpointing,
+        )
+        super().__init__(num_classes, backbone=backbone, inputs=inputs)
+        self.backbone.freeze_only_finest()
+        if backbone.weights is not None and self.backbone.freeze_batch_norm:
+            freeze_affine(self.backbone)
+        self.criterion = build_criterion(loss, RECIPE)
+        published = RANKING_CLASS_COST if self.criterion.ranking else SCORED_CLASS_COST
+        self.matching = QueryMatching(
+            published if settings.class_cost is None else settings.class_cost, *self.criterion.matching_focal
+        )
+        self.detections = settings.detections
+        score = self.criterion.initial_score
+        self.neck = LevelProjection(self.backbone.channels, channels)
+        self.encoder = Encoder(transformer)
+        self.proposer = Proposer(channels, score=score)
+        self.selected = SelectedQueries(channels, settings.queries)
+        self.decoder = Decoder(transformer, num_classes=num_classes, score=score)
+        shared = AuxiliarySettings(
+            width=channels,
+            num_classes=num_classes,
+            loss=loss,
+            size_divisor=self.size_divisor,
+            weight=settings.auxiliary_weight,
+            sampling=settings.sampling,
+            hidden=settings.hidden,
+            proposals=settings.proposals,
+            proposal_candidates=settings.proposal_candidates,
+            topk=settings.topk,
+        )
+        self.auxiliary = nn.ModuleDict({name: AUXILIARY[name](shared) for name in settings.auxiliary})
+        self.auxiliary_queries = nn.ModuleDict(
+            {name: AuxiliaryQueries(channels, limit=settings.auxiliary_queries) for name in settings.auxiliary}
+        )
+        self.fifth = normalised(channels, channels, kernel=3) if settings.auxiliary else None
+
+    def losses(self, images: ImageList, features: list[Tensor], ground_truths: list[Target]) -> dict[str, Tensor]:
+        geometry, memory = self.encode(images, features)
+        proposals = self.proposer(memory, geometry)
+        one_class = [each | {"labels": torch.zeros_like(each["labels"])} for each in ground_truths]
+        decoded = self.decoder(self.selected(proposals.best(self.selected.count)), memory, geometry)
+        layers = [QueryLayer(Decoded(proposals.logits, proposals.boxes), one_class, proposals.valid)]
+        layers += [QueryLayer(layer, ground_truths) for layer in decoded]
+        encoder, *decoder = self.matching.assign(layers, images.image_sizes)
+        assigned = {"encoder": [encoder], "decoder": decoder}
+
+        maps = geometry.maps(memory)
+        if self.fifth is not None:
+            maps.append(self.fifth(maps[-1]))
+        auxiliary_terms: LossTerms = {}
+        scales = image_scales(images.image_sizes, memory.device)
+        for name, head in self.auxiliary.items():
+            head_terms, candidates = head(images, maps, ground_truths)
+            queries, matches = self.auxiliary_queries[name](candidates, images.image_sizes)
+            decoded = self.decoder(queries, memory, geometry)
+            assigned[f"{name}_queries"] = Assigned.from_queries(
+                [(layer.logits, layer.boxes) for layer in decoded],
+                matches=matches,
+                ground_truths=ground_truths,
+                scales=scales,
+            )
+            auxiliary_terms |= head_terms
+        return self.summed_layers(assigned) | auxiliary_terms
+
+    def encode(self, images: ImageList, features: list[Tensor]) -> tuple[Geometry, Tensor]:
+        """Return the geometry of the tokens and the encoder's output (B, S, C), called memory."""
+        height, width = images.tensors.shape[-2:]
+        geometry = Geometry.of(features, (height, width), images.image_sizes)
+        return geometry, self.encoder(features, geometry)
+
+    def summed_layers(self, assigned: dict[str, list[Assigned]]) -> LossTerms:
+        """Return the loss terms of each part, summed over its layers. One call ranks all layers, each on its own."""
+        terms = iter(self.criterion([layer for layers in assigned.values() for layer in layers]))
+        summed: LossTerms = {}
+        for part, layers in assigned.items():
+            of_layers = [next(terms) for _ in layers]
+            totals = {name: torch.stack([each[name] for each in of_layers]).sum() for name in of_layers[0]}
+            summed |= named(part, totals)
+        return summed
+
+    def detecting_criterion(self) -> tuple[Criterion, int]:
+        # The inputs are the encoder's proposals, then each layer of the decoder, of which the last detects.
+        return self.criterion, len(self.decoder.layers)
+
+    def score_head(self) -> ScoreHead:
+        # The proposals and the earlier layers have classifiers of their own, which do not score detections.
+        last: nn.Linear = self.decoder.classes[-1]  # type: ignore[assignment]
+        return ScoreHead("sigmoid", layers=(last,), columns=self.num_classes)
+
+    def detect(self, images: ImageList, features: list[Tensor]) -> list[dict[str, Tensor]]:
+        geometry, memory = self.encode(images, features)
+        boxes = self.proposer(memory, geometry).best(self.selected.count)
+        last = self.decoder(self.selected(boxes), memory, geometry)[-1]
+        scales = image_scales(images.image_sizes, memory.device)
+        results = []
+        for image, size in enumerate(images.image_sizes):
+            scores = self.criterion.scores(last.logits[image])
+            values, rows, labels = best_entries(scores, limit=self.detections, threshold=-1.0)
+            best_boxes = clip_boxes_to_image(in_pixels(last.boxes[image, rows], scales[image]), size)
+            results.append({"boxes": best_boxes, "scores": values, "labels": labels})
+        return results
+
+
+def freeze_affine(backbone: Backbone) -> None:
+    """Freeze the affine parameters of batch norms too, as DETRs do with a pretrained backbone."""
+    for name, module in backbone.named_modules():
+        if isinstance(module, _BatchNorm):
+            backbone.frozen += [f"{name}.{key}" for key, _ in module.named_parameters()]
+    backbone.train(backbone.training)

@@ -1,0 +1,257 @@
+"""Postprocessing: scored boxes to detections."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torchvision.models.detection._utils import BoxCoder, _topk_min
+from torchvision.models.detection.image_list import ImageList
+from torchvision.ops import batched_nms, box_iou, clip_boxes_to_image, remove_small_boxes
+from torchvision.ops.misc import Conv2dNormActivation
+
+from bucketrank.catalogue import BackboneSettings, InputSettings, LossSettings
+from bucketrank.catalogue.detector_specs import DenseSettings
+from bucketrank.detectors.anchors import Anchors
+from bucketrank.detectors.base import Detector, Target
+from bucketrank.detectors.criterion import Assigned, HeadRecipe, build_criterion
+from bucketrank.detectors.criterion.base import Quality
+from bucketrank.detectors.layers import initialise_classifier
+from bucketrank.evaluation.calibration.mapping import ScoreHead
+
+SMALLEST_SIDE = 1e-2  # of a detection, in pixels
+
+
+def best_entries(scores: Tensor, *, limit: int, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the at most ``limit`` highest of ``scores`` (R, C) above ``threshold``: values, rows and columns.
+
+    The detectors' default threshold is 0. A ranking loss trains the order of the scores, not their values: all scores
+    may lie below a threshold that suits probabilities.
+    """
+    flat = scores.flatten()
+    values, order = flat.topk(_topk_min(flat, limit, 0))
+    above = values > threshold
+    values, order = values[above], order[above]
+    return values, order // scores.shape[1], order % scores.shape[1]
+
+
+def without_duplicates(
+    boxes: Tensor, scores: Tensor, labels: Tensor, *, iou: float, limit: int, vote: bool = False
+) -> dict[str, Tensor]:
+    """Apply non-maximum suppression within each class and return at most ``limit`` detections.
+
+    With ``vote``, score voting moves the remaining boxes. Boxes without area after clipping are dropped.
+    """
+    solid = remove_small_boxes(boxes, SMALLEST_SIDE)
+    boxes, scores, labels = boxes[solid], scores[solid], labels[solid]
+    keep = batched_nms(boxes, scores, labels, iou)[:limit]
+    kept_boxes = voted_boxes(boxes, scores, labels, keep) if vote else boxes[keep]
+    return {"boxes": kept_boxes, "scores": scores[keep], "labels": labels[keep]}
+
+
+def voted_boxes(boxes: Tensor, scores: Tensor, labels: Tensor, keep: Tensor) -> Tensor:
+    """Return the boxes ``keep`` after score voting (PAA).
+
+    Each becomes the mean of the boxes of its class, weighted by ``score * exp(-(1 - IoU)^2 / 0.025)``. Boxes with an
+    IoU of 0.01 or less have no weight.
+    """
+    overlaps = box_iou(boxes[keep], boxes)
+    votes = scores * torch.exp(-((1 - overlaps) ** 2) / 0.025)
+    votes = votes * ((overlaps > 0.01) & (labels[keep][:, None] == labels))
+    # Autocast would multiply in half precision, which rounds boxes to several pixels.
+    with torch.autocast(boxes.device.type, enabled=False):
+        moved: Tensor = (votes @ boxes) / votes.sum(1, keepdim=True)
+    return moved
+
+
+# The head of the one-stage detectors: two towers of convolutions, shared by all levels.
+
+
+@dataclass(frozen=True)
+class DenseOutput:
+    """The predictions for B images with A anchors each, level after level."""
+
+    logits: Tensor  # (B, A, C)
+    box_deltas: Tensor  # (B, A, 4)
+    quality: Tensor | None  # (B, A) logits
+    per_level: list[int]  # number of anchors of each level
+
+
+class DenseHead(nn.Module):
+    """Predict class logits, box deltas and, with ``quality``, one quality logit for every anchor."""
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        num_classes: int,
+        anchors: int,
+        levels: int,
+        convs: int = 4,
+        normalise: bool = True,
+        scale: bool = True,
+        quality: bool = False,
+        prior: float = 0.01,
+    ) -> None:
+        super().__init__()
+        if normalise and channels % 32:
+            raise ValueError(
+                f"detector.channels: expected a multiple of 32, the groups of the head's norms, got {channels}"
+            )
+        # At least two channels per group: the map of a small image may have a single cell.
+        norm = (lambda width: nn.GroupNorm(min(32, width // 2), width)) if normalise else None
+        towers = [[Conv2dNormActivation(channels, channels, norm_layer=norm) for _ in range(convs)] for _ in range(2)]
+        self.class_tower, self.box_tower = (nn.Sequential(*tower) for tower in towers)
+        self.classes = nn.Conv2d(channels, anchors * num_classes, 3, padding=1)
+        self.boxes = nn.Conv2d(channels, anchors * 4, 3, padding=1)
+        self.quality = nn.Conv2d(channels, anchors, 3, padding=1) if quality else None
+        self.scales = nn.Parameter(torch.ones(levels)) if scale else None  # factors of the box deltas, one per level
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.normal_(module.weight, std=0.01)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        initialise_classifier(self.classes, prior)
+
+    def forward(self, features: list[Tensor]) -> DenseOutput:
+        logits, box_deltas, quality = [], [], []
+        for level, feature in enumerate(features):
+            hidden = self.box_tower(feature)
+            logits.append(_by_anchor(self.classes(self.class_tower(feature)), self.classes.out_channels, self.boxes))
+            deltas = self.boxes(hidden) if self.scales is None else self.boxes(hidden) * self.scales[level]
+            box_deltas.append(_by_anchor(deltas, self.boxes.out_channels, self.boxes))
+            if self.quality is not None:
+                quality.append(_by_anchor(self.quality(hidden), self.quality.out_channels, self.boxes).squeeze(2))
+        return DenseOutput(
+            logits=torch.cat(logits, 1),
+            box_deltas=torch.cat(box_deltas, 1),
+            quality=torch.cat(quality, 1) if quality else None,
+            per_level=[part.shape[1] for part in box_deltas],
+        )
+
+
+def _by_anchor(maps: Tensor, channels: int, boxes: nn.Conv2d) -> Tensor:
+    """Reshape (B, anchors * K, H, W) to (B, H * W * anchors, K), the order of the anchors."""
+    anchors = boxes.out_channels // 4
+    return maps.permute(0, 2, 3, 1).reshape(maps.shape[0], -1, channels // anchors)
+
+
+# The base of the one-stage detectors: every anchor of every level is a candidate for every class.
+
+
+def assigned_anchors(
+    output: DenseOutput,
+    anchors: Tensor,
+    *,
+    matches: list[Tensor],
+    ground_truths: list[Target],
+    coder: BoxCoder,
+    quality: Quality,
+) -> Assigned:
+    """Build the input of the criterion from a dense head's output for ``anchors`` (A, 4), the same for all images."""
+    return Assigned.from_candidates(
+        output.logits.flatten(0, 1),
+        output.box_deltas.flatten(0, 1),
+        candidates=[anchors] * len(matches),
+        matches=matches,
+        ground_truths=ground_truths,
+        coder=coder,
+        quality_logits=None if output.quality is None else output.quality.flatten(),
+        quality=None if output.quality is None else quality,
+    )
+
+
+class DenseDetector(Detector):
+    """A head over anchors and a criterion; a subclass adds the assignment."""
+
+    recipe: HeadRecipe
+    anchors: Anchors
+    head: DenseHead
+    coder: BoxCoder
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        backbone: BackboneSettings,
+        loss: LossSettings,
+        inputs: InputSettings,
+        settings: DenseSettings,
+        vote: bool,
+    ) -> None:
+        super().__init__(num_classes, backbone=backbone, inputs=inputs)
+        self.criterion = build_criterion(loss, self.recipe)
+        self.backbone.freeze_only_finest()  # the pyramid starts at stride 8
+        self.candidates, self.score_threshold = settings.candidates, settings.score_threshold
+        self.nms, self.detections, self.vote = settings.nms, settings.detections, vote
+
+    def assign(self, output: DenseOutput, anchors: Tensor, valid: Tensor, ground_truths: list[Target]) -> list[Tensor]:
+        """Return, per image, the object (A,) of every anchor, NEGATIVE or IGNORED; ``valid`` is (B, A)."""
+        raise NotImplementedError
+
+    def quality(self, anchors: Tensor, boxes: Tensor, objects: Tensor) -> Tensor:
+        """Return the targets (P,) of the quality branch for P positives."""
+        raise NotImplementedError
+
+    def scores(self, output: DenseOutput) -> Tensor:
+        """Return the scores (B, A, C) that rank detections."""
+        return self.criterion.scores(output.logits)
+
+    def score_head(self) -> ScoreHead:
+        if self.head.quality is not None:
+            return ScoreHead(
+                "other",
+                reason="its score is a class score times a predicted quality, so that a map of the class score would "
+                "change the order of detections",
+            )
+        return ScoreHead(
+            "sigmoid",
+            layers=(self.head.classes,),
+            columns=self.num_classes,
+            thresholds=((self, "score_threshold"),),
+        )
+
+    def losses(self, images: ImageList, features: list[Tensor], ground_truths: list[Target]) -> dict[str, Tensor]:
+        output = self.head(features)
+        anchors = torch.cat(self.anchors(features))
+        valid = self.anchors.valid(anchors, images.image_sizes)
+        assigned = assigned_anchors(
+            output,
+            anchors,
+            matches=self.assign(output, anchors, valid, ground_truths),
+            ground_truths=ground_truths,
+            coder=self.coder,
+            quality=self.quality,
+        )
+        terms: dict[str, Tensor] = self.criterion(assigned)
+        return terms
+
+    def detect(self, images: ImageList, features: list[Tensor]) -> list[dict[str, Tensor]]:
+        output = self.head(features)
+        anchors = torch.cat(self.anchors(features))
+        scores = self.scores(output)
+        results = []
+        for image, size in enumerate(images.image_sizes):
+            first, values, rows, labels = 0, [], [], []
+            for count in output.per_level:
+                value, row, label = best_entries(
+                    scores[image, first : first + count], limit=self.candidates, threshold=self.score_threshold
+                )
+                values.append(value)
+                rows.append(row + first)
+                labels.append(label)
+                first += count
+            row = torch.cat(rows)
+            boxes = self.coder.decode_single(output.box_deltas[image, row].float(), anchors[row])
+            results.append(
+                without_duplicates(
+                    clip_boxes_to_image(boxes, size),
+                    torch.cat(values),
+                    torch.cat(labels),
+                    iou=self.nms,
+                    limit=self.detections,
+                    vote=self.vote,
+                )
+            )
+        return results

@@ -1,0 +1,31 @@
+"""Calibrated scores: fit a map from scores to probabilities on detections, and fold it into the last layer."""
+
+from typing import TYPE_CHECKING
+
+from bucketrank.lazy import import_on_use
+
+if TYPE_CHECKING:
+    from bucketrank.evaluation.calibration.fitting import calibrate as calibrate
+    from bucketrank.evaluation.calibration.fitting import fit as fit
+    from bucketrank.evaluation.calibration.mapping import Calibration as Calibration
+    from bucketrank.evaluation.calibration.mapping import CannotCalibrateError as CannotCalibrateError
+    from bucketrank.evaluation.calibration.mapping import ScoreHead as ScoreHead
+    from bucketrank.evaluation.calibration.mapping import ScoreMap as ScoreMap
+    from bucketrank.evaluation.calibration.mapping import fold as fold
+
+__all__, __getattr__ = import_on_use(
+    __name__,
+    {
+        "bucketrank.evaluation.calibration.fitting": (
+            "calibrate",
+            "fit",
+        ),
+        "bucketrank.evaluation.calibration.mapping": (
+            "Calibration",
+            "CannotCalibrateError",
+            "ScoreHead",
+            "ScoreMap",
+            "fold",
+        ),
+    },
+)

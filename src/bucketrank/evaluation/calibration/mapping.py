@@ -1,0 +1,404 @@
+"""The last classification layers of a detector, and how their logits become the scores of detections."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from bucketrank.data.problems import DataError, counted
+
+Layer = nn.Linear | nn.Conv2d
+Link = Literal["sigmoid", "softmax", "other"]
+
+
+class CannotCalibrateError(DataError):
+    """The scores cannot be calibrated; the message says why. The model is unchanged."""
+
+
+@dataclass(frozen=True)
+class ScoreHead:
+    """The description of a head that calibration needs.
+
+    ``link`` says how logits become scores: ``"sigmoid"`` of each logit, ``"softmax"`` with a background, or
+    ``"other"``, such as a product with a predicted quality; ``reason`` then says why scores cannot be calibrated.
+
+    The outputs of ``layers`` are the logits, or their mean is. A layer has ``columns`` outputs per candidate, the
+    classes of an anchor next to each other; the class with the label ``first_label`` comes first. The outputs of
+    ``summands`` are added to the logits. A softmax has the column ``background``, and the outputs of ``logits`` (the
+    layers themselves by default) end in a dimension of ``columns``. ``thresholds`` are objects and the names of
+    their attributes that hold a minimum score.
+    """
+
+    link: Link
+    layers: tuple[Layer, ...] = ()
+    columns: int = 1
+    first_label: int = 1
+    summands: tuple[Layer, ...] = ()
+    background: int | None = None
+    logits: tuple[nn.Module, ...] = ()
+    thresholds: tuple[tuple[Any, str], ...] = ()
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if self.link == "other":
+            return
+        for layer in (*self.layers, *self.summands):
+            if not isinstance(layer, nn.Linear | nn.Conv2d) or layer.bias is None:
+                raise TypeError(f"ScoreHead: expected linear or convolutional layers with a bias, got {layer}")
+        for layer in self.layers:
+            if layer.weight.shape[0] % self.columns:
+                raise ValueError(
+                    f"ScoreHead: expected layers with a multiple of {self.columns} outputs, got {layer.weight.shape[0]}"
+                )
+        if not self.layers or (self.link == "softmax") != (self.background is not None):
+            raise ValueError("ScoreHead: expected layers, and a background column for a softmax only")
+
+    @property
+    def sources(self) -> tuple[nn.Module, ...]:
+        """The modules whose outputs are the logits, or are averaged to them."""
+        return self.logits or self.layers
+
+
+# The map from scores to calibrated scores.
+
+
+EPSILON = 1e-7  # a score of exactly 0 or 1 has no finite logit
+
+
+@dataclass(frozen=True)
+class ScoreMap:
+    """Calibrated score ``sigmoid(a * logit(score) + b)``, with one pair for all columns or a pair for each.
+
+    Every ``a`` is above 0, so that the order of the scores of a class stays.
+
+    >>> round(ScoreMap((2.0,), (1.0,)).threshold(0.5), 4)  # logit 0, sigmoid of 1
+    0.7311
+    """
+
+    a: tuple[float, ...]  # factors on the logits
+    b: tuple[float, ...]  # shifts of the logits
+
+    def __post_init__(self) -> None:
+        finite = all(map(math.isfinite, (*self.a, *self.b)))
+        if not self.a or len(self.a) != len(self.b) or not finite or min(self.a) <= 0:
+            raise ValueError(f"ScoreMap: expected finite pairs with a above 0, got a {self.a} and b {self.b}")
+
+    @property
+    def per_class(self) -> bool:
+        """Whether each column has a pair of its own."""
+        return len(self.a) > 1
+
+    def __call__(self, scores: NDArray[np.float64], columns: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the calibrated scores of detections of the classes in ``columns``, counted from 0."""
+        pair = columns if self.per_class else np.zeros_like(columns)
+        logits = np.asarray(self.a)[pair] * logit(scores) + np.asarray(self.b)[pair]
+        return sigmoid(logits)
+
+    @property
+    def inverse(self) -> ScoreMap:
+        """The map from calibrated scores back."""
+        return ScoreMap(tuple(1 / a for a in self.a), tuple(-b / a for a, b in zip(self.a, self.b, strict=True)))
+
+    def threshold(self, score: float) -> float:
+        """Return the minimum calibrated score of the same detections; 0 and 1 stay.
+
+        With a pair for each column it is the lowest of their thresholds.
+        """
+        if not 0 < score < 1:
+            return score
+        everywhere = np.arange(len(self.a))
+        return float(self(np.full(len(self.a), score), everywhere).min())
+
+
+def logit(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the log-odds of scores; 0 and 1 are moved inward by EPSILON at most."""
+    clipped = np.clip(np.asarray(scores, dtype=np.float64), 1e-30, 1 - EPSILON)
+    return np.log(clipped) - np.log1p(-clipped)
+
+
+def sigmoid(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the scores of logits, without overflow."""
+    return np.exp(-np.logaddexp(0.0, -logits))
+
+
+# Fits of calibration: the pair (a, b) of highest likelihood, in float64.
+
+
+Values = NDArray[np.float64]
+
+LEAST_COUNT = 10  # detections that are right, and that are wrong, which a fit needs
+LEAST_SLOPE = 1e-3  # below it, scores say nothing about right and wrong
+STEPS = 200
+
+
+def require_both(right: NDArray[np.bool_]) -> None:
+    """Raise CannotCalibrateError unless enough detections are right and enough are wrong."""
+    count = int(right.sum())
+    wrong = len(right) - count
+    if min(count, wrong) < LEAST_COUNT:
+        raise CannotCalibrateError(
+            f"calibrate: expected at least {LEAST_COUNT} detections that are right and {LEAST_COUNT} that are wrong, "
+            f"got {count} and {wrong}; train for longer, or give more images"
+        )
+
+
+def smoothed(targets: Values) -> Values:
+    """Return targets moved inward, so that the fit stays finite where scores separate right and wrong (Platt, 1999).
+
+    With p right and n wrong ones, 1 becomes (p + 1) / (p + 2) and 0 becomes 1 / (n + 2).
+    """
+    right = targets.sum()
+    high, low = float((right + 1) / (right + 2)), float(1 / (len(targets) - right + 2))
+    moved: Values = low + targets * (high - low)
+    return moved
+
+
+def fit_platt(logits: Values, targets: Values) -> tuple[float, float]:
+    """Return a and b of the most likely ``sigmoid(a * logit + b)``, a above 0; ``targets`` are from 0 to 1.
+
+    CannotCalibrateError if higher scores are not right more often.
+
+    >>> a, b = fit_platt(np.array([-3.0, -2, -1] * 50), np.array([0.0, 0, 1] * 25 + [0.0, 1, 1] * 25))
+    >>> a > 0 and b > 0
+    True
+    """
+    mean, spread = float(logits.mean()), float(logits.std())
+    if spread == 0:
+        raise CannotCalibrateError("calibrate: expected detections with different scores, got equal ones")
+    scaled = torch.from_numpy((logits - mean) / spread)
+    labels = torch.from_numpy(smoothed(targets))
+
+    def loss(log_slope: Tensor, shift: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(log_slope.exp() * scaled + shift, labels)
+
+    slope, shift = _minimised(loss)
+    return slope / spread, shift - slope * mean / spread
+
+
+def fit_softmax(logits: Values, columns: NDArray[np.int64], targets: Values, *, background: int) -> tuple[float, float]:
+    """Return a and b: the softmax of ``a * logits``, with ``b`` subtracted from the background, is most likely.
+
+    ``logits`` is (n, C + 1) and ``columns`` (n,) the class of each detection. The temperature is 1 / a.
+    """
+    rows, labels = torch.from_numpy(logits), torch.from_numpy(smoothed(targets))
+    own = torch.from_numpy(columns)[:, None]
+    is_own = torch.zeros_like(rows, dtype=torch.bool).scatter_(1, own, 1)
+    is_background = torch.zeros(rows.shape[1], dtype=rows.dtype)
+    is_background[background] = 1
+
+    def loss(log_slope: Tensor, shift: Tensor) -> Tensor:
+        moved = log_slope.exp() * rows - shift * is_background
+        others = moved.masked_fill(is_own, -torch.inf).logsumexp(1)
+        return F.binary_cross_entropy_with_logits(moved.gather(1, own)[:, 0] - others, labels)
+
+    return _minimised(loss)
+
+
+def _minimised(loss: Callable[[Tensor, Tensor], Tensor]) -> tuple[float, float]:
+    """Minimise over the logarithm of a and over b, from a = 1 and b = 0, and return a and b."""
+    with torch.enable_grad():
+        values = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+        optimiser = torch.optim.LBFGS(
+            [values], max_iter=STEPS, tolerance_grad=1e-10, tolerance_change=1e-14, line_search_fn="strong_wolfe"
+        )
+
+        def evaluate() -> Tensor:
+            optimiser.zero_grad()
+            value = loss(values[0], values[1])
+            value.backward()
+            return value
+
+        optimiser.step(evaluate)
+    log_slope, shift = values.tolist()
+    slope = float(np.exp(log_slope))
+    if not np.isfinite([slope, shift]).all() or slope < LEAST_SLOPE:
+        raise CannotCalibrateError(
+            "calibrate: expected detections that are right more often the higher their score is; these are not, so "
+            "that no rising map fits; train for longer"
+        )
+    return slope, shift
+
+
+# Folding of a calibration into the last classification layers, so that every framework sees calibrated scores.
+
+
+SOFTMAX = (
+    "its classes share a softmax, into which a map of single scores cannot be folded; choose method temperature, which "
+    "may change the order of detections slightly"
+)
+
+
+@torch.no_grad()
+def fold(head: ScoreHead, score_map: ScoreMap) -> None:
+    """Change the layers of a sigmoid head in place: ``weight * a`` and ``bias * a + b``.
+
+    The arithmetic is in float64 and the result is rounded once to the dtype of the layer. Minimum scores in
+    ``head.thresholds`` are mapped, too, so that the same detections pass them.
+
+    Args:
+        head: the last classification layers and their minimum scores.
+        score_map: the map to fold in.
+    """
+    if head.link != "sigmoid":
+        raise CannotCalibrateError(f"fold: expected a head with sigmoid scores, got another: {unfoldable(head)}")
+    if score_map.per_class and len(score_map.a) != head.columns:
+        raise ValueError(f"fold: expected one pair or {head.columns}, one per class, got {len(score_map.a)}")
+    if any(layer.weight.shape[0] % len(score_map.a) for layer in head.summands):
+        raise CannotCalibrateError(
+            "fold: the logits of this model have a summand that all classes share; fit one pair for all classes"
+        )
+    for layer in _distinct(head.layers):
+        _scale(layer, _per_output(score_map.a, layer), _per_output(score_map.b, layer))
+    for layer in _distinct(head.summands):
+        _scale(layer, _per_output(score_map.a, layer), torch.zeros(layer.weight.shape[0], dtype=torch.float64))
+    torch.clear_autocast_cache()  # its copies of the weights are old now
+    for owner, name in head.thresholds:
+        setattr(owner, name, score_map.threshold(float(getattr(owner, name))))
+
+
+@torch.no_grad()
+def fold_softmax(head: ScoreHead, a: float, b: float) -> None:
+    """Change the layers of a softmax head in place: all logits times ``a``, and the background's less ``b``."""
+    if head.link != "softmax" or head.background is None:
+        raise CannotCalibrateError(f"fold_softmax: expected a softmax head, got a head with link {head.link!r}")
+    shifts = [0.0] * head.columns
+    shifts[head.background] = -b
+    for layer in _distinct(head.layers):
+        _scale(layer, _per_output((a,), layer), _per_output(shifts, layer))
+    torch.clear_autocast_cache()
+
+
+def unfoldable(head: ScoreHead) -> str:
+    """Return why a map of single scores cannot be folded into this head."""
+    return SOFTMAX if head.link == "softmax" else head.reason
+
+
+class KeptLayers:
+    """A copy of the layers and thresholds of a head, to restore them if a calibration fails."""
+
+    def __init__(self, head: ScoreHead) -> None:
+        layers = [*head.layers, *head.summands]
+        self._states = [(layer, {k: v.clone() for k, v in layer.state_dict().items()}) for layer in layers]
+        self._thresholds = [(owner, name, getattr(owner, name)) for owner, name in head.thresholds]
+
+    def restore(self) -> None:
+        """Give layers and thresholds their former values."""
+        for layer, state in self._states:
+            layer.load_state_dict(state)
+        for owner, name, value in self._thresholds:
+            setattr(owner, name, value)
+
+
+def _distinct(layers: Iterable[Layer]) -> list[Layer]:
+    """Return the layers without repetition: decoder layers may share one, under one name or several."""
+    return list({id(layer.weight): layer for layer in layers}.values())
+
+
+def _per_output(values: Iterable[float], layer: Layer) -> Tensor:
+    """Return a value per output of a layer whose outputs are the classes of one anchor after the other."""
+    once = torch.tensor(list(values), dtype=torch.float64)
+    return once.repeat(layer.weight.shape[0] // len(once))
+
+
+def _scale(layer: Layer, factors: Tensor, shifts: Tensor) -> None:
+    weight, bias = layer.weight, layer.bias
+    if bias is None:
+        raise TypeError(f"fold: expected a layer with a bias, got {layer}")
+    factors, shifts = factors.to(weight.device), shifts.to(weight.device)
+    weight.copy_(weight.double() * factors.reshape(-1, *[1] * (weight.dim() - 1)))
+    bias.copy_(bias.double() * factors + shifts)
+
+
+# The outcome of a calibration: the map, the errors before and after, and the data behind them.
+
+
+Target = Literal["match", "iou"]
+Method = Literal["platt", "temperature"]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A fitted and folded calibration; the errors are those of the images it was fitted on.
+
+    ``platt`` maps a score to ``sigmoid(a * logit + b)``. ``temperature`` divides the logits of a softmax by 1 / a and
+    subtracts b from that of the background. ``target`` is ``match``, the probability of an IoU of at least 0.5 with an
+    object, or ``iou``, the expected IoU.
+    """
+
+    method: Method  # platt or temperature
+    target: Target  # match or iou
+    a: tuple[float, ...]  # one for all classes, or one per class
+    b: tuple[float, ...]  # as many numbers as a has
+    d_ece: tuple[float, float]  # D-ECE before and after
+    la_ece: tuple[float, float]  # LaECE before and after
+    images: int  # number of images of the fit
+    detections: int  # number of detections of the fit
+    right: int  # number of detections that match an object at an IoU of 0.5
+    best_threshold: float  # the calibrated score of the best F1 on these images
+
+    @property
+    def score_map(self) -> ScoreMap:
+        """The pairs as a map of scores, for method ``platt``."""
+        return ScoreMap(self.a, self.b)
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether the detections of an image keep their order in all classes together."""
+        return self.method == "platt" and len(self.a) == 1
+
+    def threshold(self, score: float) -> float:
+        """Return the minimum score that shows the same detections after calibration as ``score`` did before.
+
+        No single score does so with a pair per class or after a temperature; then it is the score of the best F1 on
+        the images of the fit.
+        """
+        if self.keeps_order:
+            return self.score_map.threshold(score)
+        return self.best_threshold if score > 0 else score
+
+    def after(self, earlier: Calibration | None) -> Calibration:
+        """Return the calibration from the trained logits on, if the logits had been calibrated before."""
+        if earlier is None:
+            return self
+        count = max(len(self.a), len(earlier.a))
+        a, b, first_a, first_b = (
+            np.broadcast_to(np.array(each), (count,)) for each in (self.a, self.b, earlier.a, earlier.b)
+        )
+        return replace(self, a=tuple((a * first_a).tolist()), b=tuple((a * first_b + b).tolist()))
+
+    def __str__(self) -> str:
+        pairs = f"a {self.a[0]:.4g}, b {self.b[0]:.4g}" if len(self.a) == 1 else f"{len(self.a)} pairs, one per class"
+        if self.method == "temperature":
+            pairs = f"temperature {1 / self.a[0]:.4g}, background {-self.b[0]:+.4g}"
+        return (
+            f"{pairs}; on {counted(self.images, 'image')} D-ECE {self.d_ece[0]:.4f} -> {self.d_ece[1]:.4f}, "
+            f"LaECE {self.la_ece[0]:.4f} -> {self.la_ece[1]:.4f}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON; :meth:`from_dict` reads them."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Calibration:
+        """Return the calibration that :meth:`to_dict` described; ValueError or TypeError if it is not valid."""
+        values = dict(content)
+        for name in ("a", "b", "d_ece", "la_ece"):
+            values[name] = tuple(float(each) for each in values[name])
+        for name in ("images", "detections", "right"):
+            values[name] = int(values[name])
+        values["best_threshold"] = float(values["best_threshold"])
+        result = cls(**values)
+        ScoreMap(result.a, result.b)
+        known = result.method in get_args(Method) and result.target in get_args(Target)
+        if not known or len(result.d_ece) != 2 or len(result.la_ece) != 2 or math.isnan(result.best_threshold):
+            raise ValueError("expected a calibration with method, target and errors before and after")
+        return result

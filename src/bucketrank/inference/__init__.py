@@ -1,0 +1,41 @@
+"""A trained detector in use: predictions, evaluation, calibration, export to ONNX, and sharing on the hub."""
+
+from typing import TYPE_CHECKING
+
+from bucketrank.lazy import import_on_use
+
+if TYPE_CHECKING:
+    from bucketrank.inference.evaluation import Evaluation as Evaluation
+    from bucketrank.inference.evaluation import calibrate_weights as calibrate_weights
+    from bucketrank.inference.evaluation import evaluate as evaluate
+    from bucketrank.inference.hub import TrainedDetector as TrainedDetector
+    from bucketrank.inference.hub import from_pretrained as from_pretrained
+    from bucketrank.inference.onnx import Agreement as Agreement
+    from bucketrank.inference.onnx import ExportError as ExportError
+    from bucketrank.inference.onnx import export_onnx as export_onnx
+    from bucketrank.inference.prediction import predict as predict
+    from bucketrank.inference.prediction import predict_files as predict_files
+
+__all__, __getattr__ = import_on_use(
+    __name__,
+    {
+        "bucketrank.inference.evaluation": (
+            "Evaluation",
+            "calibrate_weights",
+            "evaluate",
+        ),
+        "bucketrank.inference.hub": (
+            "TrainedDetector",
+            "from_pretrained",
+        ),
+        "bucketrank.inference.onnx": (
+            "Agreement",
+            "ExportError",
+            "export_onnx",
+        ),
+        "bucketrank.inference.prediction": (
+            "predict",
+            "predict_files",
+        ),
+    },
+)

@@ -1,0 +1,225 @@
+"""Evaluate a weights file on a data set: average precision, calibration errors and the best score threshold."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from bucketrank.data import CocoDataset, DataError, Split, eval_transform, find_splits, require_sound
+from bucketrank.data.batches import ImageLoader
+from bucketrank.detectors import Detector
+from bucketrank.detectors.mask_rcnn import MaskRCNN
+from bucketrank.devices import resolve_device
+from bucketrank.evaluation import CalibrationErrors, EvaluationResult, Evaluator
+from bucketrank.evaluation.calibration import Calibration, calibrate
+from bucketrank.evaluation.calibration.fitting import MOST_IMAGES
+from bucketrank.evaluation.calibration.mapping import Method, Target
+from bucketrank.recipes import from_dict
+from bucketrank.suggestions import printable
+from bucketrank.weights.atomic import require_no_folder, write_text
+from bucketrank.weights.files import Meta, WeightsError, save_weights, scores_in_words
+from bucketrank.weights.load import load_model
+
+
+@dataclass(frozen=True)
+class EvaluationSetup:
+    """A detector on its device in evaluation mode, and the images to evaluate it on."""
+
+    model: Detector
+    meta: Meta
+    images: CocoDataset
+    evaluator: Evaluator
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The metrics of boxes and, if the model has them, masks; and the threshold with the best F1 on this data."""
+
+    boxes: EvaluationResult  # metrics of the boxes
+    masks: EvaluationResult | None  # metrics of the masks; None without masks
+    masks_in_boxes: EvaluationResult | None  # metrics of the masks in the ground-truth boxes; None unless asked for
+    errors: CalibrationErrors  # calibration errors of the boxes
+    threshold: float  # score of the best F1 on these images
+    images: int  # number of images
+    meta: Meta  # the description in the weights file
+
+
+def evaluate(
+    weights: Path | str,
+    data: Path | str,
+    *,
+    split: str = "val",
+    layout: str | None = None,
+    batch_size: int = 1,
+    workers: int = 0,
+    device: str = "auto",
+    most: int | None = None,
+    detections: Path | None = None,
+    given_boxes: bool = False,
+) -> Evaluation:
+    """Evaluate a weights file on a split of the data folder ``data``, or on its first ``most`` images.
+
+    Detections of every score count. ``detections`` is a file to write them to, in COCO's result format.
+
+    Args:
+        weights: weights file, folder of a run or of ``save_pretrained``, or a name on the hub.
+        data: folder of the data set.
+        split: ``"val"`` or ``"train"``.
+        layout: layout of the data folder; by default the first that fits.
+        batch_size: images per batch.
+        workers: data-loading workers.
+        device: a torch device; auto is cuda if available.
+        most: evaluate only the first N images; by default all.
+        detections: file to write the detections to.
+        given_boxes: also evaluate the masks in the ground-truth boxes, which measures masks alone.
+    """
+    if detections is not None:
+        require_no_folder(detections, "detections.json")
+    setup = prepare_evaluation(weights, data, split=split, layout=layout, device=device)
+    masked = setup.model if given_boxes and isinstance(setup.model, MaskRCNN) else None
+    if given_boxes and masked is None:
+        raise DataError(
+            f"{weights}: --given-boxes: expected a Mask R-CNN, got {type(setup.model).__name__}; leave the flag out"
+        )
+    indices = range(len(setup.images) if most is None else min(most, len(setup.images)))
+    loader = ImageLoader(setup.images, sampler=list(indices), batch_size=batch_size, num_workers=workers)
+    evaluator = setup.evaluator
+    in_boxes = Evaluator(setup.images.split, masks=True, style=evaluator.style) if masked is not None else None
+    with torch.inference_mode():
+        for images, targets in loader:
+            on_device = [image.to(setup.device) for image in images]
+            image_ids = [int(target["image_id"]) for target in targets]
+            evaluator.add(image_ids, setup.model(on_device))
+            if masked is not None and in_boxes is not None:
+                given = [{name: target[name].to(setup.device) for name in ("boxes", "labels")} for target in targets]
+                in_boxes.add(image_ids, masked.detect_in_boxes(on_device, given))
+    if detections is not None:
+        write_text(detections, json.dumps(evaluator.detections))
+    seen_only = most is not None
+    threshold = evaluator.best_threshold(seen_only=seen_only)
+    return Evaluation(
+        boxes=evaluator.result("boxes", seen_only=seen_only),
+        masks=evaluator.result("masks", seen_only=seen_only) if setup.model.masks else None,
+        masks_in_boxes=None if in_boxes is None else in_boxes.result("masks", seen_only=seen_only),
+        errors=evaluator.calibration_errors(seen_only=seen_only),
+        threshold=0.0 if math.isnan(threshold) else threshold,
+        images=len(indices),
+        meta=setup.meta,
+    )
+
+
+def prepare_evaluation(
+    weights: Path | str, data: Path | str, *, split: str = "val", layout: str | None = None, device: str = "auto"
+) -> EvaluationSetup:
+    """Load a weights file and a split of the data folder ``data``; DataError unless the classes are the same."""
+    model, meta = load_model(weights)
+    chosen = _find_split(data, split, layout)
+    require_sound(chosen, masks=model.masks)
+    images = CocoDataset(chosen, transform=eval_transform())
+    if (images.category_ids, images.class_names) != (meta.category_ids, meta.classes):
+        raise DataError(
+            f"{chosen.annotations}: expected the classes of {weights}, {', '.join(meta.classes[:10])} "
+            f"(categories {meta.category_ids[:10]}), got {', '.join(images.class_names[:10])} "
+            f"({images.category_ids[:10]})"
+        )
+    style = from_dict(meta.recipe, source=str(weights)).data.style
+    try:
+        evaluator = Evaluator(chosen, masks=model.masks, style=style)
+    except ValueError as error:  # the rules of LVIS need more than COCO's annotations have
+        raise DataError(f"{chosen.annotations}: {error}") from error
+    torch_device = resolve_device(device)
+    return EvaluationSetup(model.to(torch_device), meta, images, evaluator, torch_device)
+
+
+def _find_split(data: Path | str, split: str, layout: str | None) -> Split:
+    splits = find_splits(data, layout=layout)
+    chosen = {"val": splits.val, "train": splits.train}.get(split)
+    if chosen is None:
+        raise DataError(f"{data}: there is no split {split!r}; expected val or train, if the folder has both")
+    return chosen
+
+
+def print_evaluation(console: Console, evaluation: Evaluation) -> None:
+    """Print COCO's metrics, the AP of each class, the calibration errors and the threshold."""
+    masks = evaluation.masks
+    results = {"boxes": evaluation.boxes, "masks": masks, "masks in given boxes": evaluation.masks_in_boxes}
+    shown = {name: result.columns for name, result in results.items() if result is not None}
+    table = Table("", *shown, box=None, padding=(0, 2, 0, 0))
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for key in evaluation.boxes.columns:
+        table.add_row(key, *(_percent(columns[key]) for columns in shown.values()))
+    console.print(table)
+    classes = Table("class", "AP", *(["mask AP"] if masks else []), box=None, padding=(0, 2, 0, 0))
+    for name, value in evaluation.boxes.per_class.items():
+        classes.add_row(escape(printable(name)), _percent(value), *([_percent(masks.per_class[name])] if masks else []))
+    console.print(classes)
+    errors = evaluation.errors
+    console.print(
+        f"calibration error of boxes: D-ECE {errors.d_ece:.4f}, LaECE {errors.la_ece:.4f}. "
+        f"{scores_in_words(evaluation.meta)}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(
+        f"{evaluation.images:,} images; the threshold with the best F1 is {evaluation.threshold:.4g} "
+        f"(stored with the weights: {evaluation.meta.threshold:.4g})",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _percent(value: float) -> str:
+    return "-" if math.isnan(value) else f"{100 * value:.1f}"
+
+
+# Calibrate a weights file: read it, fit, fold, and write it with the calibration in its description.
+
+
+def calibrate_weights(
+    weights: Path | str,
+    data: Path | str,
+    out: Path | str | None = None,
+    *,
+    split: str = "train",
+    layout: str | None = None,
+    target: Target = "match",
+    per_class: bool = False,
+    method: Method = "platt",
+    most: int | None = MOST_IMAGES,
+    device: str = "auto",
+) -> Calibration:
+    """Calibrate the scores of a weights file on a split of the data folder ``data``; write it to ``out``.
+
+    By default the file itself is replaced. The training split is the usual choice, so that the validation split stays
+    untouched. A calibrated file may be calibrated again. CannotCalibrateError if the scores cannot be calibrated; then
+    nothing is written.
+
+    Args:
+        weights: weights file, folder of a run or of ``save_pretrained``, or a name on the hub.
+        data: folder of the data set.
+        out: the file to write; by default the weights file is replaced.
+        split: images to fit on: ``"train"`` or ``"val"``.
+        layout: layout of the data folder; by default the first that fits.
+        target: ``"match"``, the probability of an IoU of at least 0.5 with an object, or ``"iou"``, the expected IoU.
+        per_class: fit each class on its own.
+        method: ``"platt"`` for sigmoid scores, ``"temperature"`` for a softmax.
+        most: maximum number of images; None for all.
+        device: a torch device; auto is cuda if available.
+    """
+    if out is None and not Path(weights).is_file():
+        raise WeightsError(
+            f"{weights}: expected a weights file to replace, got no such file; choose the file with --out"
+        )
+    setup = prepare_evaluation(weights, data, split=split, layout=layout, device=device)
+    calibration = calibrate(setup.model, setup.images, target=target, per_class=per_class, method=method, most=most)
+    save_weights(weights if out is None else out, setup.model.cpu(), setup.meta.calibrated(calibration))
+    return calibration

@@ -1,0 +1,415 @@
+"""Detections in images, from Python."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import torch
+from faster_coco_eval.core import mask as rle_codec
+from numpy.typing import NDArray
+from PIL import Image
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor, nn
+
+from bucketrank.data.images import BROKEN, SUFFIXES, Pixels, read_image, rgb8
+from bucketrank.data.problems import DataError, counted
+from bucketrank.detectors import Detector
+from bucketrank.devices import resolve_device
+from bucketrank.drawing import draw
+from bucketrank.evaluation.evaluator import coco_records
+from bucketrank.suggestions import printable
+from bucketrank.weights.atomic import MAX_NAME_BYTES, TEMPORARY, shortened, write, write_text
+from bucketrank.weights.files import Meta, scores_in_words
+from bucketrank.weights.load import load_model
+
+ImageInput = str | Path | Image.Image | NDArray[np.uint8] | Tensor
+
+
+def predict(
+    model: nn.Module,
+    images: Iterable[ImageInput],
+    *,
+    threshold: float | None = None,
+    batch_size: int = 1,
+    device: str = "auto",
+) -> list[dict[str, Tensor]]:
+    """Return the detections in each image, best first, as tensors on the CPU.
+
+    ``images`` are file names, PIL images, arrays (H, W, 3) of uint8, or tensors (3, H, W) of uint8 or of floats from 0
+    to 1. ``threshold`` is the minimum score to report. By default it is the threshold stored with the weights, which
+    ``load_model`` sets on the model; a model that was not loaded from a weights file reports all detections. The model
+    is moved to ``device`` (auto: cuda if available, else cpu) and stays there.
+
+    Args:
+        model: a detector.
+        images: the images, in any of the forms above.
+        threshold: minimum score to report; by default the stored threshold.
+        batch_size: images per batch.
+        device: a torch device; auto is cuda if available.
+
+    >>> from bucketrank.detectors import build
+    >>> small = {"channels": 32, "min_size": 96, "max_size": 128}
+    >>> model = build("atss", num_classes=3, backbone="test_resnet", **small)
+    >>> # Without training, every image has 100 detections with low scores.
+    >>> (detections,) = predict(model, [torch.zeros(3, 80, 100)])
+    >>> {name: tuple(value.shape) for name, value in detections.items()}
+    {'boxes': (100, 4), 'scores': (100,), 'labels': (100,)}
+    """
+    if batch_size < 1:
+        raise ValueError(f"predict: expected a batch_size of at least 1, got {batch_size}")
+    min_score = float(getattr(model, "stored_threshold", 0.0)) if threshold is None else threshold
+    resolved = resolve_device(device)
+    was_training = model.training
+    model.to(resolved).eval()
+    predictions: list[dict[str, Tensor]] = []
+    try:
+        with torch.inference_mode():
+            for batch in _batches(images, batch_size):
+                detections = model([as_tensor(image).to(resolved) for image in batch])
+                predictions += [_at_least(each, min_score) for each in detections]
+    finally:
+        model.train(was_training)
+    return predictions
+
+
+def as_tensor(image: ImageInput) -> Tensor:
+    """Return the image as the input of a detector: a tensor (3, H, W) of floats from 0 to 1.
+
+    The EXIF orientation of a file is applied, so that photographs are upright.
+    """
+    if isinstance(image, str | Path):
+        image = read_image(Path(image), upright=True)
+    if isinstance(image, Image.Image):
+        image = rgb8(image)
+    if isinstance(image, np.ndarray):
+        if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
+            raise ValueError(f"predict: expected an array (H, W, 3) of uint8, got {image.shape} of {image.dtype}")
+        image = torch.from_numpy(np.ascontiguousarray(image).copy()).permute(2, 0, 1)
+    if image.is_floating_point():
+        return image.float()
+    if image.dtype != torch.uint8:
+        raise ValueError(
+            f"predict: expected a tensor (3, H, W) of uint8 or of floats from 0 to 1, got {image.dtype}; "
+            "convert values from 0 to 255 with image.to(torch.uint8)"
+        )
+    return image.float() / 255
+
+
+def _batches(images: Iterable[ImageInput], size: int) -> Iterator[list[ImageInput]]:
+    remaining = iter(images)
+    while batch := list(islice(remaining, size)):
+        yield batch
+
+
+def _at_least(detections: dict[str, Tensor], threshold: float) -> dict[str, Tensor]:
+    kept = detections["scores"] >= threshold
+    return {name: values[kept].cpu() for name, values in detections.items()}
+
+
+# The folder that predictions are written to: which files it may replace, and the names of the drawn images.
+
+
+JSON_NAME = "predictions.json"
+IMAGE_FOLDER = "pictures"
+DESCRIPTION = "detections by bucketrank predict"  # in predictions.json, and as the comment of every drawn JPEG file
+JPEG_QUALITY = 92
+LONGEST_JPEG_SIDE = 65_500  # pixels; the encoder refuses more
+
+
+def find_images(sources: Iterable[Path], *, skip: Path) -> list[tuple[Path, str]]:
+    """Return the image files among ``sources`` and below its folders, each with the name to report it by.
+
+    The name is the path relative to the folder among ``sources`` or, if there are several sources, to the folder that
+    contains them all. No two files have the same name. Each file is listed once. Files in ``skip``, the folder to write
+    to, are not listed. Raise DataError if a source does not exist.
+    """
+    skipped = skip.resolve()
+    sources = list(sources)
+    for source in sources:
+        if not source.exists():
+            raise DataError(
+                f"{source}: expected an image or a folder of images, got no such file or folder; correct the path"
+            )
+    bases = [os.path.abspath(source if source.is_dir() else source.parent) for source in sources]  # noqa: PTH100
+    base = os.path.commonpath(bases) if bases else ""
+    files: dict[Path, tuple[Path, str]] = {}
+    for source in sources:
+        if source.is_dir():
+            paths = sorted(path for path in source.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+        else:
+            paths = [source]
+        for path in paths:
+            resolved = path.resolve()
+            if not resolved.is_relative_to(skipped):
+                files.setdefault(resolved, (path, Path(os.path.relpath(path, base)).as_posix()))
+    return list(files.values())
+
+
+def drawn_names(names: Sequence[str]) -> list[str]:
+    """Return the path of the drawn image of each name: below pictures/, ending in .jpg, all different.
+
+    Names that differ only in upper and lower case count as equal: some file systems do not distinguish them. A name
+    that would be too long for a file system is shortened.
+
+    >>> drawn_names(["a/cat.png", "b/cat.png", "a/cat.JPG"])
+    ['pictures/a/cat.jpg', 'pictures/b/cat.jpg', 'pictures/a/cat-2.jpg']
+    """
+    # A folder may be named like a file: cat.jpg/1.png next to cat.png.
+    taken = {str(parent).lower() for name in names for parent in PurePosixPath(name).parents}
+    drawn = []
+    for name in names:
+        number = 1
+        while (chosen := _drawn_name(name, number)).lower() in taken:
+            number += 1
+        taken.add(chosen.lower())
+        drawn.append(f"{IMAGE_FOLDER}/{chosen}")
+    return drawn
+
+
+def _drawn_name(name: str, number: int) -> str:
+    path = PurePosixPath(name)
+    suffix = f"{'' if number == 1 else f'-{number}'}.jpg"
+    return path.with_name(shortened(path.stem, MAX_NAME_BYTES - len(suffix)) + suffix).as_posix()
+
+
+def require_replaceable(out: Path, drawn: Iterable[str] = ()) -> None:
+    """Raise DataError if a file in ``out`` would be overwritten that ``bucketrank predict`` did not write.
+
+    The folder must be new, be empty, or hold earlier predictions, complete or interrupted. ``drawn`` are the images to
+    write, relative to ``out``.
+    """
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise DataError(f"{out}: expected a folder, got a file; choose a new folder with --out")
+    document = out / JSON_NAME
+    if os.path.lexists(document):
+        if not _is_our_document(document):
+            raise DataError(f"{document}: was not written by bucketrank predict; choose a new folder with --out")
+    elif any(path.name != IMAGE_FOLDER and not _is_temporary(path) for path in out.iterdir()) or not all(
+        _is_temporary(path) or _is_our_drawing(path) for path in (out / IMAGE_FOLDER).rglob("*") if not path.is_dir()
+    ):
+        raise DataError(f"{out}: already exists and holds no predictions; choose a new folder with --out")
+    for name in drawn:
+        if os.path.lexists(out / name) and not _is_our_drawing(out / name):
+            raise DataError(f"{out / name}: was not written by bucketrank predict; choose a new folder with --out")
+
+
+def save_drawing(image: Image.Image, path: Path) -> None:
+    """Write a drawn image as JPEG, atomically, with the comment that marks it as ours."""
+    if max(image.size) > LONGEST_JPEG_SIDE:
+        scale = LONGEST_JPEG_SIDE / max(image.size)
+        image = image.resize((max(1, int(image.width * scale)), max(1, int(image.height * scale))))
+    # Encoded in memory: Pillow's error about a full disk says only "encoder error -2".
+    content = io.BytesIO()
+    image.save(content, format="JPEG", quality=JPEG_QUALITY, comment=DESCRIPTION)
+    write(path, lambda temporary: temporary.write_bytes(content.getbuffer()))
+
+
+def _is_our_document(path: Path) -> bool:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, RecursionError, ValueError):
+        return False
+    info = document.get("info") if isinstance(document, dict) else None
+    return isinstance(info, dict) and info.get("description") == DESCRIPTION
+
+
+def _is_temporary(path: Path) -> bool:
+    """Return whether a file is one that another call is writing, or that a killed call left."""
+    match = TEMPORARY.fullmatch(path.name)
+    return match is not None and not path.is_symlink()
+
+
+def _is_our_drawing(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    if not path.is_symlink() and path.stat().st_size == 0:  # what earlier versions left after a crash
+        return True
+    try:
+        with Image.open(path, formats=["JPEG"]) as image:
+            return image.info.get("comment") == DESCRIPTION.encode()
+    except BROKEN:
+        return False
+
+
+# Prediction on image files: writes the images with their detections drawn, and one JSON file.
+
+
+# Exceptions that a detector may raise for one image, such as lack of device memory.
+FAILURES = (ArithmeticError, LookupError, MemoryError, RuntimeError, ValueError)
+
+
+@dataclass
+class Predictions:
+    """All detections of a call, collected for one JSON document in COCO's format whose annotations have a score."""
+
+    meta: Meta
+    threshold: float
+    images: list[dict[str, Any]] = field(default_factory=list)
+    annotations: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, name: str, drawn: str, size: tuple[int, int], detections: dict[str, Tensor]) -> None:
+        """Add one image of ``size`` (height, width) and its detections."""
+        image_id = len(self.images) + 1
+        self.images.append({"id": image_id, "file_name": name, "drawn": drawn, "height": size[0], "width": size[1]})
+        masks = "masks" in detections
+        for record in coco_records(detections, image_id=image_id, categories=self.meta.category_ids, masks=masks):
+            x, y, width, height = record["bbox"]
+            record["bbox"] = [round(value, 3) for value in (x, y, width, height)]
+            area = float(rle_codec.area(record["segmentation"])) if masks else width * height
+            self.annotations.append(record | {"id": len(self.annotations) + 1, "area": round(area, 3), "iscrowd": 0})
+
+    def document(self) -> dict[str, Any]:
+        """Return the document to write as JSON."""
+        categories = zip(self.meta.category_ids, self.meta.classes, strict=True)
+        return {
+            "info": {"description": DESCRIPTION, "threshold": self.threshold},
+            "images": self.images,
+            "categories": [{"id": category_id, "name": name} for category_id, name in categories],
+            "annotations": self.annotations,
+        }
+
+
+def predict_files(
+    weights: Path | str,
+    sources: Sequence[Path],
+    out: Path | str,
+    *,
+    threshold: float | None = None,
+    device: str = "auto",
+    batch_size: int = 1,
+    console: Console | None = None,
+) -> int:
+    """Predict on image files and write the results to the folder ``out``; return the number of skipped files.
+
+    ``sources`` are image files and folders; folders are searched recursively. ``out`` gets ``predictions.json`` and,
+    in ``pictures/``, the images with their detections drawn. ``threshold`` is the minimum score to draw and write
+    (default: the threshold stored with the weights). An image that cannot be read, or on which the detector fails, is
+    reported and skipped. Raise DataError, before anything is written, if a source does not exist, or if ``out`` has
+    files that would be overwritten and are not earlier predictions.
+
+    Args:
+        weights: weights file, folder of a run or of ``save_pretrained``, or a name on the hub.
+        sources: image files and folders.
+        out: folder for the results.
+        threshold: minimum score to draw and write; by default the stored threshold.
+        device: a torch device; auto is cuda if available.
+        batch_size: images per batch.
+        console: where progress is printed; by default the terminal.
+    """
+    if threshold is not None and not math.isfinite(threshold):
+        raise DataError(f"threshold: expected a finite number, got {threshold}; scores are from 0 to 1")
+    out = Path(out)
+    console = console or Console()
+    resolved = resolve_device(device)
+    require_replaceable(out)
+    files = find_images(sources, skip=out)
+    model, meta = load_model(weights)
+    min_score = meta.threshold if threshold is None else threshold
+    if not files:
+        listed = ", ".join(str(source) for source in sources)
+        raise DataError(f"{listed}: expected images, found no file that ends in {', '.join(sorted(SUFFIXES))}")
+    drawn = drawn_names([name for _, name in files])
+    require_replaceable(out, drawn)
+    (out / IMAGE_FOLDER).mkdir(parents=True, exist_ok=True)
+    predictions = Predictions(meta, min_score)
+    skipped = _predict_all(
+        model, files, drawn, predictions, out, batch_size=batch_size, device=str(resolved), console=console
+    )
+    write_text(out / JSON_NAME, json.dumps(predictions.document(), indent=1) + "\n")
+
+    if threshold is not None:
+        source = "as given"
+    else:
+        source = "chosen on the validation set" if min_score else "the weights have no threshold"
+    console.print(
+        f"{counted(len(predictions.images), 'image')}, {counted(len(predictions.annotations), 'detection')} with a "
+        f"score of at least {min_score:.3g} ({source})",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(scores_in_words(meta), highlight=False, soft_wrap=True)
+    for path in (out / IMAGE_FOLDER, out / JSON_NAME):
+        console.print(f"wrote {printable(path)}", highlight=False, markup=False, soft_wrap=True)
+    if skipped:
+        console.print(f"skipped {counted(skipped, 'file')}, listed above", style="bold red", highlight=False)
+    return skipped
+
+
+def _predict_all(
+    model: Detector,
+    files: Sequence[tuple[Path, str]],
+    drawn: Sequence[str],
+    predictions: Predictions,
+    out: Path,
+    *,
+    batch_size: int,
+    device: str,
+    console: Console,
+) -> int:
+    """Predict batch by batch; return the number of files that were skipped."""
+    skipped = 0
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("predicting", total=len(files))
+        for first in range(0, len(files), batch_size):
+            batch = range(first, min(first + batch_size, len(files)))
+            pixels = {number: _pixels_or_error(files[number][0]) for number in batch}
+            images = {number: each for number, each in pixels.items() if not isinstance(each, DataError)}
+            errors = [each for each in pixels.values() if isinstance(each, DataError)]
+            results = _detections_or_errors(model, images, threshold=predictions.threshold, device=device)
+            for number, detections in results.items():
+                path, name = files[number]
+                if isinstance(detections, DataError):
+                    errors.append(DataError(f"{path}: {detections}"))
+                    continue
+                image = draw(images[number], detections, classes=predictions.meta.classes)
+                save_drawing(image, out / drawn[number])
+                predictions.add(name, drawn[number], images[number].shape[:2], detections)
+            for error in errors:
+                text = f"skipped: {printable(error)}"
+                progress.console.print(text, style="red", highlight=False, markup=False, soft_wrap=True)
+            skipped += len(errors)
+            progress.update(task, advance=len(batch))
+    return skipped
+
+
+def _detections_or_errors(
+    model: Detector, images: dict[int, Pixels], *, threshold: float, device: str
+) -> dict[int, dict[str, Tensor] | DataError]:
+    """Return the detections of each image; if the batch fails, each image is tried alone."""
+    try:
+        tensors = [as_tensor(pixels) for pixels in images.values()]
+        results = predict(model, tensors, threshold=threshold, batch_size=max(1, len(images)), device=device)
+    except FAILURES as error:
+        if len(images) == 1:
+            (pixels,) = images.values()
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            text = f"the detector failed on this image of {pixels.shape[1]} x {pixels.shape[0]} pixels ({reason})"
+            return dict.fromkeys(images, DataError(text))
+        alone = [{number: pixels} for number, pixels in images.items()]
+    else:
+        return dict(zip(images, results, strict=True))
+    return {
+        number: result
+        for image in alone
+        for number, result in _detections_or_errors(model, image, threshold=threshold, device=device).items()
+    }
+
+
+def _pixels_or_error(path: Path) -> Pixels | DataError:
+    try:
+        return read_image(path, upright=True)
+    except DataError as error:
+        return error

@@ -1,1 +1,0 @@
-"""Models of torchvision and transformers behind the interface of our detectors, with their pretrained weights."""

@@ -1,0 +1,248 @@
+"""HTML tables: the settings that differ between runs, COCO's metrics, and AP per class."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from bucketrank.evaluation.metrics import ERRORS, Curve
+from bucketrank.recipes.recipe import differences
+from bucketrank.report.chart import COLOURS, MAX_POINTS, Chart, ChartLine, Html, chart_grid, draw_chart, tag, thinned
+from bucketrank.report.measurements import Measurement
+from bucketrank.report.run_folder import RunFolder
+from bucketrank.weights.files import scores_in_words
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str | Html]], *, caption: str = "", tall: bool = False) -> Html:
+    """Return a table that scrolls sideways and, if ``tall``, down; the first cell of a row is its header."""
+    top = tag("tr", *(tag("th", title, scope="col") if title else tag("td") for title in head))
+    body = [tag("tr", tag("th", row[0], scope="row"), *(tag("td", cell) for cell in row[1:])) for row in rows]
+    inner = tag("table", tag("thead", top), tag("tbody", *body))
+    box = tag(
+        "div", inner, class_="wide tall" if tall else "wide", tabindex="0", role="region", aria_label=caption or "table"
+    )
+    return tag("div", box, tag("p", caption, class_="note") if caption else "", class_="table")
+
+
+def settings_table(runs: Sequence[RunFolder]) -> Html:
+    """Return a table of the settings in which a run differs from the first; nothing for a single run."""
+    if len(runs) < 2:
+        return Html("")
+    keys = list(dict.fromkeys(key for run in runs[1:] for key in differences(runs[0].recipe, run.recipe)))
+    if not keys:
+        return tag("p", "All runs have the same settings.")
+    flat = [run.recipe.flat() for run in runs]
+    rows = [[key, *(_setting_text(values, key) for values in flat)] for key in keys]
+    caption = "Settings that differ between the runs; - where a detector does not have the setting."
+    return table(["setting", *(run.name for run in runs)], rows, caption=caption, tall=True)
+
+
+def metrics_table(names: Sequence[str], metrics: Sequence[Mapping[str, float]], *, compare: bool, caption: str) -> Html:
+    """Return AP, AR and oLRP with a row per run; ``compare`` puts the best of each column in bold."""
+    columns = list(dict.fromkeys(key for each in metrics for key in each))
+    best = {key: _best([each.get(key, math.nan) for each in metrics], lowest=key in ERRORS) for key in columns}
+    rows = []
+    for name, each in zip(names, metrics, strict=True):
+        cells = [_percent(each.get(key, math.nan), best=best[key] if compare else None) for key in columns]
+        rows.append([name, *cells])
+    return table(["run", *columns], rows, caption=caption)
+
+
+def class_table(names: Sequence[str], per_class: Sequence[Mapping[str, float]], *, compare: bool, caption: str) -> Html:
+    """Return the AP per class with a column per run; ``compare`` puts the best of each row in bold."""
+    rows = []
+    for name in dict.fromkeys(name for each in per_class for name in each):
+        values = [each.get(name, math.nan) for each in per_class]
+        best = _best(values) if compare else None
+        rows.append([name, *(_percent(value, best=best) for value in values)])
+    return table(["class", *names], rows, caption=caption, tall=True)
+
+
+def _best(values: Sequence[float], *, lowest: bool = False) -> float | None:
+    finite = [value for value in values if math.isfinite(value)]
+    return (min if lowest else max)(finite) if len(finite) > 1 else None
+
+
+def _percent(value: float, *, best: float | None) -> Html:
+    if not math.isfinite(value):
+        return Html("-")
+    text = f"{100 * value:.1f}"
+    # Compare the rounded texts: equal texts are both in bold.
+    return tag("b", text) if best is not None and text == f"{100 * best:.1f}" else Html(text)
+
+
+def _setting_text(values: Mapping[str, Any], key: str) -> str:
+    """Return the value of a setting as text.
+
+    >>> values = {"schedule.factors": {"offsets": 0.1}, "init": None}
+    >>> _setting_text(values, "schedule.factors"), _setting_text(values, "init")
+    ('offsets 0.1', 'none')
+    """
+    value = values.get(key, "-")
+    if isinstance(value, dict):
+        value = [f"{name} {each}" for name, each in value.items()]
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# Charts of losses and AP over the training steps, with all runs in each chart.
+
+
+NOT_TERMS = ("step", "epoch", "loss", "lr", "seconds")  # columns of train.csv that are no terms of the loss
+METRICS = ("AP", "AP50", "AP75")
+MANY_TERMS = 8  # from this number on, the charts of the terms are collapsed
+
+
+def curves(runs: Sequence[RunFolder]) -> Html:
+    """Return the charts, and a table with steps, learning rate and time of each run."""
+    terms = list(dict.fromkeys(name for run in runs for name in run.train.values if name not in NOT_TERMS))
+    iou_types = [each for each in ("boxes", "masks") if any(f"{each}/AP" in run.validation.values for run in runs)]
+    precision = _drawn(_precision(runs, iou_type, name) for iou_type in iou_types for name in METRICS)
+    loss = _drawn([_losses(runs, "loss", "sum of all terms")])
+    term_charts = _drawn(_losses(runs, name, "term of the loss") for name in terms)
+    if not precision and not loss:
+        return tag("p", "No curves: train.csv and validation.csv of these runs have no rows.")
+    if len(term_charts) < MANY_TERMS:
+        return tag("div", chart_grid(precision), chart_grid([*loss, *term_charts]), run_numbers(runs))
+    collapsed = tag("details", tag("summary", f"The {len(term_charts)} terms of the loss"), chart_grid(term_charts))
+    return tag("div", chart_grid([*precision, *loss]), collapsed, run_numbers(runs))
+
+
+def _drawn(charts: Iterable[Chart | None]) -> list[Html]:
+    return [draw_chart(chart) for chart in charts if chart is not None]
+
+
+def run_numbers(runs: Sequence[RunFolder]) -> Html:
+    """Return a table with steps, learning rate and seconds per step of each run."""
+    head = ["", "steps", "epochs", "highest learning rate", "last learning rate", "seconds per step (median)"]
+    rows = []
+    for run in runs:
+        rates = [value for _, value in run.train.pairs("lr")]
+        seconds = [value for _, value in run.train.pairs("seconds")]
+        epochs = run.train.last().get("epoch", math.nan)
+        rows.append(
+            [
+                run.name,
+                f"{run.train.steps[-1]:,}" if run.train.steps else "-",
+                f"{epochs:g}" if math.isfinite(epochs) else "-",
+                f"{max(rates):.3g}" if rates else "-",
+                f"{rates[-1]:.3g}" if rates else "-",
+                f"{median(seconds):.3g}" if seconds else "-",
+            ]
+        )
+    return table(head, rows, caption="Seconds per step include the time spent waiting for images.")
+
+
+def _losses(runs: Sequence[RunFolder], name: str, y_label: str) -> Chart | None:
+    lines = [
+        ChartLine(run.name, thinned(points), colour=number % COLOURS, run=number, dashed=number >= COLOURS)
+        for number, run in enumerate(runs)
+        if (points := run.train.pairs(name))
+    ]
+    return Chart(name, "step", y_label, lines, _steps(lines)) if lines else None
+
+
+def _precision(runs: Sequence[RunFolder], iou_type: str, name: str) -> Chart | None:
+    lines = []
+    for number, run in enumerate(runs):
+        points = [(float(step), 100 * value) for step, value in run.validation.pairs(f"{iou_type}/{name}")]
+        if points:
+            lines.append(ChartLine(run.name, points, colour=number % COLOURS, run=number, dashed=number >= COLOURS))
+    return (
+        Chart(f"{name} of {iou_type}", "step", "per cent, on the validation set", lines, _steps(lines))
+        if lines
+        else None
+    )
+
+
+def _steps(lines: Sequence[ChartLine]) -> tuple[float, float]:
+    """Return a range of steps that starts at 0, so that the charts line up."""
+    return 0.0, max(1.0, *(x for line in lines for x, _ in line.points))
+
+
+# Precision-recall curves of a run, with a mark at the threshold stored with the weights.
+
+
+def precision_recall(measurement: Measurement, *, colour: int) -> Html:
+    """Return a chart for boxes and, if the detector has masks, one for masks."""
+    threshold = measurement.meta.threshold
+    charts = []
+    for iou_type, by_iou in measurement.precision_recall.items():
+        lines = [
+            line
+            for number, (iou, curve) in enumerate(by_iou.items())
+            if (line := _line(curve, f"IoU {iou:g}", threshold, colour=colour, dashed=number > 0)) is not None
+        ]
+        if lines:
+            title = f"precision of {iou_type}"
+            chart = Chart(title, "recall", "IoU 0.5 solid, 0.75 dashed", lines, (0, 1), (0, 1), digits=3)
+            charts.append(draw_chart(chart))
+    if not charts:
+        return tag("p", "No curve: these images have no objects or no detections.")
+    about_threshold = (
+        f"The ring marks the stored threshold, {threshold:.4g}: the score of the best F1 at IoU 0.5 when the run was "
+        "validated."
+        if threshold > 0
+        else "These weights have no stored threshold: no detection was correct when the run was validated."
+    )
+    return tag("div", chart_grid(charts), tag("p", f"All classes together. {about_threshold}", class_="note"))
+
+
+def _line(curve: Curve, name: str, threshold: float, *, colour: int, dashed: bool) -> ChartLine | None:
+    if not len(curve.scores) or np.isnan(curve.recall).all():
+        return None
+    last = int((curve.scores >= threshold).sum()) - 1  # the last point at or above the threshold
+    chosen = set(np.searchsorted(curve.recall, np.linspace(0, curve.recall[-1], MAX_POINTS)).tolist())
+    chosen |= {0, max(last, 0)}
+    indices = sorted(index for index in chosen if index < len(curve.scores))
+    marked = indices.index(last) if threshold > 0 and last >= 0 else None
+    return ChartLine(
+        name,
+        [(float(curve.recall[index]), float(curve.precision[index])) for index in indices],
+        colour=colour,
+        dashed=dashed,
+        notes=[f"score {curve.scores[index]:.3g}" for index in indices],
+        mark=marked,
+        mark_name=f"stored threshold, {threshold:.4g}",
+    )
+
+
+# The reliability diagram of a run: how often detections of each score are right.
+
+
+COLUMNS = ("D-ECE", "LaECE", "scores")
+
+
+def reliability(measurement: Measurement, *, colour: int) -> Html:
+    """Return the diagram of the boxes; calibrated scores lie on its dashed diagonal."""
+    bins = measurement.errors.reliability
+    words = scores_in_words(measurement.meta)
+    if not len(bins.counts):
+        return tag("p", f"No diagram: there are no detections. {words}")
+    lines = [
+        ChartLine("calibrated", [(0.0, 0.0), (1.0, 1.0)], colour=colour, dashed=True),
+        ChartLine(
+            "this run",
+            list(zip(bins.scores.tolist(), bins.outcomes.tolist(), strict=True)),
+            colour=colour,
+            notes=[f"{count:,} detections" for count in bins.counts.tolist()],
+        ),
+    ]
+    chart = Chart("share of right detections", "score", "calibrated dashed", lines, (0, 1), (0, 1), digits=3)
+    about = (
+        "Each point is an interval of scores 0.04 wide; a detection is right if it matches an object of its class at "
+        f"an IoU of 0.5. {words}"
+    )
+    return tag("div", chart_grid([draw_chart(chart)]), tag("p", about, class_="note"))
+
+
+def calibration_row(measurement: Measurement) -> list[str]:
+    """Return the cells of a run under COLUMNS."""
+    errors = measurement.errors
+    numbers = [f"{each:.4f}" if math.isfinite(each) else "-" for each in (errors.d_ece, errors.la_ece)]
+    return [*numbers, "calibrated" if measurement.meta.calibration is not None else "not calibrated"]

@@ -1,0 +1,29 @@
+"""Model files: weights with their recipe, classes and threshold; writing, reading and building the model again."""
+
+from typing import TYPE_CHECKING
+
+from bucketrank.lazy import import_on_use
+
+if TYPE_CHECKING:
+    from bucketrank.weights.files import Meta as Meta
+    from bucketrank.weights.files import WeightsError as WeightsError
+    from bucketrank.weights.files import read_weights as read_weights
+    from bucketrank.weights.files import save_weights as save_weights
+    from bucketrank.weights.load import build_detector as build_detector
+    from bucketrank.weights.load import load_model as load_model
+
+__all__, __getattr__ = import_on_use(
+    __name__,
+    {
+        "bucketrank.weights.files": (
+            "Meta",
+            "WeightsError",
+            "read_weights",
+            "save_weights",
+        ),
+        "bucketrank.weights.load": (
+            "build_detector",
+            "load_model",
+        ),
+    },
+)

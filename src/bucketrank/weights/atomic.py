@@ -1,0 +1,169 @@
+"""Writing of safetensors files whose bytes depend on their content alone.
+
+The library writes the metadata in a random order and creates the file readable for its owner alone, whatever the umask.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bucketrank.data.problems import DataError
+
+ALIGNMENT = 8  # of the first tensor, in bytes
+DTYPES = {  # the format's names; tensors with larger elements come first, which keeps every tensor aligned
+    torch.complex64: "C64",
+    torch.float64: "F64",
+    torch.int64: "I64",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write tensors and metadata, each sorted by name; tensors that share memory are written separately."""
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES:
+            raise TypeError(f"{path}: expected {name} to have a dtype of safetensors, got {tensor.dtype}")
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header: dict[str, object] = {"__metadata__": dict(sorted(metadata.items()))}
+    end = 0
+    for name in names:
+        start, end = end, end + tensors[name].numel() * tensors[name].element_size()
+        shape = list(tensors[name].shape)
+        header[name] = {"dtype": DTYPES[tensors[name].dtype], "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)))
+        file.write(text)
+        for name in names:
+            flat = tensors[name].detach().cpu().contiguous().reshape(-1)
+            if flat.numel():
+                file.write(flat.view(torch.uint8).numpy().data)
+
+
+# Atomic writing: a file exists complete or not at all, whenever the process is killed.
+
+
+TEMPORARY = re.compile(r"\.(?P<name>.+)\.\d+")  # a file's name between a dot and the id of the process
+MAX_NAME_BYTES = 255  # of a file name, on all common file systems
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class DiskFullError(DataError):
+    """The disk or the quota is full; the message names the file that could not be written."""
+
+
+def write_tensors(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str],
+    *,
+    before_rename: Callable[[], object] = lambda: None,
+) -> None:
+    """Write a safetensors file; tensors that share memory are written separately."""
+    write(path, lambda temporary: save_tensors(temporary, tensors, metadata), before_rename=before_rename)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file."""
+    write(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def require_no_folder(path: Path, name: str) -> None:
+    """Raise DataError if ``path``, a file to write, is a folder; the message suggests the file ``name`` in it."""
+    if path.is_dir():
+        raise DataError(f"{path}: expected a file to write, got a folder; give a file such as {path / name}")
+
+
+def require_no_input(path: Path, inputs: Iterable[Path | str | None]) -> None:
+    """Raise DataError if ``path``, a file to write, is one of the files that the command reads."""
+    for each in inputs:
+        if each is not None and path.exists() and Path(each).exists() and path.samefile(each):
+            raise DataError(f"{path}: expected a new file to write, got an input of the command; choose another --out")
+
+
+def write(path: Path, save: Callable[[Path], object], *, before_rename: Callable[[], object] = lambda: None) -> None:
+    """Write to a temporary file in the same folder, flush it to the disk, then rename it.
+
+    ``before_rename`` is called when the new file is complete and the old one still exists.
+    """
+    temporary = temporary_path(path)
+    with disk_full_named(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            save(temporary)
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            before_rename()
+            temporary.replace(path)
+            sync_folder(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def temporary_path(path: Path) -> Path:
+    """Return a hidden path next to ``path``; a name at the limit of file systems is shortened for it."""
+    process = f".{os.getpid()}"
+    name = shortened(path.name, MAX_NAME_BYTES - 1 - len(process))
+    return path.with_name(f".{name}{process}")
+
+
+def shortened(name: str, size: int) -> str:
+    """Return the start of a file name that has at most ``size`` bytes."""
+    return os.fsencode(name)[:size].decode("utf-8", "ignore") if len(os.fsencode(name)) > size else name
+
+
+@contextmanager
+def disk_full_named(path: Path) -> Iterator[None]:
+    """Turn the system's error about a full disk into one that names the file and says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        raise DiskFullError(f"{path}: cannot be written, the disk or the quota is full; free some space") from error
+
+
+def remove_temporary_files(folder: Path, is_ours: Callable[[str], bool]) -> int:
+    """Remove what killed processes left of files whose name ``is_ours`` accepts; return the number of bytes.
+
+    No other process may write into the folder meanwhile.
+    """
+    freed = 0
+    for path in _files_in(folder):
+        match = TEMPORARY.fullmatch(path.name)
+        if match is not None and is_ours(match["name"]):
+            freed += path.lstat().st_size
+            path.unlink()
+    return freed
+
+
+def _files_in(folder: Path) -> Iterable[Path]:
+    return [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush renames in a folder to the disk, where the system supports it."""
+    if hasattr(os, "O_DIRECTORY"):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

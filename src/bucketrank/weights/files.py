@@ -1,0 +1,245 @@
+"""Weights files: safetensors with recipe, classes and threshold in the metadata. Pickles are never read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from bucketrank.data.annotations import is_text, usable_id
+from bucketrank.data.problems import DataError
+from bucketrank.evaluation.calibration.mapping import Calibration
+from bucketrank.weights.atomic import write_tensors
+
+FORMAT = "1"
+
+
+class WeightsError(DataError):
+    """Not a weights file of a bucketrank run, or a damaged one; the message says which."""
+
+
+@dataclass(frozen=True)
+class Meta:
+    """The description inside a weights file.
+
+    ``threshold`` is the minimum score to report: the one with the best F1 on the validation set, or 0 if none could be
+    chosen. ``images`` are the numbers of images that the run used, ``train`` and ``val``; files of earlier versions
+    have none. ``calibration`` is the map from the trained logits to probabilities, which the tensors already hold. None
+    means that the scores are those of the loss. Those of a ranking loss are ranks, so that 0.5 means nothing.
+    """
+
+    classes: list[str]  # names of label 1, 2, ...
+    category_ids: list[int]  # ids of the same labels in the annotations
+    threshold: float  # minimum score to report
+    recipe: dict[str, Any]  # the settings of the run, as groups
+    metrics: dict[str, float] = field(default_factory=dict)  # metrics on the validation set
+    versions: dict[str, str] = field(default_factory=dict)  # versions of the packages that trained it
+    calibration: Calibration | None = None  # None if the scores are those of the loss
+    images: dict[str, int] = field(default_factory=dict)  # numbers of images, train and val
+
+    def calibrated(self, calibration: Calibration) -> Meta:
+        """Return the description after a calibration: threshold, minimum score of the recipe and errors are its own."""
+        detector = dict(self.recipe.get("detector", {}))
+        if detector.get("score_threshold") and calibration.method == "platt":
+            detector["score_threshold"] = calibration.score_map.threshold(float(detector["score_threshold"]))
+        errors = {"calibration/D-ECE before": calibration.d_ece[0], "calibration/D-ECE after": calibration.d_ece[1]}
+        return replace(
+            self,
+            threshold=calibration.threshold(self.threshold),
+            recipe={**self.recipe, "detector": detector},
+            metrics=self.metrics | errors,
+            calibration=calibration.after(self.calibration),
+        )
+
+
+def save_weights(path: Path | str, model: torch.nn.Module | Mapping[str, Tensor], meta: Meta) -> None:
+    """Write the tensors of a model or of its state with their description, atomically.
+
+    Args:
+        path: the file to write.
+        model: a model, or its state.
+        meta: the description.
+    """
+    state = model.state_dict() if isinstance(model, torch.nn.Module) else model
+    metadata = {
+        "bucketrank": FORMAT,
+        "classes": json.dumps(meta.classes),
+        "category_ids": json.dumps(meta.category_ids),
+        "threshold": repr(meta.threshold),
+        "recipe": json.dumps(meta.recipe),
+        "metrics": json.dumps({name: repr(value) for name, value in meta.metrics.items()}),
+        "versions": json.dumps(meta.versions),
+    }
+    if meta.images:
+        metadata["images"] = json.dumps(meta.images)
+    if meta.calibration is not None:
+        metadata["calibration"] = json.dumps(meta.calibration.to_dict())
+    write_tensors(Path(path), dict(state), metadata)
+
+
+def read_weights(path: Path | str) -> tuple[dict[str, Tensor], Meta]:
+    """Return the tensors and the description of a weights file; WeightsError if it is not one.
+
+    Args:
+        path: the weights file.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise WeightsError(f"{path}: there is no such file; training writes weights.safetensors into its run folder")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, OSError) as error:
+        raise WeightsError(
+            f"{path}: not a safetensors file ({error}); pickles are not read, whatever their name"
+        ) from error
+    if metadata.get("bucketrank") != FORMAT:
+        raise WeightsError(
+            f"{path}: not weights of a bucketrank run (no recipe and classes inside); "
+            "weights of a backbone are given by --backbone.weights"
+        )
+    try:
+        return state, _described(metadata)
+    except (KeyError, RecursionError, TypeError, ValueError) as error:
+        raise WeightsError(f"{path}: the description inside cannot be read ({error!r:.200})") from error
+
+
+def _described(metadata: Mapping[str, str]) -> Meta:
+    classes, numbers = json.loads(metadata["classes"]), json.loads(metadata["category_ids"])
+    if not isinstance(classes, list) or not classes or not all(map(is_text, classes)):
+        raise ValueError("expected classes to be a list of names")
+    if not isinstance(numbers, list) or not all(map(usable_id, numbers)) or len({*numbers}) != len(classes):
+        raise ValueError("expected category_ids to be as many different whole numbers as there are classes")
+    groups = [json.loads(metadata.get(name, "{}")) for name in ("recipe", "metrics", "versions", "images")]
+    if not all(isinstance(each, dict) for each in groups):
+        raise TypeError("expected recipe, metrics, versions and images to be names with values")
+    recipe, metrics, versions, images = groups
+    if not all(isinstance(number, int) for number in images.values()):
+        raise TypeError("expected images to be whole numbers")
+    threshold = float(metadata["threshold"])
+    if not 0 <= threshold <= 1:  # NaN, too, under which nothing would be reported
+        raise ValueError(f"expected threshold to be a score from 0 to 1, got {threshold}")
+    calibration = json.loads(metadata["calibration"]) if "calibration" in metadata else None
+    return Meta(
+        classes=classes,
+        category_ids=numbers,
+        threshold=threshold,
+        recipe=recipe,
+        metrics={name: float(value) for name, value in metrics.items()},
+        versions=versions,
+        calibration=None if calibration is None else Calibration.from_dict(calibration),
+        images=images,
+    )
+
+
+# The weights file behind a name: a file, the file in a folder, or the file of a model repository on the hub.
+
+
+RUN_FILE = "weights.safetensors"  # in the folder of a run
+HUB_FILE = "model.safetensors"  # in a folder of save_pretrained and in a repository; the hub's name for it
+CONFIG_FILE = "config.json"  # a copy of the description for readers
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*", re.ASCII)
+
+
+def find_weights(source: Path | str, **download: Any) -> Path:
+    """Return the weights file that ``source`` names, downloaded if it is on the hub.
+
+    ``source`` is a weights file, the folder of a run, a folder of ``save_pretrained``, or a model repository on the
+    hub, like ``"owner/name"``. A file or folder of that name comes first. ``download`` are further arguments of
+    ``huggingface_hub.hf_hub_download``, like ``revision``.
+    """
+    path = Path(source)
+    if path.is_dir():
+        for name in (HUB_FILE, RUN_FILE):
+            if (path / name).is_file():
+                return path / name
+        raise WeightsError(
+            f"{path}: expected {RUN_FILE} of a run or {HUB_FILE} of save_pretrained in the folder, got neither; "
+            "choose the folder of a finished run, or a weights file"
+        )
+    if not path.is_file() and is_repository(source):
+        return _download(path.as_posix(), **download)
+    return path
+
+
+def is_repository(source: Path | str) -> bool:
+    """Return whether ``source`` has the form of a model repository on the hub, like ``"owner/name"``.
+
+    >>> is_repository("owner/name"), is_repository("runs/first/best.safetensors"), is_repository("a/b.safetensors")
+    (True, False, False)
+    """
+    name = Path(source).as_posix()
+    return REPOSITORY.fullmatch(name) is not None and not name.endswith(".safetensors")
+
+
+def _download(repository: str, **download: Any) -> Path:
+    """Return the weights file of a repository from the hub or from its cache."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    with _repository_errors(repository):
+        with suppress(EntryNotFoundError):
+            hf_hub_download(repository, CONFIG_FILE, **download)
+        return Path(hf_hub_download(repository, HUB_FILE, **download))
+
+
+@contextmanager
+def _repository_errors(repository: str) -> Iterator[None]:
+    """Turn the errors of the hub's library into messages with what was expected and what to do."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        RemoteEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    from bucketrank.weights.sources import hub_access
+
+    host = urlsplit(constants.ENDPOINT).hostname
+    expected = f"{repository}: expected a file, a folder or a repository on {host}"
+    with hub_access(f"{expected}; no such file exists, and a repository", "check the name and the connection"):
+        try:
+            yield
+        except RemoteEntryNotFoundError as error:
+            raise WeightsError(
+                f"{repository}: expected {HUB_FILE} in the repository on {host}, got none; choose a repository that "
+                "push_to_hub of a bucketrank detector wrote (pickles are not read)"
+            ) from error
+        except RevisionNotFoundError as error:
+            text = f"{repository}: expected a branch, tag or commit of the repository on {host}, got none of that name"
+            raise WeightsError(f"{text}; choose another revision") from error
+        except GatedRepoError as error:
+            raise WeightsError(
+                f"{repository}: expected access to the repository on {host}, got none; ask for access on its page, "
+                "then log in with: hf auth login"
+            ) from error
+        except (RepositoryNotFoundError, HFValidationError) as error:
+            raise WeightsError(
+                f"{expected}, got none of that name; check the name, and log in with hf auth login if the repository "
+                "is private"
+            ) from error
+
+
+# The meaning of the scores of a weights file, in one sentence.
+
+
+MEANINGS = {"match": "the probability of a match at IoU 0.5", "iou": "the expected IoU"}
+
+
+def scores_in_words(meta: Meta) -> str:
+    """Return a sentence about the scores of a weights file: what they were calibrated to, or that they were not."""
+    if meta.calibration is None:
+        return "Scores are not calibrated: bucketrank calibrate makes them probabilities."
+    return f"Scores are calibrated to {MEANINGS[meta.calibration.target]} ({meta.calibration})."

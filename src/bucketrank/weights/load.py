@@ -1,0 +1,199 @@
+"""From a weights file to the detector that it describes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from bucketrank.catalogue import detector_spec
+from bucketrank.catalogue.library_specs import TransformersSettings
+from bucketrank.detectors import Detector, build
+from bucketrank.evaluation.calibration.mapping import fold, fold_softmax
+from bucketrank.recipes import Recipe, RecipeError, from_dict
+from bucketrank.suggestions import is_out_of_memory
+from bucketrank.weights.files import Meta, WeightsError, find_weights, read_weights
+from bucketrank.weights.torchvision import load_from_torchvision
+
+SPARE_ELEMENTS = 2**26  # that building may allocate beyond the file's, such as a classifier that is dropped again
+
+
+def load_model(path: Path | str) -> tuple[Detector, Meta]:
+    """Return the detector of a weights file, in evaluation mode on the CPU, and the description of the file.
+
+    ``path`` is a weights file, the folder of a run, a folder of ``save_pretrained``, or a model repository on the hub,
+    like ``"owner/name"``. A file or folder of that name comes first.
+
+    Args:
+        path: the weights, as described above.
+    """
+    path = find_weights(path)
+    state, meta = read_weights(path)
+    broken = [name for name, tensor in state.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
+    if broken:
+        raise WeightsError(f"{path}: {broken[0]} holds NaN or infinity; the training diverged, or the file is damaged")
+    try:
+        recipe = from_dict(meta.recipe, source=str(path))
+    except RecipeError as error:
+        raise WeightsError(str(error)) from error
+    _require_stored_config(path, recipe)
+    try:
+        with _parameters_limited_to(4 * sum(tensor.numel() for tensor in state.values()) + SPARE_ELEMENTS):
+            model = build_detector(without_weights(recipe), num_classes=len(meta.classes))
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise _does_not_build(path, error) from error
+        raise WeightsError(
+            f"{path}: expected enough memory for the detector, got too little ({_first_line(error)}); close other "
+            "programs or use a machine with more memory"
+        ) from error
+    # What the parts of a detector, timm and transformers raise for invalid settings.
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise _does_not_build(path, error) from error
+    _require_same_dtypes(path, state, model.state_dict())
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        lines = " ".join(str(error).split())
+        raise WeightsError(f"{path}: the tensors do not fit the recipe inside: {lines:.400}") from error
+    model.stored_threshold = meta.threshold
+    return model.eval(), meta
+
+
+def _does_not_build(path: Path, error: Exception) -> WeightsError:
+    return WeightsError(f"{path}: the recipe inside does not build a detector: {_first_line(error)}")
+
+
+def _require_stored_config(path: Path, recipe: Recipe) -> None:
+    """Raise WeightsError for a model of transformers without its configuration.
+
+    Otherwise its name, which the author of the file chose, would be looked up as a folder or on the hub.
+    """
+    if isinstance(recipe.detector, TransformersSettings) and recipe.detector.config is None:
+        raise WeightsError(
+            f"{path}: detector.config: expected the configuration of {recipe.detector.name} in the recipe inside, got "
+            "none; use the weights.safetensors that bucketrank train wrote"
+        )
+
+
+def _require_same_dtypes(path: Path | str, state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Raise WeightsError where floats were expected and other numbers came, or the other way round.
+
+    Torch would convert them: complex numbers with a warning, floats to whole numbers without one.
+    """
+    for name, tensor in state.items():
+        if name in expected and tensor.is_floating_point() != expected[name].is_floating_point():
+            dtypes = f"expected {expected[name].dtype}, got {tensor.dtype}"
+            raise WeightsError(f"{path}: {name}: {dtypes}; the file is damaged or was changed by another program")
+
+
+@contextmanager
+def _parameters_limited_to(elements: int) -> Iterator[None]:
+    """Cap the parameters allocated, so that a tiny file cannot request a huge model."""
+    left = elements
+
+    def count(_module: torch.nn.Module, _name: str, parameter: torch.nn.Parameter | None) -> None:
+        nonlocal left
+        left -= 0 if parameter is None else parameter.numel()
+        if left < 0:
+            raise ValueError("it has many more parameters than the file")
+
+    handle = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _first_line(error: Exception) -> str:
+    return f"{(str(error).splitlines() or [repr(error)])[0]:.200}"
+
+
+def build_detector(recipe: Recipe, *, num_classes: int) -> Detector:
+    """Build the detector of a recipe.
+
+    Args:
+        recipe: the recipe of the detector.
+        num_classes: number of classes of objects.
+    """
+    backbone = recipe.backbone if detector_spec(recipe.detector.name).backbone else None
+    return build(recipe.detector, num_classes=num_classes, backbone=backbone, loss=recipe.loss, inputs=recipe.inputs)
+
+
+def without_weights(recipe: Recipe) -> Recipe:
+    """Return the recipe for a detector whose weights come from elsewhere: those that it names are not read.
+
+    What is frozen depends on whether there are weights, so that is written down explicitly.
+    """
+    backbone = recipe.backbone
+    if backbone.weights is not None:
+        backbone = replace(
+            backbone,
+            weights=None,
+            frozen_stages=1 if backbone.frozen_stages is None else backbone.frozen_stages,
+            batch_norm="frozen" if backbone.batch_norm == "auto" else backbone.batch_norm,
+        )
+    return replace(recipe, backbone=backbone, detector=recipe.detector.without_weights())
+
+
+def load_matching_weights(model: Detector, path: str) -> list[str]:
+    """Load every tensor of a weights file whose name and shape match; return the names that keep their values.
+
+    The calibration inside the file is undone, so that training starts from the logits of the earlier run.
+    """
+    state = _trained_state(find_weights(path))
+    own = model.state_dict()
+    _require_same_dtypes(path, state, own)
+    matching = {name: tensor for name, tensor in state.items() if name in own and own[name].shape == tensor.shape}
+    missing = [name for name in own if name.startswith(model.backbone_prefix) and name not in matching]
+    if missing:
+        raise WeightsError(
+            f"{path}: {len(missing)} tensors of the backbone are missing or have another shape, like {missing[0]}; "
+            "init needs a run with the same backbone"
+        )
+    model.load_state_dict(matching, strict=False)
+    return [name for name in own if name not in matching]
+
+
+def _trained_state(path: Path) -> Mapping[str, Tensor]:
+    """Return the tensors of a weights file as they were before its calibration.
+
+    The detector of the file says which layers were calibrated; a detector with another loss may score differently.
+    """
+    state, meta = read_weights(path)
+    if meta.calibration is None:
+        return state
+    with torch.random.fork_rng(devices=[]):  # building draws random numbers, and the run has its own
+        model, _ = load_model(path)
+    try:
+        inverse = meta.calibration.score_map.inverse
+        if meta.calibration.method == "platt":
+            fold(model.score_head(), inverse)
+        else:
+            fold_softmax(model.score_head(), inverse.a[0], inverse.b[0])
+    except ValueError as error:
+        raise WeightsError(f"{path}: the calibration inside does not fit the detector: {error}") from error
+    return model.state_dict()
+
+
+# The weights that a run starts from: those of an earlier run, or torchvision's.
+
+
+TORCHVISION = "torchvision:"
+
+
+def load_initial_weights(model: Detector, init: str, *, classes: Sequence[str] | None = None) -> list[str]:
+    """Load the weights that ``init`` names; return the names of the tensors that keep their values.
+
+    ``init`` is a weights file of an earlier run, ``torchvision:MODEL`` for torchvision's COCO weights, or
+    ``torchvision:FILE.safetensors`` for the state of a torchvision model. ``classes`` are the names of the model's
+    classes.
+    """
+    if init.startswith(TORCHVISION):
+        return load_from_torchvision(model, init.removeprefix(TORCHVISION), classes=classes)
+    return load_matching_weights(model, init)

@@ -1,0 +1,199 @@
+"""Access to the Hugging Face hub, or to its cache."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import socket
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+import timm
+import torch
+from huggingface_hub import constants
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torchvision.models import get_model_weights
+
+CONNECT_SECONDS = 5
+
+
+@contextmanager
+def downloading(name: str) -> Iterator[None]:
+    """Run a download of the weights of ``name``; a failure becomes a ConnectionError that says what to do."""
+    remedy = "pass a file with --backbone.weights FILE.safetensors, or start from random weights with "
+    with hub_access(f"backbone.weights: the pretrained weights of {name}", remedy + "--backbone.weights null"):
+        yield
+
+
+@contextmanager
+def hub_access(content: str, remedy: str, *, action: str = "downloaded") -> Iterator[None]:
+    """Let ``content`` be downloaded (or ``action``); a failure becomes a ConnectionError with reason and ``remedy``.
+
+    If the hub is unreachable only the cache is read, because the hub's library would retry for a minute.
+    """
+    with hub_offline(offline=not is_reachable(constants.ENDPOINT)):
+        try:
+            yield
+        except OSError as error:
+            host = urlsplit(constants.ENDPOINT).hostname
+            reason = f"no connection to {host}" if constants.HF_HUB_OFFLINE else f"{error}".partition("\n")[0]
+            raise ConnectionError(f"{content} cannot be {action} ({reason:.200}); {remedy}") from error
+
+
+@contextmanager
+def hub_offline(*, offline: bool = True) -> Iterator[None]:
+    """Let the hub's library read only its cache; with ``offline`` False, leave its setting as it is."""
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = before or offline
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def is_reachable(address: str) -> bool:
+    """Return whether the host accepts a connection within CONNECT_SECONDS; assumed true behind a proxy."""
+    if {"all", "https"} & set(getproxies()):
+        return True
+    parts = urlsplit(address)
+    port = parts.port or (80 if parts.scheme == "http" else 443)
+    try:
+        socket.create_connection((parts.hostname or "", port), timeout=CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+# Tensors from a .safetensors file that a setting names. Pickles are never read.
+
+
+CONVERT = "convert a file you trust with safetensors.torch.save_file(torch.load(file, weights_only=True), ...)"
+
+
+def read_safetensors(path: Path, *, setting: str, others: str) -> dict[str, Tensor]:
+    """Return the tensors of a file; ``others`` are the values of the setting that are no file, for the message.
+
+    FileNotFoundError if there is no such file, ValueError if it holds anything else or nothing.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"{setting}: expected {others} or an existing .safetensors file, got {path}")
+    if path.suffix != ".safetensors" or not path.is_file():
+        raise ValueError(f"{setting}: expected a .safetensors file, got {path}; {CONVERT}")
+    try:
+        state = load_file(path)
+    except SafetensorError as error:
+        raise ValueError(
+            f"{setting}: expected a .safetensors file, got {path} with other contents ({error}); {CONVERT}"
+        ) from error
+    if not state:
+        raise ValueError(f"{setting}: expected a file with tensors, got {path} without any; write it again")
+    return state
+
+
+# Weights files of backbones. Only safetensors are read, never pickles.
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a .safetensors file."""
+    return read_safetensors(path, setting="backbone.weights", others="null, pretrained")
+
+
+def check_timm_weights(name: str, weights: str) -> None:
+    """Raise unless a file has exactly the tensors of timm's whole model; its classifier may differ or be absent.
+
+    timm never loads strictly into a model with ``features_only``: it drops the tensors of the head, and ignores
+    missing ones.
+    """
+    state = read_weights(Path(weights))
+    configuration = timm.get_pretrained_cfg(name)
+    classifiers = configuration.classifier if configuration is not None else None
+    for classifier in [classifiers] if isinstance(classifiers, str) else classifiers or ():
+        state.pop(f"{classifier}.weight", None)
+        state.pop(f"{classifier}.bias", None)
+    overlay = {"state_dict": state, "classifier": None, "custom_load": False}
+    try:
+        timm.create_model(name, num_classes=0, pretrained=True, pretrained_cfg_overlay=overlay)
+    except (KeyError, RuntimeError) as error:
+        lines = [textwrap.shorten(line, 300) for line in str(error).splitlines()]
+        rest = f" and {len(lines) - 5} more" if len(lines) > 5 else ""
+        raise ValueError(
+            f"backbone.weights: expected weights that fit {name}, got {weights}: {' '.join(lines[:5])}{rest}"
+        ) from error
+
+
+# The COCO weights of torchvision's detectors, from the cache of torch.hub or downloaded.
+
+
+def coco_weights(name: str, *, setting: str, remedy: str) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the tensors of torchvision's COCO weights for the model ``name``, and the name of each label.
+
+    torchvision checks the hash of a download, and only tensors are unpickled. A failure becomes a ConnectionError
+    that starts with the ``setting`` and ends with the ``remedy``.
+    """
+    weights = get_model_weights(name).DEFAULT
+    cached = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlsplit(weights.url).path).name
+    try:
+        if not cached.exists() and not is_reachable(weights.url):
+            raise ConnectionError(f"no connection to {urlsplit(weights.url).hostname}")
+        state: dict[str, Tensor] = weights.get_state_dict(progress=True, check_hash=True, weights_only=True)
+    # RuntimeError: a download has another hash, or the file in the cache is damaged.
+    except (EOFError, OSError, RuntimeError, pickle.UnpicklingError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConnectionError(
+            f"{setting}: the COCO weights of {name} cannot be read ({reason:.200}); "
+            f"put the file of {weights.url} at {cached}, or {remedy}"
+        ) from error
+    return state, list(weights.meta["categories"])
+
+
+# Weights of torchvision's detectors: its COCO weights, or a .safetensors file with the same names.
+
+
+# The layers whose shape depends on the number of classes, as parts of the names of their tensors.
+CLASS_LAYERS = (
+    "roi_heads.box_predictor.",
+    "roi_heads.mask_predictor.mask_fcn_logits.",
+    "head.classification_head.cls_logits.",
+    "head.classification_head.module_list.",  # SSD
+)
+OTHER_WEIGHTS = (
+    "pass a file with --detector.weights FILE.safetensors, or start from random weights with --detector.weights null"
+)
+SIZE_MISMATCH = re.compile(r"size mismatch for ([\w.]+):")  # in the message of torch
+COUNTER = "num_batches_tracked"  # of batch norms; frozen ones have none
+
+
+def load_torchvision_weights(model: nn.Module, name: str, weights: str) -> list[str]:
+    """Load ``weights`` (coco or a file) into a model; return the names of tensors that keep their initial values.
+
+    Only tensors of class layers may keep them, where the number of classes differs. Names of earlier versions of
+    torchvision, which most of its COCO weights have, are renamed by torchvision itself. ValueError for weights of
+    another architecture, ConnectionError if a download fails.
+    """
+    if weights == "coco":
+        state, _ = coco_weights(name, setting="detector.weights", remedy=OTHER_WEIGHTS)
+    else:
+        state = read_safetensors(Path(weights), setting="detector.weights", others="null, coco")
+    own = model.state_dict()
+    reshaped = [
+        each for each in own if each.startswith(CLASS_LAYERS) and each in state and own[each].shape != state[each].shape
+    ]
+    try:
+        keys = model.load_state_dict({each: state[each] for each in state if each not in reshaped}, strict=False)
+        misfits = [*(each for each in keys.missing_keys if each not in reshaped), *keys.unexpected_keys]
+    except RuntimeError as error:
+        misfits = SIZE_MISMATCH.findall(str(error)) or [str(error).partition("\n")[0]]
+    misfits = [each for each in misfits if not each.endswith(COUNTER)]
+    if misfits:
+        raise ValueError(
+            f"detector.weights: expected weights of torchvision's {name}, got {weights} with {len(misfits)} tensors "
+            f"that are missing, unknown or of another shape, like {misfits[0]}; choose the model of the file with "
+            "--detector torchvision/MODEL"
+        )
+    return reshaped
