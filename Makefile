@@ -14,7 +14,7 @@ COMPILE := build/lock/bin/uv pip compile --quiet pyproject.toml --extra dev --ex
 	--generate-hashes --only-binary :all: --custom-compile-command 'make lock' --output-file requirements-dev.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check losses lint workflows format docs serve pages figures package sbom tagcheck lock upgrade clean
+.PHONY: help setup demo test artifacts check losses lint workflows format docs serve pages figures package sbom tagcheck lock upgrade clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## /\1\t/' | awk -F '\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -37,10 +37,13 @@ demo: $(STAMP)  ## one detector trained with a ranking loss and with focal loss,
 
 # A process for each core, and one thread in each: most tests are too small to share between threads.
 test: $(STAMP)  ## the tests and the docstrings' examples
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal -m 'not release'
+
+artifacts: $(STAMP)  ## build and install the package as users get it, and run the notebooks
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m release tests
 
 check: lint  ## linters, types and the tests that are not slow: the daily loop (about 5 minutes on two cores)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal -m 'not slow'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal -m 'not slow and not release'
 
 losses: build/losses/.installed  ## the tests of the losses alone, with torch, numba and pytest; also on macOS and Windows
 	OMP_NUM_THREADS=1 $(LOSSES)/python -m pytest tests/losses src/bucketrank/losses

@@ -81,7 +81,7 @@ def environment(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_pypi_accepts_the_description(dist):
     files = sorted(str(path) for path in dist.iterdir())
     assert [Path(path).name for path in files] == [
@@ -91,7 +91,7 @@ def test_pypi_accepts_the_description(dist):
     subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *files], check=True, capture_output=True)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_metadata_has_the_addresses_and_no_relative_link(dist):
     (wheel,) = dist.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -106,7 +106,7 @@ def test_metadata_has_the_addresses_and_no_relative_link(dist):
     assert [target for target in targets if not target.startswith(("https://", "http://", "#"))] == []
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_sdist_has_what_the_tests_read(dist):
     (sdist,) = dist.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
@@ -122,7 +122,7 @@ def test_the_sdist_has_what_the_tests_read(dist):
     assert {".ci/oldest.txt", ".github/workflows/tests.yml", "CITATION.cff", "LICENSE", "README.md"} <= names
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_quick_start_of_readme_runs_with_torch_alone(environment, tmp_path):
     blocks = PYCON.findall((ROOT / "README.md").read_text(encoding="utf-8"))
     examples = [block for block in blocks if set(IMPORT.findall(block)) <= {"torch", "bucketrank"}]
@@ -139,7 +139,7 @@ def test_the_quick_start_of_readme_runs_with_torch_alone(environment, tmp_path):
     assert not Path(result["file"]).is_relative_to(ROOT)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_that_environment_has_no_other_package(environment):
     program = "import importlib.util as u; print([name for name in ('numba', 'PIL', 'pytest') if u.find_spec(name)])"
     assert (

@@ -35,7 +35,7 @@ def make_targets(command: str) -> list[str]:
 def test_workflows_call_targets_of_the_makefile():
     commands = [step.get("run", "") for path in WORKFLOWS for step in steps_of(read_workflow(path))]
     targets = {target for command in commands for target in make_targets(command)}
-    assert targets == {"docs", "lint", "losses", "package", "pages", "sbom", "tagcheck", "test"}
+    assert targets == {"artifacts", "docs", "lint", "losses", "package", "pages", "sbom", "tagcheck", "test"}
     assert targets <= TARGETS
 
 

@@ -43,7 +43,7 @@ def test_documentation_shows_the_notebook(path):
     assert f"<!-- notebook: examples/{path.name} -->" in page.read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.filterwarnings("default")  # of Jupyter's packages
 @names
 def test_notebook_runs(path, tmp_path, monkeypatch):
