@@ -1,4 +1,4 @@
-"""The values that string arguments of the losses accept. Needs no torch."""
+"""Accepted values and defaults of the ranking losses. Needs no torch."""
 
 from typing import Literal
 
@@ -7,3 +7,6 @@ Method = Literal["exact", "bucketed", "pairwise"]
 ALRPMethod = Literal["exact", "pairwise"]
 Backend = Literal["auto", "fused", "torch", "triton"]
 Reduction = Literal["mean", "none"]
+
+# Two logits closer than delta count as partly tied. Keys are loss names; the defaults are those of the papers.
+DEFAULT_DELTAS = {"ap": 1.0, "rs": 0.5, "alrp": 1.0}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, get_args
@@ -17,9 +19,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from bucketrank import ap_loss, rank_sort_loss, use_backend
 from bucketrank.choices import Method
-from bucketrank.losses import backend, kernels, threads
+from bucketrank.losses import backend, fused, kernels
 from bucketrank.losses.exact import Exact
-from bucketrank.losses.fused import Fused
+from bucketrank.losses.fused import Fused, call_kernel
 
 from .cases import answer, synthetic, total
 
@@ -117,7 +119,7 @@ with use_backend("fused"):
 def test_parts_cover_everything_once_in_order(monkeypatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     for size in (0, 1, 9, 10, 29, 30, 31, 100):
-        parts = threads.in_parts(lambda start, stop: list(range(start, stop)), size, smallest=10)
+        parts = fused.in_parts(lambda start, stop: list(range(start, stop)), size, smallest=10)
         assert [entry for part in parts for entry in part] == list(range(size))
         assert len(parts) == (1 if size < 20 else 2 * min(3, size // 10))
 
@@ -130,7 +132,7 @@ def test_an_error_in_a_part_is_raised(monkeypatch) -> None:
             raise RuntimeError(f"part {start} to {stop}")
 
     with pytest.raises(RuntimeError, match="part 5 to 10"):
-        threads.in_parts(work, 20, smallest=10)
+        fused.in_parts(work, 20, smallest=10)
 
 
 def test_cells_with_many_edges_are_searched() -> None:
@@ -228,3 +230,72 @@ def test_a_numba_that_cannot_be_imported_is_reported_once_and_not_used(monkeypat
     ]
     with pytest.raises(ImportError, match=r"Numba needs NumPy 2\.2 or less"), use_backend("fused"):
         pass
+
+
+# Signals during compiled kernels: the exception of the signal handler is raised, not a SystemError.
+
+
+class Alarm(BaseException):
+    """Raised by the signal handler of these tests."""
+
+
+@pytest.fixture
+def alarms() -> Iterator[None]:
+    """Raise Alarm at SIGALRM."""
+
+    def handle(*_: object) -> None:
+        raise Alarm
+
+    before = signal.signal(signal.SIGALRM, handle)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no timer signals")
+@pytest.mark.usefixtures("alarms")
+def test_interrupted_losses_raise_the_exception_of_the_signal_handler() -> None:
+    logits, targets = synthetic(100_000, 2_000)
+    logits.requires_grad_()
+    raised: Counter[str] = Counter()
+
+    def train() -> None:
+        with use_backend("fused"):
+            total(rank_sort_loss(logits, targets)).backward()
+
+    train()  # compiles the kernels
+    for tenths in range(50):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.002 + 1e-4 * tenths)
+            while True:
+                train()
+        except BaseException as error:  # noqa: BLE001, PERF203 (a SystemError, if the test fails)
+            raised[type(error).__name__] += 1
+    assert raised == {"Alarm": 50}
+
+
+def raises(error: BaseException) -> None:
+    raise error
+
+
+def caused_by(cause: BaseException | None) -> SystemError:
+    error = SystemError("returned a result with an exception set")
+    error.__cause__ = cause
+    return error
+
+
+def test_the_first_cause_is_raised() -> None:
+    assert call_kernel(max, 1, 2) == 2
+    interrupt = KeyboardInterrupt()
+    for error in (caused_by(interrupt), caused_by(caused_by(interrupt))):
+        with pytest.raises(KeyboardInterrupt) as raised:
+            call_kernel(raises, error)
+        assert raised.value is interrupt
+        assert interrupt.__context__ is None
+
+
+def test_a_system_error_without_a_cause_stays() -> None:
+    error = caused_by(caused_by(None))
+    with pytest.raises(SystemError) as raised:
+        call_kernel(raises, error)
+    assert raised.value is error

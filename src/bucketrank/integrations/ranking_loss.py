@@ -12,8 +12,7 @@ from torch import Tensor
 from bucketrank.boxes import paired_iou
 from bucketrank.choices import Method
 from bucketrank.losses import ap_loss, rank_sort_loss, self_balance
-from bucketrank.losses.functional import check_settings
-from bucketrank.losses.numbers import format_value, is_finite_number
+from bucketrank.losses.functional import check_settings, format_value, is_finite_number
 
 LossName = Literal["rs", "ap"]
 

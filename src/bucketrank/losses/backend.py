@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from bucketrank.choices import Backend
-from bucketrank.losses.bucketed import Bucketed
-from bucketrank.losses.comparison import Comparison
+from bucketrank.losses.comparison import Comparison, TorchComparison
 from bucketrank.losses.exact import Exact
-from bucketrank.losses.pairwise import Pairwise
+from bucketrank.losses.pairwise import Bucketed, Pairwise
 
-METHODS: dict[str, type[Comparison]] = {"exact": Exact, "bucketed": Bucketed, "pairwise": Pairwise}
+METHODS: dict[str, type[TorchComparison]] = {"exact": Exact, "bucketed": Bucketed, "pairwise": Pairwise}
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
 # Types of devices for which Triton has compilers; "cuda" also stands for ROCm.

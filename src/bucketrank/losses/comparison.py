@@ -1,6 +1,7 @@
-"""The sums of H over positives and negatives from which every ranking loss is made.
+"""Sums of the smoothed step H over positives and negatives, from which every ranking loss is computed.
 
-The losses (``terms.py``) are written once, with these few sums; each method computes them in its own way.
+The losses (``terms.py``) are written once in terms of these sums. Each method is a subclass that computes the sums in
+its own way.
 """
 
 from __future__ import annotations
@@ -13,65 +14,78 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-# A tensor; in the fused backend a numpy array, whose small operations cost a fifth of torch's.
+# A tensor, or in the fused backend a numpy array, whose small operations are five times faster.
 Array = Any
 
 # A delta below this fraction of the largest positive logit leaves float64 too few digits for the edges s +- delta.
 FINEST_DELTA = 1e-9
 # Sums and quotients of numbers inside the range of a float type, narrowed by this factor, do not overflow.
 HEADROOM = 2.0**60
-
-
-# Types of devices whose values Python reads without waiting, and which have no cost of launches.
+# Lifts the smallest numbers of float32 and float64 to normal ones. Large differences may overflow: H is 0 or 1.
+MAGNIFICATION = 2.0**100
+# Device types without launch overhead, whose values Python reads without a device sync.
 HOSTS: Container[str] = ("cpu",)
 
 
 def on_host(tensor: Tensor) -> bool:
-    """Whether reading a value of ``tensor`` costs nothing. Elsewhere the host would wait for the device."""
+    """Return whether a value of ``tensor`` can be read without a device sync."""
     return tensor.device.type in HOSTS
 
 
 def precise(tensor: Tensor) -> Tensor:
-    """Convert ``tensor`` to the widest float of its device, which sums over millions of logits need."""
+    """Convert ``tensor`` to the widest float type of its device, which sums over millions of logits need."""
     return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)
 
 
 def can_place_edges(largest: float, delta: float, dtype: torch.dtype = torch.float64) -> bool:
-    """Whether ``dtype`` has the digits and the range for the edges ``s +- delta`` of scores up to ``largest``."""
+    """Return whether ``dtype`` has the digits and the range for edges ``s +- delta`` of scores up to ``largest``."""
     limits = torch.finfo(dtype)
     if not max(largest, delta) <= limits.max / HEADROOM:
         return False
     return delta == 0 or delta >= max(FINEST_DELTA * largest, limits.tiny * HEADROOM)
 
 
+def step_(x: Tensor, delta: float) -> Tensor:
+    """Overwrite ``x`` with H(x), which rises linearly from 0 at -delta to 1 at delta; at delta 0, [x >= 0] (Eq. 2)."""
+    if delta == 0:
+        return x.ge_(0)
+    width, tiny = 2 * delta, torch.finfo(x.dtype).tiny
+    if width < tiny:  # too few digits in this dtype: a tie would be 0 / 0
+        x, width = x.mul_(MAGNIFICATION), max(width * MAGNIFICATION, tiny)
+    return x.div_(width).add_(0.5).clamp_(0, 1)
+
+
+def step_at_tie(delta: float) -> float:
+    """Return H(0), which an entry adds to its own rank."""
+    return 1.0 if delta == 0 else 0.5
+
+
 class Comparison(ABC):
     """The logits of one call, compared with its positives.
 
-    A method is a subclass. It is created with the flat logits and targets, delta, and optionally ``index``. ``index``
-    holds the flat positions of the positives, lowest logit first; it is computed if it is None. Every vector over
-    positives, as argument or result, has that order, the precision of :func:`precise`, and is an array of the
-    namespace ``xp``.
+    A method is a subclass, created with the flat logits and targets and delta. Every vector over positives, as argument
+    or result, has the order of ``index`` and the precision of :func:`precise`, and is an array of the namespace ``xp``.
     """
 
     xp: Any
-    # Whether the method uses the edges of the ramps, so that a tiny delta leaves it too few digits.
+    # Whether the method uses the ends of the ramps, for which a tiny delta leaves too few digits.
     has_edges: ClassVar[bool] = False
     delta: float
-    # False if the host knows that a logit that is not ignored, or the target of a positive, is not finite. Then no sum
-    # is defined.
+    # False if a logit that is not ignored, or the target of a positive, is known to be NaN or infinite. Then no sum is
+    # defined.
     finite: bool = True
-    # On a device, where the host does not wait for the answer: 0 if all of them are finite, else NaN.
+    # The same on a device, without a device sync: 0 if all of them are finite, otherwise NaN.
     taint: Tensor | None = None
     # The logits of the positives.
     scores: Array
 
     @abstractmethod
-    def __init__(self, logits: Tensor, targets: Tensor, delta: float, index: Tensor | None = None) -> None: ...
+    def __init__(self, logits: Tensor, targets: Tensor, delta: float) -> None: ...
 
     @property
     @abstractmethod
     def index(self) -> Tensor:
-        """The flat positions of the positives."""
+        """The flat positions of the positives, lowest logit first."""
 
     @cached_property
     @abstractmethod
@@ -79,7 +93,7 @@ class Comparison(ABC):
         """The targets of the positives."""
 
     def is_accurate(self) -> bool:
-        """Whether this method has enough digits for logits this large and a delta this small."""
+        """Return whether this method has enough digits for these logits and this delta."""
         return True
 
     @abstractmethod
@@ -88,7 +102,7 @@ class Comparison(ABC):
 
     @abstractmethod
     def number(self, value: Tensor) -> Any:
-        """Convert a tensor of one value to a factor for arrays of ``xp``."""
+        """Convert a tensor with one value to a factor for arrays of ``xp``."""
 
     @abstractmethod
     def mean(self, errors: Array) -> Tensor:
@@ -96,7 +110,7 @@ class Comparison(ABC):
 
     @abstractmethod
     def running_minimum(self, values: Array) -> Array:
-        """Return the least of ``values`` from the lowest logit up to each positive."""
+        """Return the minimum of ``values`` from the lowest logit up to each positive."""
 
     def ranks(self) -> tuple[Array, Array]:
         """Return FP(i) and rank(i) for each positive i, which counts itself in rank(i) as H(0)."""
@@ -129,7 +143,10 @@ class Comparison(ABC):
 
 
 class TorchComparison(Comparison):
-    """Base of all methods in torch operations, which find the positives and convert arrays in the same way."""
+    """Base class of the methods in torch operations.
+
+    ``index`` is computed unless the caller already knows it.
+    """
 
     xp: Any = torch
 
@@ -155,7 +172,7 @@ class TorchComparison(Comparison):
         return precise(values)
 
     def number(self, value: Tensor) -> Any:
-        return precise(value)  # stays on the device: no synchronisation
+        return precise(value)  # stays on the device: no sync
 
     def mean(self, errors: Array) -> Tensor:
         mean: Tensor = errors.sum() / len(errors)
@@ -166,14 +183,14 @@ class TorchComparison(Comparison):
 
 
 def positives_by_score(logits: Tensor, index: Tensor) -> Tensor:
-    """Return the positions ``index``, lowest logit first; equal logits keep their order."""
+    """Sort the positions ``index``, lowest logit first; equal logits keep their order."""
     return index[comparable(logits[index]).argsort(stable=True)]
 
 
 def comparable(scores: Tensor) -> Tensor:
-    """Replace what is not finite on a device, where the sums are computed before anybody knows that they are NaN.
+    """Replace NaN and Inf on a device, where the sums are computed before we know whether the scores are finite.
 
-    Every place that a search among finite scores finds is valid, so no index is out of range.
+    A search among finite scores always finds a valid position, so no index is out of range.
     """
     return scores if on_host(scores) else scores.nan_to_num()
 
@@ -183,7 +200,7 @@ def check_finite(logits: Tensor, targets: Tensor) -> tuple[bool, Tensor | None]:
     if logits.numel() == 0:
         return True, None
     if on_host(logits):
-        # The extremes propagate NaN, and take fewer passes than a test of each entry.
+        # The extremes propagate NaN, and take fewer passes than testing each entry.
         low, high = logits.masked_fill(targets < 0, 0).aminmax()
         return bool((low > -torch.inf) & (high < torch.inf) & (targets.amax() < torch.inf)), None
     largest = torch.maximum(logits.abs(), targets).masked_fill_(targets < 0, 0).amax()

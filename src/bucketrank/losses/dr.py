@@ -1,4 +1,4 @@
-"""DR loss (Qian et al., CVPR 2020), which ranks distributions. A differentiable baseline, one pass over the logits."""
+"""DR loss (Qian et al., CVPR 2020), a differentiable baseline that ranks distributions in one pass over the logits."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from bucketrank.losses.functional import check_logits
-from bucketrank.losses.numbers import format_value, is_finite_number
+from bucketrank.losses.functional import check_logits, format_value, is_finite_number
 
 
 def dr_loss(
@@ -22,19 +21,19 @@ def dr_loss(
     smoothing: float = 6.0,
     weight: float = 4.0,
 ) -> Tensor:
-    """Distributional ranking: the hardest positives should score higher than the hardest negatives by a margin.
+    """DR loss, ``weight / smoothing * softplus(smoothing * (p- - p+ + margin))``: a margin between distributions.
 
-    With p = sigmoid(logit), ``p+`` is the mean of the positives' p weighted by softmax(-p / positive_temperature),
-    ``p-`` that of the negatives' p weighted by softmax(p / negative_temperature); the loss is
-    ``weight * softplus(smoothing * (p- - p+ + margin)) / smoothing``. Without positives p+ is 1; without negatives
-    the loss is 0. The gradient is ordinary autograd's; targets have the same meaning as in the other losses.
+    With p = sigmoid(logit), ``p+`` is the mean positive p weighted by softmax(-p / positive_temperature), and ``p-``
+    the mean negative p weighted by softmax(p / negative_temperature): the hardest positives should score higher than
+    the hardest negatives by ``margin``. Without positives p+ is 1; without negatives the loss is 0. The gradient comes
+    from ordinary autograd. Targets have the same meaning as in the other losses.
 
     Args:
         logits: scores before the sigmoid, of any shape.
-        targets: of the same shape: above 0 for a positive, 0 for a negative, below 0 for an entry to ignore.
-        margin: by how much the hardest positives should exceed the hardest negatives, as probabilities.
-        positive_temperature: temperature of the weights of the positives; lower values look at harder positives only.
-        negative_temperature: temperature of the weights of the negatives; lower values look at harder negatives only.
+        targets: of the same shape: above 0 for a positive, 0 for a negative, below 0 for an ignored entry.
+        margin: desired difference between the hardest positives and the hardest negatives, as probabilities.
+        positive_temperature: softmax temperature for positives; lower values focus on harder positives.
+        negative_temperature: softmax temperature for negatives; lower values focus on harder negatives.
         smoothing: steepness of the smoothed hinge; higher values come closer to a hinge.
         weight: factor on the loss.
 
@@ -52,7 +51,7 @@ def dr_loss(
     )
     check_logits("dr_loss", logits, targets)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).masked_fill(targets < 0, 0)
-    # Without branches and selections, which depend on values and break the graphs of torch.compile.
+    # No branch or selection depends on values: that would break torch.compile graphs.
     finite = logits.isfinite().all() & (targets < torch.inf).all()
     scores, negative, positive = logits.sigmoid(), targets == 0, targets > 0
     highest_negative = _weighted_mean(scores, scores / negative_temperature, negative)
@@ -64,13 +63,13 @@ def dr_loss(
 
 
 def _weighted_mean(values: Tensor, scores: Tensor, used: Tensor) -> Tensor:
-    """Return the mean of the used values, weighted by the softmax of their scores; 0 if none is used."""
+    """Average the used values, weighted by the softmax of their scores; 0 if none is used."""
     scores = torch.where(used | ~used.any(), scores, -torch.inf)
     return (scores.flatten().softmax(0) * (values * used).flatten()).sum()
 
 
 def check_dr_settings(name: str, **settings: float) -> None:
-    """Raise unless ``settings`` are valid settings of DR loss."""
+    """Raise ValueError unless these are valid settings of DR loss."""
     for setting, value in settings.items():
         if not is_finite_number(value) or (setting != "margin" and value <= 0):
             above = "" if setting == "margin" else " above 0"

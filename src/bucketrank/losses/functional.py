@@ -1,18 +1,19 @@
 """The ranking losses as functions.
 
-All losses share one convention. ``logits`` and ``targets`` have the same shape, any shape, and are ranked together as
-one list. A target above 0 marks a positive (Rank & Sort reads its value as the IoU label), 0 a negative, below 0 an
-entry to ignore. ``delta`` is half the width of the ramp of the smoothed step H; at 0 logits are compared with ``>=``.
-``method`` is ``"exact"`` (O((P + N) log P), the default), ``"pairwise"`` (the definition, O(P (P + N)), the same
-numbers) or ``"bucketed"`` (the paper's approximation, O((P + N) log P + P^2)).
+All losses share one convention. ``logits`` and ``targets`` have the same shape, any shape, and form one ranking. A
+target above 0 marks a positive (Rank & Sort reads its value as the IoU label), 0 a negative, below 0 an ignored entry.
+Two logits closer than ``delta`` count as partly tied: the smoothed step H rises linearly from 0 at ``-delta`` to 1 at
+``delta``. With delta 0, logits are compared with ``>=``. ``method`` is ``"exact"`` (O((P + N) log P), the default),
+``"pairwise"`` (the definition, O(P (P + N)), the same numbers) or ``"bucketed"`` (the paper's approximation,
+O((P + N) log P + P^2)).
 
-``sizes`` ranks parts of the list apart from each other: the lengths of consecutive rankings, like the argument of
-``torch.split``. Lengths, unlike a tensor with the ranking of each entry, take no memory and are known without reading
-from the device. With ``reduction="none"`` each term has one value per ranking; with ``"mean"`` it is their mean over
-the rankings that have positives, 0 if none has.
+``sizes`` splits the entries into rankings: it lists the lengths of consecutive rankings, like the argument of
+``torch.split``. Lengths take no memory and need no device sync, unlike a tensor with the ranking of each entry. With
+``reduction="none"`` each term has one value per ranking; with ``"mean"`` it is the mean over the rankings that have
+positives, or 0 if no ranking has any.
 
-``max_positives`` is a capacity: the most positives that one call, with all its rankings, may have. More of them make
-every value and gradient NaN. On a GPU the host then does not have to wait for their number.
+``max_positives`` is an upper bound on the positives of a call, all rankings together; it avoids a device sync on a GPU.
+Exceeding it yields NaN for every value and gradient.
 
 The gradients are defined by identity update, not derived from the values. Without positives a loss is 0 and its
 gradient is 0. If a logit that is not ignored, or the target of a positive, is NaN or infinite, the loss is NaN, and
@@ -21,22 +22,27 @@ so is the gradient at every entry that is not ignored.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from typing import NamedTuple, get_args
+from typing import NamedTuple, TypeGuard, get_args
 
 import torch
 from torch import Tensor
 
-from bucketrank.choices import ALRPMethod, Method, Reduction
+from bucketrank.choices import DEFAULT_DELTAS, ALRPMethod, Method, Reduction
 from bucketrank.losses.autograd import rank
-from bucketrank.losses.numbers import format_value, is_finite_number
 
+METHODS: tuple[Method, ...] = get_args(Method)
 ALRP_METHODS: tuple[ALRPMethod, ...] = get_args(ALRPMethod)
 REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
 
+LARGEST_FLOAT = sys.float_info.max
+# repr fails for integers beyond a few thousand digits.
+MAX_PRINTED_BITS = 128
+
 
 class RankSortTerms(NamedTuple):
-    """The two terms of Rank & Sort loss. Each has its own gradient, so each can have its own weight.
+    """The two terms of Rank & Sort loss. Each has its own gradient, so they can be weighted separately.
 
     Attributes:
         ranking: AP loss.
@@ -63,33 +69,33 @@ def ap_loss(
     logits: Tensor,
     targets: Tensor,
     *,
-    delta: float = 1.0,
+    delta: float = DEFAULT_DELTAS["ap"],
     method: Method = "exact",
     interpolate: bool = False,
     sizes: Sequence[int] | None = None,
     reduction: Reduction = "mean",
     max_positives: int | None = None,
 ) -> Tensor:
-    """Average Precision loss: the mean, over positives, of the share of negatives ranked above (paper, Eq. 4).
+    """AP loss, ``1/|P| sum_i FP(i) / rank(i)``: the mean share of negatives ranked above a positive (paper, Eq. 4).
 
-    ``L = 1/|P| sum_i FP(i) / rank(i)`` with ``FP(i) = sum_{j in N} H(s_j - s_i)`` and ``rank(i)`` the same sum over
-    all entries, the positive itself included as H(0). ``method="bucketed"`` is the paper's Bucketed AP loss.
+    ``FP(i) = sum_{j in N} H(s_j - s_i)`` counts the negatives above positive i, and ``rank(i)`` is the same sum over
+    all entries, including H(0) for the positive itself. ``method="bucketed"`` is the paper's Bucketed AP loss.
     ``interpolate=True`` is the original AP loss: each positive counts itself as 1 and takes the best precision at or
     below its score.
 
     Args:
-        logits: scores before the sigmoid, of any shape; all entries are ranked together as one list.
-        targets: of the same shape: above 0 for a positive, 0 for a negative, below 0 for an entry to ignore.
-        delta: half the width of the ramp of the smoothed step H; at 0 logits are compared with ``>=``.
+        logits: scores before the sigmoid, of any shape.
+        targets: of the same shape: above 0 for a positive, 0 for a negative, below 0 for an ignored entry.
+        delta: two logits closer than this count as partly tied; at 0 logits are compared with ``>=``.
         method: ``"exact"`` (the default), ``"pairwise"`` (the definition, slower, the same numbers) or ``"bucketed"``
             (the paper's approximation).
         interpolate: compute the original AP loss, as described above.
-        sizes: lengths of consecutive rankings, like the argument of ``torch.split``; by default all entries are one
+        sizes: lengths of consecutive rankings, like the argument of ``torch.split``; by default all entries form one
             ranking.
         reduction: with ``sizes``: ``"mean"`` over the rankings that have positives, or ``"none"``, one value per
             ranking.
-        max_positives: the most positives that one call may have; more of them make the loss NaN. On a GPU the host then
-            does not wait for their number.
+        max_positives: upper bound on the positives of a call, which avoids a device sync on a GPU. Exceeding it yields
+            NaN.
 
     >>> logits, targets = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0])
     >>> # The error of the first positive is 0/1, that of the second 1/3.
@@ -111,31 +117,31 @@ def rank_sort_loss(
     logits: Tensor,
     targets: Tensor,
     *,
-    delta: float = 0.5,
+    delta: float = DEFAULT_DELTAS["rs"],
     method: Method = "exact",
     sizes: Sequence[int] | None = None,
     reduction: Reduction = "mean",
     max_positives: int | None = None,
 ) -> RankSortTerms:
-    """Rank & Sort loss: AP loss, plus a term that sorts the positives by their IoU labels (paper, Eq. 10).
+    """Rank & Sort loss, ``AP loss + 1/|P| sum_i (l_S(i) - l_S*(i))``: rank, then sort by IoU label (paper, Eq. 10).
 
-    ``ranking`` is AP loss. ``sorting`` is the mean over positives of ``l_S(i) - l_S*(i)``: the average ``1 - IoU``
-    of the positives ranked above i, minus the same average over only those whose IoU is at least that of i.
-    ``method="bucketed"`` is the paper's Bucketed RS loss. A positive of IoU 0 would count as a negative: give it a
-    small label instead, for example with ``iou.clamp(min=1e-6)``.
+    ``ranking`` is AP loss and ``sorting`` the second sum. ``l_S(i)`` is the mean ``1 - IoU`` of the positives ranked
+    above i; ``l_S*(i)`` is the same mean over only those whose IoU is at least that of i. ``method="bucketed"`` is the
+    paper's Bucketed RS loss. A positive with IoU 0 would count as a negative: give it a small label instead, for
+    example with ``iou.clamp(min=1e-6)``.
 
     Args:
-        logits: scores before the sigmoid, of any shape; all entries are ranked together as one list.
-        targets: of the same shape: the IoU label of a positive, 0 for a negative, below 0 for an entry to ignore.
-        delta: half the width of the ramp of the smoothed step H; at 0 logits are compared with ``>=``.
+        logits: scores before the sigmoid, of any shape.
+        targets: of the same shape: the IoU label of a positive, 0 for a negative, below 0 for an ignored entry.
+        delta: two logits closer than this count as partly tied; at 0 logits are compared with ``>=``.
         method: ``"exact"`` (the default), ``"pairwise"`` (the definition, slower, the same numbers) or ``"bucketed"``
             (the paper's approximation).
-        sizes: lengths of consecutive rankings, like the argument of ``torch.split``; by default all entries are one
+        sizes: lengths of consecutive rankings, like the argument of ``torch.split``; by default all entries form one
             ranking.
         reduction: with ``sizes``: ``"mean"`` over the rankings that have positives, or ``"none"``, one value per
             ranking.
-        max_positives: the most positives that one call may have; more of them make the loss NaN. On a GPU the host then
-            does not wait for their number.
+        max_positives: upper bound on the positives of a call, which avoids a device sync on a GPU. Exceeding it yields
+            NaN.
 
     >>> logits, targets = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([0.5, 0.0, 0.9])
     >>> # Sorting errors: 0 of the first entry, (0.5 + 0.1) / 2 - 0.1 of the last.
@@ -154,32 +160,31 @@ def alrp_loss(
     targets: Tensor,
     localisation: Tensor,
     *,
-    delta: float = 1.0,
+    delta: float = DEFAULT_DELTAS["alrp"],
     method: ALRPMethod = "exact",
     sizes: Sequence[int] | None = None,
     reduction: Reduction = "mean",
     max_positives: int | None = None,
 ) -> ALRPTerms:
-    """Average Localisation-Recall-Precision loss (Oksuz et al., 2020), which ranks classification and boxes together.
+    """aLRP loss, ``1/|P| sum_i (FP(i) + sum_{s_j >= s_i} E_j) / rank(i)``: rank by box quality (Oksuz et al., 2020).
 
-    ``localisation`` holds one error per positive, in the order of ``logits[targets > 0]``, also with ``sizes``;
-    1 - GIoU is the usual choice. ``classification`` is AP loss in which each positive counts itself as 1; its gradient
-    also lifts a positive past badly localised ones. ``localisation`` is the mean over positives i of ``sum of
-    localisation_j over s_j >= s_i, divided by rank(i)``; its gradient is at the localisation errors. There is no
-    bucketed method.
+    ``localisation`` holds the error E of each positive, in the order of ``logits[targets > 0]``, also with ``sizes``;
+    1 - GIoU is the usual choice. The first term, ``classification``, is AP loss in which each positive counts itself
+    as 1; its gradient also lifts a positive past badly localised ones. The second, ``localisation``, has its gradient
+    at the localisation errors. There is no bucketed method.
 
     Args:
-        logits: scores before the sigmoid, of any shape; all entries are ranked together as one list.
-        targets: of the same shape: above 0 for a positive, 0 for a negative, below 0 for an entry to ignore.
+        logits: scores before the sigmoid, of any shape.
+        targets: of the same shape: above 0 for a positive, 0 for a negative, below 0 for an ignored entry.
         localisation: one error per positive, in the order of ``logits[targets > 0]``.
-        delta: half the width of the ramp of the smoothed step H; at 0 logits are compared with ``>=``.
+        delta: two logits closer than this count as partly tied; at 0 logits are compared with ``>=``.
         method: ``"exact"`` (the default) or ``"pairwise"`` (the definition, slower, the same numbers).
-        sizes: lengths of consecutive rankings, like the argument of ``torch.split``; by default all entries are one
+        sizes: lengths of consecutive rankings, like the argument of ``torch.split``; by default all entries form one
             ranking.
         reduction: with ``sizes``: ``"mean"`` over the rankings that have positives, or ``"none"``, one value per
             ranking.
-        max_positives: the most positives that one call may have; more of them make the loss NaN. On a GPU the host then
-            does not wait for their number.
+        max_positives: upper bound on the positives of a call, which avoids a device sync on a GPU. Exceeding it yields
+            NaN.
 
     >>> logits, targets = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0])
     >>> # The localisation term is (0.2 / 1 + (0.2 + 0.4) / 3) / 2.
@@ -202,9 +207,34 @@ def alrp_loss(
     return ALRPTerms(*(values if sizes is None else _reduce(values, flat[1], sizes, reduction)))
 
 
+def self_balance(loss: Tensor, to: Tensor) -> Tensor:
+    """Self-balancing, ``loss * (to / loss)`` with a constant factor (Oksuz et al., 2021).
+
+    The result has the value of ``to``, which gets no gradient. A ``loss`` of 0 is returned unchanged, with its own
+    gradient.
+
+    Args:
+        loss: the loss to scale, a tensor with one value.
+        to: the value to scale it to, a tensor with one value.
+
+    >>> box = torch.tensor(0.5, requires_grad=True)
+    >>> balanced = self_balance(box * 2, to=torch.tensor(3.0))
+    >>> balanced.backward()
+    >>> balanced.item(), box.grad.item()  # scaled by 3 / 1
+    (3.0, 6.0)
+    """
+    for argument, value in (("loss", loss), ("to", to)):
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise TypeError(f"self_balance: expected {argument} to be a tensor with one value, got {got}")
+    value = loss.detach().to(torch.promote_types(loss.dtype, torch.float32))  # the factor may overflow float16
+    scale = torch.where(value == 0, 1, to.detach() / torch.where(value == 0, 1, value))
+    return loss * scale
+
+
 def _flat(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both tensors flat and contiguous, in a dtype of at least float32 that rounds neither."""
-    # Each step only where it is needed: on small inputs these calls cost as much as the loss.
+    """Flatten both tensors and convert them to a common dtype, at least float32, that rounds neither."""
+    # Every step is skipped where it changes nothing: on small inputs these calls cost as much as the loss.
     if logits.dim() != 1:
         logits, targets = logits.reshape(-1), targets.reshape(-1)
     if not logits.dtype == targets.dtype == torch.float32:
@@ -216,7 +246,7 @@ def _flat(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _reduce(values: Sequence[Tensor], targets: Tensor, sizes: Sequence[int], reduction: str) -> Sequence[Tensor]:
-    """Return the values of each ranking, or the mean of each value over the rankings with positives."""
+    """Average each value over the rankings that have positives, unless ``reduction`` is ``"none"``."""
     if reduction == "none" or not sizes:
         return values if reduction == "none" else [value.sum() for value in values]
     positive = targets > 0
@@ -224,20 +254,20 @@ def _reduce(values: Sequence[Tensor], targets: Tensor, sizes: Sequence[int], red
         ranked = positive.view(len(sizes), sizes[0]).any(1)
     else:
         ranked = torch.stack([part.any() for part in positive.split(list(sizes))])
-    number = ranked.sum().clamp(min=1)
-    return [value.sum() / number for value in values]
+    count = ranked.sum().clamp(min=1)
+    return [value.sum() / count for value in values]
 
 
 def check_settings(
     name: str,
     delta: float,
     method: str,
-    methods: tuple[str, ...] = get_args(Method),
+    methods: tuple[str, ...] = METHODS,
     *,
     reduction: str = "mean",
     max_positives: int | None = None,
 ) -> None:
-    """Raise unless these are valid settings of a ranking loss."""
+    """Raise ValueError unless these are valid settings of a ranking loss."""
     if not is_finite_number(delta) or delta < 0:
         raise ValueError(f"{name}: expected delta to be a finite number of at least 0, got {format_value(delta)}")
     if method not in methods:
@@ -251,7 +281,7 @@ def check_settings(
 
 
 def check_logits(name: str, logits: Tensor, targets: Tensor, sizes: Sequence[int] | None = None) -> None:
-    """Raise unless ``logits`` and ``targets`` are tensors that fit each other, and ``sizes`` fit them."""
+    """Raise unless ``logits`` and ``targets`` are matching tensors, and ``sizes`` cover them."""
     for argument, value in (("logits", logits), ("targets", targets)):
         if not isinstance(value, Tensor):
             raise TypeError(f"{name}: expected {argument} to be a tensor, got {_describe(value)}")
@@ -292,3 +322,17 @@ def _check_sizes(name: str, sizes: Sequence[int], entries: int) -> None:
 
 def _describe(value: object) -> str:
     return str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
+
+
+def is_finite_number(value: object) -> TypeGuard[float]:
+    """Return whether ``value`` is an int or float, not a bool, that float64 can hold."""
+    # Not math.isfinite: torch.compile cannot trace it for a number that changes between calls, and it raises
+    # OverflowError for very large integers.
+    return not isinstance(value, bool) and isinstance(value, (int, float)) and -LARGEST_FLOAT <= value <= LARGEST_FLOAT
+
+
+def format_value(value: object) -> str:
+    """Return ``repr(value)``, or the bit length of an integer with too many digits to print."""
+    if isinstance(value, int) and value.bit_length() > MAX_PRINTED_BITS:
+        return f"an integer of {value.bit_length()} bits"
+    return repr(value)

@@ -1,7 +1,7 @@
-"""The loops of ``fused.py``, written in Python and compiled by numba.
+"""The loops of ``fused.py``, compiled by numba.
 
-All release the GIL, so that parts of one call run on several threads. numba compiles them on first use and caches the
-result on disk. Indices into the look-up table are unsigned, so that numba does not test whether they are negative.
+They release the GIL, so that parts of one call run on several threads. numba compiles them on first use and caches the
+result on disk. Indices into the look-up table are unsigned, which spares numba a test for negative ones.
 """
 
 import numpy as np
@@ -9,31 +9,31 @@ from numba import njit
 
 # Cells of the look-up table per edge: enough that few cells hold more than WINDOW edges.
 CELLS_PER_EDGE = 2
-# Edges of one cell among which two comparisons find the bucket.
+# Edges per cell among which two comparisons find the bucket.
 WINDOW = 3
 # Edges up to which a linear search is faster than a binary one.
 WALK = 8
 # Logits per block of the look-up.
 BLOCK = 1024
-# The largest float64, which bounds a quotient: 0 * inf would be NaN.
+# The largest float64. It bounds a quotient, because 0 * inf would be NaN.
 LARGEST = np.finfo(np.float64).max
 
 
 def kernel(function):
-    """Compile ``function`` when it is first called, and cache the result on disk if possible."""
+    """Compile ``function`` on its first call, and cache the result on disk if possible."""
     try:
         return njit(nogil=True, cache=True, error_model="numpy")(function)
-    except RuntimeError:  # neither the package's nor the user's folder is writable: compile in every process
+    except RuntimeError:  # no writable cache folder: compile in every process
         return njit(nogil=True, error_model="numpy")(function)
 
 
 @kernel
 def all_finite(start, stop, logits, targets):
-    """Return whether the logits of these entries, if not ignored, and the targets of their positives are finite."""
+    """Return whether the logits that are not ignored and the targets of the positives are finite."""
     broken = False
     for j in range(start, stop):
         logit, target = logits[j], targets[j]
-        # x - x is 0 only for finite x; a NaN target is not below 0. Without branches the loop is vectorised.
+        # x - x is 0 only for finite x, and a NaN target is not below 0. Without branches the loop is vectorised.
         broken |= (not target < 0) & ((logit - logit != 0) | (target - target != 0))
     return not broken
 
@@ -64,15 +64,15 @@ def merge_edges(scores, delta):
 
 @kernel
 def cell_of(x, low, cells_per_unit, last):
-    """Return the cell of the look-up table for ``x``: always a valid cell, and it never decreases with ``x``."""
+    """Return the look-up cell of ``x``, which is always valid and never decreases with ``x``."""
     return np.uint32(np.int32(min(max(0.0, (x - low) * cells_per_unit), last)))
 
 
 @kernel
 def round_up(edges, logits):
-    """Round each edge up to the logits' type: the same buckets, from fewer bytes.
+    """Round each edge up to the dtype of the logits, which gives the same buckets from fewer bytes.
 
-    NaN follows the last edge: ``nan <= x`` is false for every x, so comparisons may read past the end.
+    NaN follows the last edge. ``nan <= x`` is false for every x, so comparisons may read past the end.
     """
     bounds = np.full(edges.size + WINDOW - 1, np.nan, logits.dtype)
     for k in range(edges.size - 1):
@@ -86,8 +86,8 @@ def round_up(edges, logits):
 def look_up_table(scores, delta, logits):
     """Return the edges and their owners, and the tables that find the bucket of a logit.
 
-    The tables are the edges of :func:`round_up`, the number of edges before each of the equal cells over their range,
-    and the number of cells per unit.
+    The tables are the edges of :func:`round_up`, the number of edges before each of the equal cells that cover their
+    range, and the number of cells per unit.
     """
     edges, owners = merge_edges(scores, delta)
     size = owners.size
@@ -120,7 +120,7 @@ def search_bounds(x, bounds, low, high):
 def find_buckets(logits, low, bounds, before, cells_per_unit, numbers):
     """Write the bucket of each logit, the number of edges at or below it, to ``numbers``.
 
-    There are several loops, so that within each no logit waits for another and memory reads overlap.
+    Separate loops let memory reads overlap, because no logit waits for another.
     """
     last = before.size - 2.0
     one, two = np.uint32(1), np.uint32(2)
@@ -142,7 +142,7 @@ def find_buckets(logits, low, bounds, before, cells_per_unit, numbers):
 
 @kernel
 def keep_negatives(logits, targets, numbers):
-    """Set the buckets in ``numbers`` to 0 for all but negatives; return whether all is finite. Vectorised."""
+    """Set the bucket of all entries but negatives to 0, and return whether all input is finite. Vectorised."""
     broken = False
     for j in range(logits.size):
         logit, target = logits[j], targets[j]
@@ -153,28 +153,27 @@ def keep_negatives(logits, targets, numbers):
 
 @kernel
 def fill_buckets(start, stop, logits, targets, edges, bounds, before, cells_per_unit, numbers):
-    """Return, per bucket, the count of these negatives and the sum of their offsets from its lower edge.
+    """Count the negatives of each bucket, sum their offsets from its lower edge, and check that all input is finite.
 
-    Also write the bucket of every negative to ``numbers``, 0 for other entries, and return whether all logits that are
-    not ignored, and all targets of positives, are finite.
+    Also write the bucket of every negative to ``numbers``, and 0 for other entries.
     """
     flat = np.zeros(2 * (edges.size - 1))
     one = np.uint64(1)
     finite = True
     for first in range(start, stop, BLOCK):
-        # Slices: numba does not test an index that counts from 0 for being negative.
+        # Indices into a slice count from 0, so numba omits the test for negative ones.
         block = slice(first, min(first + BLOCK, stop))
         s, block_numbers = logits[block], numbers[block]
         find_buckets(s, edges[0], bounds, before, cells_per_unit, block_numbers)
         finite &= keep_negatives(s, targets[block], block_numbers)
         for j in range(s.size):
             k = np.uint64(block_numbers[j])
-            # The offset from the bound, which is in the cache; corrected to the edge below.
+            # The bound is in the cache. The difference to the edge is corrected below.
             offset = np.float64(s[j]) - np.float64(bounds[k])
             flat[k << one] += 1
             flat[(k << one) + one] += offset
     buckets = flat.reshape(-1, 2)
-    buckets[0] = 0  # Bucket 0 also holds positives and ignored entries; discard it.
+    buckets[0] = 0  # also holds positives and ignored entries
     for bucket in range(1, edges.size - 1):
         if buckets[bucket, 0] > 0:
             buckets[bucket, 1] += buckets[bucket, 0] * (bounds[bucket] - edges[bucket])
@@ -183,22 +182,22 @@ def fill_buckets(start, stop, logits, targets, edges, bounds, before, cells_per_
 
 @kernel
 def count_false_positives(edges, owners, buckets, delta):
-    """Return FP(i), the sum over negatives j of H(s_j - s_i), for each positive i, from the buckets."""
+    """Compute FP(i), the sum over negatives j of H(s_j - s_i), for each positive i, from the buckets."""
     count = 0.0  # negatives above the current edge
     if delta == 0:
         sums = np.empty(owners.size)
         for k in range(owners.size, 0, -1):
             count += buckets[k, 0]
             sums[k - 1] = count
-        for k in range(1, owners.size):  # tied positives have equal sums: that of the first of them
+        for k in range(1, owners.size):  # tied positives share the sum of the first
             if edges[k + 1] == edges[k]:
                 sums[k] = sums[k - 1]
         return sums
     sums = np.empty(owners.size // 2)
-    ramp = 0.0  # sum of the distances of those negatives from the current edge
-    covering = 0  # number of ramps that cover the current bucket
+    ramp = 0.0  # their summed distance from the current edge
+    covering = 0  # ramps that cover the current bucket
     for k in range(owners.size, 0, -1):
-        # No sum depends on a bucket that no ramp covers; skipping it keeps the numbers small.
+        # No sum depends on a bucket that no ramp covers. Skipping it keeps the numbers small.
         if covering > 0:
             ramp += count * (edges[k + 1] - edges[k]) + buckets[k, 1]
         count += buckets[k, 0]
@@ -214,10 +213,10 @@ def count_false_positives(edges, owners, buckets, delta):
 
 @kernel
 def gradient_table(edges, owners, weights, delta):
-    """Return, per bucket, the sum over i of weights_i H(. - s_i) as a line over the distance from the lowest edge.
+    """Express the sum over i of weights_i H(x - s_i) in each bucket as a line over the distance from the lowest edge.
 
-    A row holds the line's value at the lowest edge and its slope: only two numbers, so that more rows fit the caches.
-    This loses no more digits than the edges s +- delta have lost.
+    A row holds the line's value at the lowest edge and its slope. Two numbers per row save cache, and lose no more
+    digits than the edges s +- delta have lost.
     """
     table = np.zeros((edges.size - 1, 2))
     value = slope = 0.0
@@ -235,7 +234,7 @@ def gradient_table(edges, owners, weights, delta):
             else:
                 slope -= weights[~owner] / (2 * delta)
                 covering -= 1
-            if covering == 0:  # remove the rounding error, which a very wide bucket would multiply
+            if covering == 0:  # clear the rounding error, which a very wide bucket would multiply
                 slope = 0.0
         table[k, 0], table[k, 1] = value - slope * (edges[k] - edges[0]), slope
     return table
@@ -243,19 +242,19 @@ def gradient_table(edges, owners, weights, delta):
 
 @kernel
 def write_gradient(start, stop, logits, low, table, numbers, gradient):
-    """Write the gradient at these entries, from the table; ``numbers`` may be the same memory as ``gradient``."""
+    """Write the gradient at these entries, from the table; ``numbers`` and ``gradient`` may share memory."""
     s, part_numbers, out = logits[start:stop], numbers[start:stop], gradient[start:stop]
     for j in range(s.size):
         k = part_numbers[j]
-        # Bucket 0 has a gradient of 0, without the product: it also holds ignored entries, which may be NaN.
+        # Bucket 0 has gradient 0. It also holds ignored entries, which may be NaN, so there is no product.
         out[j] = table[k, 0] + table[k, 1] * (np.float64(s[j]) - low) if k > 0 else 0.0
 
 
 @kernel
 def windows(scores, delta):
-    """Return x, the positives in units of 2 delta, and the window of each, whose members have an H between 0 and 1.
+    """Return x, the scores in units of 2 delta, and for each the window of scores where H is between 0 and 1.
 
-    Gaps in x are cut to 1, since H is 0 or 1 beyond: x stays small however far apart the logits are.
+    Gaps in x are clipped to 1, beyond which H is 0 or 1, so x stays small for distant logits too.
     """
     size = scores.size
     x = np.empty(size)
@@ -287,7 +286,7 @@ def sum_above(x, low, high, values):
     size, columns = values.shape
     sums = np.empty((size, columns))
     count = np.zeros(size + 1)  # sum of values from j on
-    ramp = np.zeros(size + 1)  # sum of values times distance from x_j, from j on: no term is negative
+    ramp = np.zeros(size + 1)  # sum of values times distance from x_j, from j on; no term is negative
     for c in range(columns):
         for j in range(size - 1, -1, -1):
             gap = x[j + 1] - x[j] if j + 1 < size else 0.0
@@ -306,7 +305,7 @@ def sum_above(x, low, high, values):
 
 @kernel
 def count_ranks(scores, edges, owners, buckets, delta):
-    """Return FP(i) and rank(i) for each positive i, in one call: on small inputs calls cost more than arithmetic."""
+    """Return FP(i) and rank(i) for each positive i. On small inputs, calls cost more than arithmetic."""
     false_positives = count_false_positives(edges, owners, buckets, delta)
     x, low, high = windows(scores, delta)
     rank = sum_above(x, low, high, np.ones((scores.size, 1)))[:, 0] + false_positives
@@ -315,7 +314,7 @@ def count_ranks(scores, edges, owners, buckets, delta):
 
 @kernel
 def sum_down(tree, node, end):
-    """Return the four sums over the nodes that lead down from ``node`` to above ``end``, and the node after them."""
+    """Return four sums over the tree nodes from ``node`` down to, but not including, ``end``, and the last node."""
     first = second = first_x = second_x = 0.0
     while node > end:
         first += tree[node, 0]
@@ -330,12 +329,12 @@ def sum_down(tree, node, end):
 def sum_above_worse(start, stop, x, low, high, order, labels, values, sums):
     """Write the sum of :func:`sum_above` over only the j with a lower label than i, for i in ``order[start:stop]``.
 
-    ``order`` sorts the labels. The positives are entered by ascending label into a Fenwick tree in order of score.
-    ``values`` has exactly two columns: without a loop over them, their additions are vectorised.
+    ``order`` sorts the labels. Positives enter a Fenwick tree over the score order by ascending label. ``values`` has
+    exactly two columns, because additions without a loop over columns are vectorised.
     """
     size = np.uint64(x.size)
     while 0 < start < x.size and labels[order[start]] == labels[order[start - 1]]:
-        start += 1  # equal labels belong to one part: that of the first of them
+        start += 1  # equal labels stay in one part
     while 0 < stop < x.size and labels[order[stop]] == labels[order[stop - 1]]:
         stop += 1
     tree = np.zeros((x.size + 1, 4))  # sums of values, and of values times x; node size - j is positive j
@@ -354,10 +353,10 @@ def sum_above_worse(start, stop, x, low, high, order, labels, values, sums):
         end = begin
         while end < stop and labels[order[end]] == labels[order[begin]]:
             end += 1
-        for k in range(begin, end):  # equal labels are not worse: read the sums of all, then enter them
+        for k in range(begin, end):  # equal labels are not worse, so read all sums before entering them
             i = np.uint64(order[k])
             a, b = size - np.uint64(low[i]), size - np.uint64(high[i])
-            # Inside the window: the sum up to a, minus the sum up to b. The two paths down meet.
+            # The sum inside the window is the sum up to a minus the sum up to b. The two paths down meet.
             first, second, first_x, second_x, meeting = sum_down(tree, a, b)
             less_first, less_second, less_first_x, less_second_x, _ = sum_down(tree, b, meeting)
             beyond_first, beyond_second, _, _, _ = sum_down(tree, b, np.uint64(0))

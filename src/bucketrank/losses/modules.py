@@ -1,22 +1,30 @@
-"""The ranking losses as modules, which hold the settings and return one scalar, like the losses of ``torch.nn``."""
+"""The losses as modules, which hold the settings and return a scalar like the losses of ``torch.nn``."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, ClassVar, get_args
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from bucketrank.choices import ALRPMethod, Method, Reduction
+from bucketrank.choices import DEFAULT_DELTAS, ALRPMethod, Method, Reduction
 from bucketrank.losses.dr import check_dr_settings, dr_loss
-from bucketrank.losses.functional import ALRP_METHODS, alrp_loss, ap_loss, check_settings, rank_sort_loss
-
-METHODS: tuple[str, ...] = get_args(Method)
+from bucketrank.losses.functional import ALRP_METHODS, METHODS, alrp_loss, ap_loss, check_settings, rank_sort_loss
+from bucketrank.losses.quality import (
+    QualityReduction,
+    check_number,
+    check_reduction,
+    iou_aware_bce_loss,
+    mal_loss,
+    quality_focal_loss,
+    soft_bce_loss,
+    varifocal_loss,
+)
 
 
 class _RankingLossModule(nn.Module):
-    """Base of the ranking losses: holds and checks the settings that they share."""
+    """Base class of the ranking losses, which checks and holds the settings that they share."""
 
     methods: ClassVar[tuple[str, ...]] = METHODS
 
@@ -27,7 +35,7 @@ class _RankingLossModule(nn.Module):
         self.delta, self.method, self.reduction, self.max_positives = delta, method, reduction, max_positives
 
     def keywords(self, sizes: Sequence[int] | None) -> dict[str, Any]:
-        """Return the keyword arguments of the function behind the module."""
+        """Return the keyword arguments for the function behind the module."""
         shared = {"delta": self.delta, "method": self.method, "sizes": sizes, "reduction": self.reduction}
         return {**shared, "max_positives": self.max_positives}
 
@@ -38,12 +46,12 @@ class _RankingLossModule(nn.Module):
 
 
 class APLoss(_RankingLossModule):
-    """:func:`~bucketrank.ap_loss` with its settings. Calls may give the ``sizes`` of several rankings."""
+    """:func:`~bucketrank.ap_loss` with its settings. Calls may pass ``sizes``."""
 
     def __init__(
         self,
         *,
-        delta: float = 1.0,
+        delta: float = DEFAULT_DELTAS["ap"],
         method: Method = "exact",
         interpolate: bool = False,
         reduction: Reduction = "mean",
@@ -60,12 +68,12 @@ class APLoss(_RankingLossModule):
 
 
 class RankSortLoss(_RankingLossModule):
-    """The sum of the two terms of :func:`~bucketrank.rank_sort_loss`, with its settings. Calls may give ``sizes``."""
+    """The sum of both terms of :func:`~bucketrank.rank_sort_loss` with its settings. Calls may pass ``sizes``."""
 
     def __init__(
         self,
         *,
-        delta: float = 0.5,
+        delta: float = DEFAULT_DELTAS["rs"],
         method: Method = "exact",
         reduction: Reduction = "mean",
         max_positives: int | None = None,
@@ -78,14 +86,14 @@ class RankSortLoss(_RankingLossModule):
 
 
 class ALRPLoss(_RankingLossModule):
-    """The sum of the two terms of :func:`~bucketrank.alrp_loss`, with its settings. Calls may give ``sizes``."""
+    """The sum of both terms of :func:`~bucketrank.alrp_loss` with its settings. Calls may pass ``sizes``."""
 
     methods: ClassVar[tuple[str, ...]] = ALRP_METHODS
 
     def __init__(
         self,
         *,
-        delta: float = 1.0,
+        delta: float = DEFAULT_DELTAS["alrp"],
         method: ALRPMethod = "exact",
         reduction: Reduction = "mean",
         max_positives: int | None = None,
@@ -126,3 +134,69 @@ class DRLoss(nn.Module):
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value:g}" for name, value in self.settings.items())
+
+
+class _QualityLossModule(nn.Module):
+    """Base class of the score-based losses, which checks and holds their settings."""
+
+    function: ClassVar[Callable[..., Tensor]]
+
+    def __init__(self, reduction: QualityReduction, **numbers: float) -> None:
+        super().__init__()
+        for name, value in numbers.items():
+            check_number(type(self).__name__, name, value)
+        check_reduction(type(self).__name__, reduction)
+        self.reduction, self.numbers = reduction, numbers
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return type(self).function(logits, targets, reduction=self.reduction, **self.numbers)
+
+    def extra_repr(self) -> str:
+        return ", ".join(
+            [*(f"{name}={value}" for name, value in self.numbers.items()), f"reduction={self.reduction!r}"]
+        )
+
+
+class QualityFocalLoss(_QualityLossModule):
+    """:func:`~bucketrank.quality_focal_loss` with its settings."""
+
+    function = staticmethod(quality_focal_loss)
+
+    def __init__(self, *, beta: float = 2.0, reduction: QualityReduction = "mean") -> None:
+        super().__init__(reduction, beta=beta)
+
+
+class VarifocalLoss(_QualityLossModule):
+    """:func:`~bucketrank.varifocal_loss` with its settings."""
+
+    function = staticmethod(varifocal_loss)
+
+    def __init__(self, *, alpha: float = 0.75, gamma: float = 2.0, reduction: QualityReduction = "mean") -> None:
+        super().__init__(reduction, alpha=alpha, gamma=gamma)
+
+
+class SoftBCELoss(_QualityLossModule):
+    """:func:`~bucketrank.soft_bce_loss` with its settings."""
+
+    function = staticmethod(soft_bce_loss)
+
+    def __init__(self, *, reduction: QualityReduction = "mean") -> None:
+        super().__init__(reduction)
+
+
+class MALLoss(_QualityLossModule):
+    """:func:`~bucketrank.mal_loss` with its settings."""
+
+    function = staticmethod(mal_loss)
+
+    def __init__(self, *, gamma: float = 1.5, reduction: QualityReduction = "mean") -> None:
+        super().__init__(reduction, gamma=gamma)
+
+
+class IoUAwareBCELoss(_QualityLossModule):
+    """:func:`~bucketrank.iou_aware_bce_loss` with its settings."""
+
+    function = staticmethod(iou_aware_bce_loss)
+
+    def __init__(self, *, alpha: float = 0.25, gamma: float = 2.0, reduction: QualityReduction = "mean") -> None:
+        super().__init__(reduction, alpha=alpha, gamma=gamma)

@@ -1,9 +1,9 @@
-"""Score-based losses that see the IoU of each positive, as functions: the rivals of the ranking losses.
+"""Score-based losses with IoU targets, the rivals of the ranking losses.
 
 They share the convention of the ranking losses. ``logits`` and ``targets`` have the same shape, any shape. A target
-above 0 is the IoU label of a positive, 0 marks a negative, below 0 an entry to ignore. Each entry has its own error,
-whatever the other scores are. ``reduction`` is ``"mean"``, the sum of the errors divided by the number of positives (at
-least 1), as detectors use these losses; ``"sum"``; or ``"none"``, one error per entry, 0 where ignored.
+above 0 is the IoU label of a positive, 0 marks a negative, below 0 an ignored entry. The error of an entry does not
+depend on other entries. ``reduction`` is ``"mean"``, the sum of the errors divided by the number of positives (at
+least 1), as in detectors; ``"sum"``; or ``"none"``, one error per entry, 0 where ignored.
 
 Below, p is ``sigmoid(logit)``, q the target, and ``BCE(p, q) = -q log p - (1 - q) log(1 - p)``.
 """
@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
 
-from bucketrank.losses.functional import check_logits
-from bucketrank.losses.numbers import format_value, is_finite_number
+from bucketrank.losses.functional import check_logits, format_value, is_finite_number
 
 QualityReduction = Literal["mean", "sum", "none"]
 
@@ -29,7 +28,7 @@ def quality_focal_loss(
 
     Args:
         logits: scores before the sigmoid, of any shape.
-        targets: of the same shape: the IoU label of a positive, 0 for a negative, below 0 for an entry to ignore.
+        targets: of the same shape: the IoU label of a positive, 0 for a negative, below 0 for an ignored entry.
         beta: exponent of the distance between score and label.
         reduction: ``"mean"`` (the sum divided by the number of positives, at least 1), ``"sum"`` or ``"none"``.
 
@@ -50,14 +49,14 @@ def varifocal_loss(
     gamma: float = 2.0,
     reduction: QualityReduction = "mean",
 ) -> Tensor:
-    """Varifocal Loss (Zhang et al., VarifocalNet, CVPR 2021).
+    """Varifocal Loss, ``q BCE(p, q)`` or ``alpha p^gamma BCE(p, 0)`` (Zhang et al., VarifocalNet, CVPR 2021).
 
-    A positive has ``q BCE(p, q)``, a negative ``alpha p^gamma BCE(p, 0)``. The weight of a negative takes part in the
-    gradient, as in the paper's formula and published code.
+    The first formula is for positives, the second for negatives. The weight of a negative takes part in the gradient,
+    as in the paper and its published code.
 
     Args:
         logits: scores before the sigmoid, of any shape.
-        targets: of the same shape: the IoU label of a positive, 0 for a negative, below 0 for an entry to ignore.
+        targets: of the same shape: the IoU label of a positive, 0 for a negative, below 0 for an ignored entry.
         alpha: weight of the negatives.
         gamma: exponent of a negative's score in its weight.
         reduction: ``"mean"`` (the sum divided by the number of positives, at least 1), ``"sum"`` or ``"none"``.
@@ -72,13 +71,13 @@ def varifocal_loss(
 
 
 def soft_bce_loss(logits: Tensor, targets: Tensor, *, reduction: QualityReduction = "mean") -> Tensor:
-    """Binary cross-entropy with soft targets, ``BCE(p, q)``: the loss of task-aligned one-stage detectors.
+    """Binary cross-entropy with soft targets, ``BCE(p, q)``, as in task-aligned one-stage detectors.
 
     Here ``"mean"`` divides by the sum of the positives' targets (at least 1), as these detectors do.
 
     Args:
         logits: scores before the sigmoid, of any shape.
-        targets: of the same shape: the IoU label of a positive, 0 for a negative, below 0 for an entry to ignore.
+        targets: of the same shape: the IoU label of a positive, 0 for a negative, below 0 for an ignored entry.
         reduction: ``"mean"``, as described above, ``"sum"`` or ``"none"``.
 
     >>> # The loss is twice ln 2, divided by 1.
@@ -93,14 +92,14 @@ def soft_bce_loss(logits: Tensor, targets: Tensor, *, reduction: QualityReductio
 
 
 def mal_loss(logits: Tensor, targets: Tensor, *, gamma: float = 1.5, reduction: QualityReduction = "mean") -> Tensor:
-    """Matchability-Aware Loss (Huang et al., DEIM, CVPR 2025).
+    """Matchability-Aware Loss, ``BCE(p, q^gamma)`` or ``p^gamma BCE(p, 0)`` (Huang et al., DEIM, CVPR 2025).
 
-    A positive has ``BCE(p, q^gamma)``, a negative ``p^gamma BCE(p, 0)``. The weight of a negative is a constant in the
+    The first formula is for positives, the second for negatives. The weight of a negative is a constant in the
     gradient, as in the published code.
 
     Args:
         logits: scores before the sigmoid, of any shape.
-        targets: of the same shape: the IoU label of a positive, 0 for a negative, below 0 for an entry to ignore.
+        targets: of the same shape: the IoU label of a positive, 0 for a negative, below 0 for an ignored entry.
         gamma: exponent of the IoU label of a positive, and of a negative's score in its weight.
         reduction: ``"mean"`` (the sum divided by the number of positives, at least 1), ``"sum"`` or ``"none"``.
 
@@ -124,15 +123,15 @@ def iou_aware_bce_loss(
     gamma: float = 2.0,
     reduction: QualityReduction = "mean",
 ) -> Tensor:
-    """IoU-aware BCE (Cai et al., Align-DETR, BMVC 2024; used in LW-DETR and RF-DETR).
+    """IoU-aware BCE, ``BCE(p, p^alpha q^(1 - alpha))`` or ``p^gamma BCE(p, 0)`` (Cai et al., Align-DETR, BMVC 2024).
 
-    A positive has ``BCE(p, t)`` with the target ``t = p^alpha q^(1 - alpha)``, a constant in the gradient; a negative
-    has ``p^gamma BCE(p, 0)``.
+    The first formula is for positives, whose target is a constant in the gradient; the second is for negatives. LW-DETR
+    and RF-DETR use this loss.
 
     Args:
         logits: scores before the sigmoid, of any shape.
-        targets: of the same shape: the IoU label of a positive, 0 for a negative, below 0 for an entry to ignore.
-        alpha: share of the score in the target of a positive; the rest is the IoU's.
+        targets: of the same shape: the IoU label of a positive, 0 for a negative, below 0 for an ignored entry.
+        alpha: exponent of the score in the target of a positive; the IoU gets 1 - alpha.
         gamma: exponent of a negative's score in its weight.
         reduction: ``"mean"`` (the sum divided by the number of positives, at least 1), ``"sum"`` or ``"none"``.
 
@@ -149,30 +148,30 @@ def iou_aware_bce_loss(
 
 
 def _entries(name: str, logits: Tensor, targets: Tensor, **exponents: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return logits and labels of at least float32, harmless where ignored, and whether each entry is used."""
+    """Return logits and labels in at least float32, 0 where ignored, and a mask of the entries in use."""
     for setting, value in exponents.items():
         check_number(name, setting, value)
     check_logits(name, logits, targets)
     dtype = torch.promote_types(logits.dtype, torch.float32)
     used = targets >= 0
     labels = targets.detach().to(dtype)
-    # NaN is not below 0: a target that is not a number stays, so that the loss shows it.
+    # A NaN target is not below 0. It stays in use, so that the loss becomes NaN too.
     return logits.to(dtype).masked_fill(targets < 0, 0), labels.masked_fill(targets < 0, 0), used | targets.isnan()
 
 
 def _power(base: Tensor, exponent: float) -> Tensor:
-    """Return the power with a finite gradient: that of an exponent below 1 is infinite at 0."""
+    """Return ``base ** exponent`` with a finite gradient at 0, also for exponents below 1."""
     return base.clamp(min=torch.finfo(base.dtype).tiny) ** exponent if exponent < 1 else base**exponent
 
 
 def check_number(name: str, setting: str, value: float) -> None:
-    """Raise unless a setting of these losses is a finite number of at least 0."""
+    """Raise ValueError unless ``value`` is a finite number of at least 0."""
     if not is_finite_number(value) or value < 0:
         raise ValueError(f"{name}: expected {setting} to be a finite number of at least 0, got {format_value(value)}")
 
 
 def check_reduction(name: str, reduction: str) -> None:
-    """Raise unless ``reduction`` is one that these losses have."""
+    """Raise ValueError unless ``reduction`` is supported."""
     if reduction not in get_args(QualityReduction):
         choices = ", ".join(get_args(QualityReduction))
         raise ValueError(f"{name}: expected reduction to be one of {choices}, got {reduction!r}")

@@ -1,4 +1,4 @@
-"""The rankings of one call after their forward pass: their values, and the backward pass that they have prepared."""
+"""The rankings of one call: their values, and the backward pass that the forward pass prepares."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from bucketrank.losses.backend import comparison_of, triton_for
+from bucketrank.losses.backend import METHODS, comparison_of, triton_for
 from bucketrank.losses.comparison import (
     Comparison,
     can_place_edges,
@@ -24,9 +24,9 @@ from bucketrank.losses.terms import RANKING_LOSSES, Gradients
 
 
 class Settings(NamedTuple):
-    """The choices of one call of a ranking loss.
+    """The settings of one ranking loss call.
 
-    ``sizes`` are the lengths of consecutive rankings. None stands for one ranking, whose values have no dimension.
+    ``sizes`` are the lengths of consecutive rankings. None means a single ranking, with values of no dimension.
     """
 
     loss: str
@@ -38,17 +38,17 @@ class Settings(NamedTuple):
 
 
 class Prepared(Protocol):
-    """The part of a forward pass that the backward pass needs."""
+    """The state that a forward pass keeps for the backward pass."""
 
     def backward(self, first: Tensor | None, second: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return the gradients at the logits and at the localisation errors from those at the values; None is zero."""
+        """Return the gradients at the logits and the localisation errors, given those at the values; None is zero."""
         ...
 
 
 def rank_all(
     logits: Tensor, targets: Tensor, localisation: Tensor | None, settings: Settings
 ) -> tuple[tuple[Tensor, ...], Prepared]:
-    """Return the one or two values of each ranking, and the prepared backward pass."""
+    """Compute the one or two values of each ranking, and prepare the backward pass."""
     triton = triton_for(settings.method, settings.backend, logits)
     if triton is not None:
         first, second, prepared = triton.rank_with_triton(
@@ -92,13 +92,13 @@ def _rank_batch(
 
 
 def compare(logits: Tensor, targets: Tensor, settings: Settings) -> Comparison:
-    """Compare one ranking by the method of ``settings``, or by the definition where that method lacks digits."""
+    """Compare one ranking by the chosen method, or by the definition if that method lacks digits."""
     comparison = comparison_of(settings.method, settings.backend, logits)(logits, targets, settings.delta)
     return comparison if comparison.is_accurate() else Pairwise(logits, targets, settings.delta)
 
 
 class DegenerateRanking:
-    """A ranking with nothing to rank, or undefined: all its values are ``value``, which is 0 or NaN."""
+    """A ranking without positives, or with an undefined loss. All its values are ``value``, which is 0 or NaN."""
 
     gradients = None
 
@@ -107,16 +107,16 @@ class DegenerateRanking:
         self.zero_or_nan = value * 0
 
     def backward(self, first: Tensor | None, second: Tensor | None) -> tuple[Tensor, Tensor | None]:  # noqa: ARG002
-        # 0, or NaN at each entry that is not ignored. The localisation errors get a gradient too: DDP waits for it.
+        # 0, or NaN at each entry that is not ignored. The localisation errors get a gradient too, as DDP waits for it.
         at_logits = self.zero_or_nan.expand_as(self.logits).masked_fill(self.targets < 0, 0)
         return at_logits, self.zero_or_nan.repeat(self.positives)
 
 
 class Ranking:
-    """One ranking, computed from its comparison.
+    """The backward pass of one ranking.
 
-    It does not hold its values: autograd attaches them to the node that holds the ranking, and in such a cycle of
-    references the memory of the gradient would wait for the garbage collector.
+    It does not hold the values. Autograd attaches them to the node that holds the ranking, and in such a reference
+    cycle the memory of the gradient would wait for the garbage collector.
     """
 
     def __init__(self, targets: Tensor, comparison: Comparison, gradients: Gradients) -> None:
@@ -143,7 +143,7 @@ class Ranking:
 def rank_one(
     logits: Tensor, targets: Tensor, comparison: Comparison, localisation: Tensor | None, loss: str, *, overfull: bool
 ) -> tuple[tuple[Tensor, ...], Ranking | DegenerateRanking]:
-    """Return the values of one ranking and its prepared backward pass; ``overfull`` makes the values NaN."""
+    """Compute the values of one ranking and prepare its backward pass; ``overfull`` makes the values NaN."""
     positives, taint = len(comparison.scores), comparison.taint
     undefined = overfull or not comparison.finite
     if undefined or positives == 0:
@@ -183,7 +183,7 @@ class Batch:
 
 
 class _BatchOfOne(NamedTuple):
-    """One ranking by a backend that takes and returns a value per ranking."""
+    """A single ranking in a backend that takes and returns one value per ranking."""
 
     batch: Prepared
 
@@ -196,7 +196,7 @@ def _compare_each(
 ) -> list[Comparison]:
     if on_host(logits) or not parts:
         return [compare(*part, settings) for part in parts]
-    # On a device the host waits twice, not twice per ranking: here for the positions of all positives.
+    # Two device syncs for all rankings together, not two per ranking. The first is for the positions of the positives.
     index = positives_by_score(logits, (targets > 0).nonzero().squeeze(1))
     starts = list(accumulate((len(part) for part, _ in parts[:-1]), initial=0))
     first = torch.tensor(starts).to(logits.device, non_blocking=True)
@@ -206,7 +206,7 @@ def _compare_each(
     largest = comparable(logits[index]).abs().amax() if index.numel() else logits.new_zeros(())
     largest = precise(largest)
     *lengths, largest_score = torch.cat([precise(counts), largest.view(1)]).tolist()
-    method = comparison_of(settings.method, settings.backend, logits)
+    method = METHODS[settings.method]
     if method.has_edges and not can_place_edges(largest_score, settings.delta, largest.dtype):
         method = Pairwise
     comparisons = []

@@ -1,7 +1,7 @@
 """The ranking losses, each written once for every method: errors, and gradients by identity update (paper, Eq. 8).
 
-Each function turns the sums of a :class:`Comparison` into :class:`Terms`. All vectors are over the P positives,
-lowest logit first; they are torch tensors or numpy arrays, depending on the comparison.
+Each function turns the sums of a :class:`Comparison` into :class:`Terms`. All vectors run over the P positives, lowest
+logit first, and are torch tensors or numpy arrays, depending on the comparison.
 """
 
 from __future__ import annotations
@@ -9,27 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from bucketrank.losses.comparison import Array, Comparison
-from bucketrank.losses.step import step_at_tie
+from bucketrank.losses.comparison import Array, Comparison, step_at_tie
 
 # aLRP passes no gradient from a positive with fewer false positives than this, as in its published code.
-ALRP_LEAST_FALSE_POSITIVES = 1e-5
+ALRP_MIN_FALSE_POSITIVES = 1e-5
 
 
 class Gradients(NamedTuple):
-    """Vectors from which the backward pass computes the gradients, before the division by P."""
+    """Gradients before the division by P, as vectors over the positives."""
 
-    # The weight w_i with which positive i pushes each negative j down, by w_i H(s_j - s_i), for the first value.
+    # The first value has the gradient sum_i w_i H(s_j - s_i) at negative j; these are the weights w.
     negative_weights: Array
-    # The gradients of the first and of the second value at the positives' logits.
+    # Gradients of the first and the second value at the logits of the positives.
     positives: Array
     second_positives: Array | None = None
-    # The gradient of the second value at the localisation errors.
+    # Gradient of the second value at the localisation errors.
     localisation: Array | None = None
 
 
 class Terms(NamedTuple):
-    """The errors of each positive, and their gradients. A value of the loss is the mean of its errors."""
+    """The errors of each positive and their gradients. A value of the loss is the mean of its errors."""
 
     first: Array
     second: Array | None
@@ -37,36 +36,36 @@ class Terms(NamedTuple):
 
 
 def average_precision(comparison: Comparison) -> Terms:
-    """AP loss: the share of negatives among the entries ranked at or above each positive."""
+    """AP loss, ``FP(i) / rank(i)``: the share of negatives among the entries at or above each positive."""
     return _precision_terms(*comparison.ranks())
 
 
 def _precision_terms(false_positives: Array, rank: Array) -> Terms:
     error = false_positives / rank
-    # 0 - error, because -error would be -0. where there is no error.
+    # 0 - error instead of -error, which would be -0. where there is no error.
     return Terms(error, None, Gradients(negative_weights=1 / rank, positives=0 - error))
 
 
 def interpolated_average_precision(comparison: Comparison) -> Terms:
-    """The original AP loss: each positive counts itself as 1, and takes the best precision at or below its score."""
+    """Original AP loss: each positive counts itself as 1 and takes the best precision at or below its score."""
     false_positives, rank = _ranks_with_itself_as_1(comparison)
     own_error = false_positives / rank
     error = comparison.running_minimum(own_error)
-    # The negatives are pushed down by the error in total. Where the own error is 0, no negative ranks above.
+    # The gradients at the negatives sum to the error. Where the positive's own error is 0, no negative ranks above it.
     weights = error / comparison.xp.where(own_error > 0, own_error, 1) / rank
     return Terms(error, None, Gradients(negative_weights=weights, positives=0 - error))
 
 
 def rank_sort(comparison: Comparison) -> Terms:
-    """RS loss: the error of AP, plus the sorting error: the excess mean (1 - IoU) of the positives ranked above."""
+    """RS loss: the AP error, and the sorting error ``l_S(i) - l_S*(i)`` of the positives ranked above."""
     xp = comparison.xp
     values = xp.stack([xp.ones_like(comparison.labels), 1 - comparison.labels], 1)
     false_positives = comparison.false_positives()
     all_count, all_sum = comparison.above(values).T
     worse_count, worse_sum = comparison.above_worse(values).T
     ranking = _precision_terms(false_positives, all_count + false_positives)
-    # l_S - l_S* = worse_count / all_count * (mean of the worse - mean of the others). This difference of means is
-    # exactly zero where nothing is missorted, and so is its share per unit of missorted mass.
+    # l_S - l_S* = worse_count / all_count * (mean of the worse - mean of the others). In this form the error is exactly
+    # zero where nothing is missorted.
     missorted = worse_count > 0
     mean_worse = worse_sum / xp.where(missorted, worse_count, 1)
     mean_others = (all_sum - worse_sum) / (all_count - worse_count)
@@ -77,11 +76,11 @@ def rank_sort(comparison: Comparison) -> Terms:
 
 
 def alrp(comparison: Comparison, localisation: Array) -> Terms:
-    """aLRP loss: the error of AP, whose gradient counts localisation errors too; and those errors, weighted by rank."""
+    """aLRP loss: the AP error with a localisation-aware gradient, and the rank-weighted localisation error."""
     xp, scores = comparison.xp, comparison.scores
     false_positives, rank = _ranks_with_itself_as_1(comparison)
     others = comparison.above(localisation[:, None])[:, 0] - step_at_tie(comparison.delta) * localisation
-    pushes = false_positives > ALRP_LEAST_FALSE_POSITIVES
+    pushes = false_positives > ALRP_MIN_FALSE_POSITIVES
     push = xp.where(pushes, (others + false_positives) / rank, 0)
     weights = push / xp.where(pushes, false_positives, 1)
     # The mean over i of (sum of localisation_j over s_j >= s_i) / rank(i) equals the mean over j of

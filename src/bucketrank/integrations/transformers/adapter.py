@@ -21,7 +21,7 @@ from bucketrank.integrations.transformers.layouts import (
     grouped_detr_loss,
     rt_detr_loss,
 )
-from bucketrank.losses.numbers import format_value
+from bucketrank.losses.functional import format_value
 
 Model = TypeVar("Model", bound=nn.Module)
 
