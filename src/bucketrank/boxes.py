@@ -78,7 +78,10 @@ def centerness(points: Tensor, objects: Tensor) -> Tensor:
 
 
 class BoxCoder(TorchvisionBoxCoder):
-    """torchvision's coder with the same results, in half the operations and without copies from the host to a GPU.
+    """torchvision's coder, in half the operations and without copies from the host to a GPU.
+
+    The results are torchvision's with one exception: as published, a side shrinks to 1/62.5 of the other box at most,
+    just as it grows to at most 62.5 times its size. torchvision limits growth only.
 
     The weights (x, y, width, height) of the deltas must be the same for x and y, and for width and height.
 
@@ -111,7 +114,7 @@ class BoxCoder(TorchvisionBoxCoder):
         """Return the boxes (n, 4) that have the deltas ``rel_codes`` (n, 4) relative to ``boxes`` (n, 4)."""
         sizes, middles = _size_and_middle(boxes.to(rel_codes.dtype))
         shifts = rel_codes[:, :2] / self.shift_weight
-        stretches = (rel_codes[:, 2:] / self.size_weight).clamp(max=self.bbox_xform_clip)
+        stretches = (rel_codes[:, 2:] / self.size_weight).clamp(-self.bbox_xform_clip, self.bbox_xform_clip)
         moved = shifts * sizes + middles
         half = 0.5 * (stretches.exp() * sizes)
         return torch.cat([moved - half, moved + half], 1)

@@ -163,14 +163,16 @@ class TestValid:
             assert anchors.valid(every, [size])[0].tolist() == expected
 
     def test_the_border(self):
-        # Squares of 16 around x = 0, 8, ..., 56 and y = 8, in images 16 high and 40 or 39 wide.
+        # Squares of 16 around x = 0, 8, ..., 56 and y = 8, in images 17 high and 40 or 41 wide.
         every = torch.cat(Anchors([8], scales=[2])(maps([8], 16, 64)))[8:]
-        sizes = [(16, 40), (16, 39)]
+        sizes = [(17, 40), (17, 41)]
         inside = Anchors([8], scales=[2], border=0).valid(every, sizes)
-        assert inside[0].tolist() == [False, True, True, True, True, False, False, False]  # 24..40 touches the edge
-        assert inside[1].tolist() == [False, True, True, True, False, False, False, False]
+        # 0..16 touches the left and the upper edge, which is allowed; 24..40 touches the right edge, which is not.
+        assert inside[0].tolist() == [False, True, True, True, False, False, False, False]
+        assert inside[1].tolist() == [False, True, True, True, True, False, False, False]
+        assert not Anchors([8], scales=[2], border=0).valid(every, [(16, 41)]).any()  # all touch the lower edge
         eight = Anchors([8], scales=[2], border=8).valid(every, sizes)
-        assert eight[0].tolist() == [True] * 6 + [False] * 2
+        assert eight[0].tolist() == [True] * 5 + [False] * 3
         # Centres at 0 to 56 are all on the image padded to 64.
         assert Anchors([8], scales=[2]).valid(every, sizes).all()
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bucketrank.detectors.assignment import IGNORED
-from bucketrank.detectors.dense import DenseHead, best_entries, voted_boxes, without_duplicates
+from bucketrank.detectors.dense import FIRST_ENTRIES, DenseHead, best_entries, detect, vote, without_duplicates
 
 from .small_detectors import scene, small_detector
 from .test_rcnn import captured
@@ -85,14 +85,58 @@ def test_duplicates_are_removed_within_a_class_only():
 
 
 def test_voting_by_hand():
-    boxes = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 8], [0, 0, 10, 8], [20, 20, 30, 30]])
-    scores, labels = torch.tensor([0.9, 0.8, 0.7, 0.6]), torch.tensor([0, 0, 1, 0])
+    boxes = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 8], [20, 20, 30, 30]])
+    scores = torch.tensor([[0.9, 0.0], [0.8, 0.7], [0.6, 0.0]])  # of two classes
+    detection = {"boxes": boxes[:1], "scores": scores[:1, 0], "labels": torch.tensor([0])}
     # The second box overlaps the first by 0.8: its vote is 0.8 * exp(-0.04 / 0.025).
-    vote = 0.8 * torch.exp(torch.tensor(-1.6))
-    y2 = (0.9 * 10 + vote * 8) / (0.9 + vote)
-    torch.testing.assert_close(
-        voted_boxes(boxes, scores, labels, torch.tensor([0]))[0], torch.stack([*torch.tensor([0.0, 0, 10]), y2])
-    )
+    weight = 0.8 * torch.exp(torch.tensor(-1.6))
+    y2 = (0.9 * 10 + weight * 8) / (0.9 + weight)
+    moved = vote(detection, boxes, scores)
+    torch.testing.assert_close(moved["boxes"][0], torch.stack([*torch.tensor([0.0, 0, 10]), y2]))
+    torch.testing.assert_close(moved["scores"], detection["scores"])
+
+
+def test_no_score_is_left_out_before_nms():
+    """10,000 boxes of class 0 hide one object; those of class 1, all of lower scores, are not cut off."""
+    count = 2 * FIRST_ENTRIES
+    boxes = torch.tensor([[0.0, 0, 10, 10]]).repeat(count, 1)
+    boxes[:3] += torch.tensor([[0.0], [20], [40]])
+    scores = torch.stack([torch.linspace(0.5, 0.9, count), torch.zeros(count)], 1)
+    scores[:3, 1] = torch.tensor([0.1, 0.3, 0.2])
+    calls: list[int] = []
+
+    def boxes_of(rows, _labels):
+        calls.append(len(rows))
+        return boxes[rows]
+
+    found = detect(scores, boxes_of, threshold=0.0, iou=0.5, limit=6)
+    # Class 0: the last box, and the two that were moved away. Class 1: all three.
+    torch.testing.assert_close(found["scores"], torch.tensor([0.9, scores[2, 0], scores[1, 0], 0.3, 0.2, 0.1]))
+    assert found["labels"].tolist() == [0, 0, 0, 1, 1, 1]
+    assert calls == [FIRST_ENTRIES, count + 3]
+    calls.clear()
+    assert len(detect(scores, boxes_of, threshold=0.0, iou=0.5, limit=1)["scores"]) == 1
+    assert calls == [FIRST_ENTRIES]  # the best score is found without comparing all boxes
+
+
+@torch.no_grad()
+def test_atss_selects_by_class_score_and_ranks_by_quality():
+    model = small_detector("atss", loss="focal", candidates=1, score_threshold=0.5).eval()
+    class_scores = torch.tensor([[0.9, 0.6], [0.8, 0.1], [0.55, 0.4]])
+    scores = class_scores * torch.tensor([[0.1], [1.0], [1.0]])
+    anchors, kept = model.candidate_scores(class_scores, scores, [2, 1])
+    # The best class score of each level enters, although its product with the quality is low and below the threshold.
+    assert anchors.tolist() == [0, 2]
+    torch.testing.assert_close(kept, torch.tensor([[0.09, 0.0], [0.55, 0.0]]))
+
+
+@torch.no_grad()
+def test_paa_selects_anchors_with_all_their_classes():
+    model = small_detector("paa", loss="focal", candidates=1, score_threshold=0.05).eval()
+    scores = torch.tensor([[0.1, 0.2], [0.8, 0.04], [0.6, 0.3]])
+    anchors, kept = model.candidate_scores(scores, scores, [2, 1])
+    assert anchors.tolist() == [1, 2]
+    torch.testing.assert_close(kept, torch.tensor([[0.8, 0.0], [0.6, 0.3]]))
 
 
 def test_quality_multiplies_the_score_in_atss_and_paa_takes_the_root():
@@ -118,7 +162,8 @@ def test_a_norm_after_the_finest_map_is_frozen(name):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_score_voting_keeps_its_precision_under_autocast(dtype):
     corners = torch.tensor([[1100.3, 600.7, 1330.1, 790.9]]).repeat(80, 1) + torch.rand(80, 1)
-    scores, labels = torch.full((80,), 0.95), torch.zeros(80, dtype=torch.long)
-    expected = voted_boxes(corners, scores, labels, torch.tensor([0]))
+    scores = torch.full((80, 1), 0.95)
+    detection = {"boxes": corners[:1], "scores": scores[0], "labels": torch.tensor([0])}
+    expected = vote(detection, corners, scores)
     with torch.autocast("cpu", dtype):
-        torch.testing.assert_close(voted_boxes(corners, scores, labels, torch.tensor([0])), expected)
+        torch.testing.assert_close(vote(detection, corners, scores), expected)

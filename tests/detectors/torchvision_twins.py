@@ -113,7 +113,7 @@ def our_model(name: str, weights: nn.Module, folder: Path, *, loss: str | None =
         own |= {"extra_levels": "p5_relu", "scales": 3}
         loss = loss or "focal"
     else:
-        own |= {"hidden": HIDDEN, "proposals": PROPOSALS, "test_proposals": PROPOSALS, "candidates": 10_000}
+        own |= {"hidden": HIDDEN, "proposals": PROPOSALS, "test_proposals": PROPOSALS, "roi_align": "torchvision"}
         loss = loss or "ce"
     if loss == "ce":
         own |= {"box_loss": "smooth_l1", "smooth_l1_beta": BETA}

@@ -24,6 +24,7 @@ NEVER_ZERO = (
 )
 SHARES = ("nms", "score_threshold", "positive_iou", "negative_iou", "stage_ious")  # settings from 0 to 1
 ExtraLevels = Literal["c5", "p5_relu"]
+RoIAlign = Literal["published", "torchvision"]
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,9 @@ class DenseSettings(DetectorSettings):
 
     channels: Annotated[int, "channels of the feature pyramid and the head"] = 256
     convs: Annotated[int, "convolutions in each tower of the head"] = 4
-    candidates: Annotated[int, "highest scores per level that enter NMS"] = 1000
+    candidates: Annotated[
+        int, "highest class scores per level that enter NMS (PAA: anchors with the highest scores)"
+    ] = 1000
     score_threshold: Annotated[float, "keep detections with a score above this before NMS"] = 0.0
     nms: Annotated[float, "IoU above which NMS removes the lower score"] = 0.6
     detections: Annotated[int, "upper limit of detections per image"] = 100
@@ -112,7 +115,10 @@ class RCNNSettings(DetectorSettings):
     proposals: Annotated[int, "proposals per image in training"] = 1000
     proposal_candidates: Annotated[int, "highest-scoring anchors per level that become candidates in training"] = 2000
     test_proposals: Annotated[int, "proposals per image in evaluation"] = 1000
-    candidates: Annotated[int, "highest scores per image that enter NMS"] = 1000
+    roi_align: Annotated[
+        RoIAlign,
+        "RoIAlign, mask targets and mask pasting: published (half-pixel aligned, adaptive sampling), or torchvision's",
+    ] = "published"
     score_threshold: Annotated[float, "keep detections with a score above this before NMS"] = 0.0
     nms: Annotated[float, "IoU above which NMS removes the lower score"] = 0.5
     detections: Annotated[int, "upper limit of detections per image"] = 100
@@ -187,6 +193,11 @@ class CoDETRSettings(DetectorSettings):
         float | None, "weight of the auxiliary losses (null: 5 with a ranking loss, 12 otherwise)"
     ] = None
     sampling: Annotated[bool, "focal loss: train the auxiliary Faster R-CNN with cross-entropy on a sample"] = True
+    published: Annotated[
+        bool,
+        "as in the published code: the proposals have a logit per class, a matched box without overlap is a negative, "
+        "and one number marks the queries of an auxiliary head",
+    ] = False
     auxiliary_queries: Annotated[int, "upper limit of decoder queries per image from each auxiliary head"] = 300
     hidden: Annotated[int, "width of the two hidden layers of the auxiliary box head"] = 1024
     proposals: Annotated[int, "proposals per image of the auxiliary Faster R-CNN"] = 1000

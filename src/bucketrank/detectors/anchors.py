@@ -102,7 +102,8 @@ class Anchors(AnchorGenerator):
 
         An anchor centred on padding takes no part. Padding starts at the image's size rounded up to ``size_divisor``,
         the size to which the image alone would be padded. Unless ``border`` is None, an anchor that reaches more than
-        ``border`` pixels out of the image takes no part either; at 0 it may touch the image's edge but not cross it.
+        ``border`` pixels out of the image takes no part either. As published, at 0 it may touch the image's left and
+        upper edges but not the other two.
 
         >>> anchors = Anchors([16], scales=[1], size_divisor=32)
         >>> row = torch.cat(anchors([torch.zeros(2, 1, 1, 4)]))  # centred at x = 0, 16, 32, 48
@@ -120,7 +121,7 @@ class Anchors(AnchorGenerator):
         # Centres and limits are whole numbers; half a pixel absorbs the rounding of (x1 + x2) / 2.
         inside = (centres(anchors) < padded - 0.5).all(-1)
         if self.border is not None:
-            within = (anchors[:, :2] >= -self.border) & (anchors[:, 2:] <= sizes + self.border)
+            within = (anchors[:, :2] >= -self.border) & (anchors[:, 2:] < sizes + self.border)
             inside &= within.all(-1)
         return inside
 

@@ -32,7 +32,7 @@ def anchor_centerness(anchors: Tensor, _: Tensor, objects: Tensor) -> Tensor:
 class ATSS(DenseDetector):
     """ATSS. Ranking losses use 3 anchors per location and no centerness, score-based losses 1 anchor and centerness."""
 
-    recipe = HeadRecipe(ranking_box_weight=2.0, scored_box_weight=2.0, prior=0.01)
+    recipe = HeadRecipe(ranking_box_weight=2.0, scored_box_weight=2.0, prior=0.01, average_counts=True)
     votes = False  # whether score voting moves the detections by default
 
     def __init__(self, num_classes: int, *, settings: ATSSSettings, **shared: Any) -> None:

@@ -139,23 +139,27 @@ def _as_number(image_id: object) -> object:
     return image_id.item() if isinstance(image_id, Tensor) and image_id.numel() == 1 else image_id
 
 
-# The input transform of the detectors: torchvision's, with resized sides of at least one pixel.
+# Image sizes at the border of a detector: resized inputs, and masks pasted into the original image.
 
 
 class InputTransform(GeneralizedRCNNTransform):
-    """Normalise, resize and pad images like torchvision's transform, but keep at least one pixel of each side.
+    """Normalise, resize and pad images like torchvision's transform, but round the resized sides to the nearest pixel.
 
-    torchvision scales both sides by the same factor and rounds down: 3000 x 2 pixels at a ``max_size`` of 1333 would
-    become 1333 x 0. Here they become 1333 x 1.
+    Both sides are scaled by the same factor. As published, 480 x 640 pixels at a ``min_size`` of 800 become 800 x 1067;
+    torchvision rounds down to 1066. A side has at least one pixel: 3000 x 2 at a ``max_size`` of 1333 become 1333 x 1.
+    With ``published_masks``, masks are pasted into the image by :func:`paste_masks`, otherwise by torchvision.
     """
 
+    published_masks = True
+
     def resize(self, image: Tensor, target: dict[str, Tensor] | None = None) -> tuple[Tensor, dict[str, Tensor] | None]:
-        height, width = (int(side) for side in image.shape[-2:])
-        scale = self.max_size / max(height, width)
-        if self.fixed_size is not None or int(min(height, width) * scale) >= 1:
+        if self.fixed_size is not None:
             resized: tuple[Tensor, dict[str, Tensor] | None] = super().resize(image, target)
             return resized
-        size = [max(1, int(height * scale)), max(1, int(width * scale))]
+        height, width = (int(side) for side in image.shape[-2:])
+        shorter = self.torch_choice(self.min_size) if self.training else self.min_size[-1]
+        scale = min(shorter / min(height, width), self.max_size / max(height, width))
+        size = [max(1, int(side * scale + 0.5)) for side in (height, width)]
         image = F.interpolate(image[None], size=size, mode="bilinear", align_corners=False)[0]
         if target is None:
             return image, None
@@ -163,6 +167,49 @@ class InputTransform(GeneralizedRCNNTransform):
         if "masks" in target:
             changed["masks"] = F.interpolate(target["masks"][:, None].float(), size=size)[:, 0].byte()
         return image, target | changed
+
+    def postprocess(
+        self,
+        result: list[dict[str, Tensor]],
+        image_shapes: Sequence[tuple[int, int]],
+        original_image_sizes: Sequence[tuple[int, int]],
+    ) -> list[dict[str, Tensor]]:
+        if not self.published_masks or self.training:
+            detections: list[dict[str, Tensor]] = super().postprocess(result, image_shapes, original_image_sizes)
+            return detections
+        restored = []
+        for each, resized, original in zip(result, image_shapes, original_image_sizes, strict=True):
+            boxes = resize_boxes(each["boxes"], resized, original)
+            masks = {"masks": paste_masks(each["masks"], boxes, original)} if "masks" in each else {}
+            restored.append(each | {"boxes": boxes} | masks)
+        return restored
+
+
+def paste_masks(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
+    """Resize masks (N, 1, M, M) to their boxes (N, 4) and paste them into images of ``size``: (N, 1, H, W).
+
+    Bilinear interpolation at pixel centres, as published; outside its box a mask is 0. An axis-aligned bilinear map is
+    a product of two matrices, ``rows @ mask @ columns``.
+
+    >>> mask = torch.ones(1, 1, 2, 2)
+    >>> paste_masks(mask, torch.tensor([[1.0, 0, 3, 1]]), (1, 4))[0, 0]
+    tensor([[0., 1., 1., 0.]])
+    """
+    height, width = size
+    with torch.autocast(masks.device.type, enabled=False):
+        masks, boxes = masks[:, 0].float(), boxes.float()
+        rows = _interpolation(boxes[:, 1], boxes[:, 3], pixels=height, cells=masks.shape[1])
+        columns = _interpolation(boxes[:, 0], boxes[:, 2], pixels=width, cells=masks.shape[2])
+        pasted: Tensor = rows @ masks @ columns.transpose(1, 2)
+    return pasted[:, None]
+
+
+def _interpolation(start: Tensor, end: Tensor, *, pixels: int, cells: int) -> Tensor:
+    """Return the weights (N, pixels, cells) of mask cells at pixel centres, for a mask from ``start`` to ``end``."""
+    centres = torch.arange(pixels, device=start.device, dtype=start.dtype) + 0.5
+    positions = (centres - start[:, None]) / (end - start).clamp(min=1e-6)[:, None] * cells - 0.5
+    numbers = torch.arange(cells, device=start.device, dtype=start.dtype)
+    return (1 - (positions[..., None] - numbers).abs()).clamp(min=0)
 
 
 # The base of every detector, with the interface of torchvision's detectors.

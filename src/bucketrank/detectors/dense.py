@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,11 @@ from bucketrank.detectors.layers import initialise_classifier
 from bucketrank.evaluation.calibration.mapping import ScoreHead
 
 SMALLEST_SIDE = 1e-2  # of a detection, in pixels
+FIRST_ENTRIES = 5000  # highest scores that enter NMS at first
+TRACED_ENTRIES = 20_000  # highest scores that enter NMS in an exported graph, which cannot try again
+
+# From rows and columns (K,) of a score matrix to the boxes (K, 4) that have these scores.
+Boxes = Callable[[Tensor, Tensor], Tensor]
 
 
 def best_entries(scores: Tensor, *, limit: int, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -36,33 +42,46 @@ def best_entries(scores: Tensor, *, limit: int, threshold: float) -> tuple[Tenso
     return values, order // scores.shape[1], order % scores.shape[1]
 
 
-def without_duplicates(
-    boxes: Tensor, scores: Tensor, labels: Tensor, *, iou: float, limit: int, vote: bool = False
-) -> dict[str, Tensor]:
+def detect(scores: Tensor, boxes: Boxes, *, threshold: float, iou: float, limit: int) -> dict[str, Tensor]:
+    """Return the ``limit`` best detections after NMS within each class, from all ``scores`` (R, C) above ``threshold``.
+
+    A box never suppresses one of a higher score. So NMS among the highest scores gives the same detections as NMS among
+    all, provided that ``limit`` of them survive; otherwise four times as many enter. The number of classes costs
+    nothing: 1000 proposals of 1203 LVIS classes are 1.2 million entries, of which a few thousand are compared.
+    """
+    entries = TRACED_ENTRIES if torch.jit.is_tracing() else FIRST_ENTRIES
+    while True:
+        values, rows, labels = best_entries(scores, limit=entries, threshold=threshold)
+        detections = without_duplicates(boxes(rows, labels), values, labels, iou=iou, limit=limit)
+        if torch.jit.is_tracing() or len(detections["scores"]) >= limit or len(values) < entries:
+            return detections
+        entries *= 4
+
+
+def without_duplicates(boxes: Tensor, scores: Tensor, labels: Tensor, *, iou: float, limit: int) -> dict[str, Tensor]:
     """Apply non-maximum suppression within each class and return at most ``limit`` detections.
 
-    With ``vote``, score voting moves the remaining boxes. Boxes without area after clipping are dropped.
+    Boxes without area after clipping are dropped.
     """
     solid = remove_small_boxes(boxes, SMALLEST_SIDE)
     boxes, scores, labels = boxes[solid], scores[solid], labels[solid]
     keep = batched_nms(boxes, scores, labels, iou)[:limit]
-    kept_boxes = voted_boxes(boxes, scores, labels, keep) if vote else boxes[keep]
-    return {"boxes": kept_boxes, "scores": scores[keep], "labels": labels[keep]}
+    return {"boxes": boxes[keep], "scores": scores[keep], "labels": labels[keep]}
 
 
-def voted_boxes(boxes: Tensor, scores: Tensor, labels: Tensor, keep: Tensor) -> Tensor:
-    """Return the boxes ``keep`` after score voting (PAA).
+def vote(detections: dict[str, Tensor], boxes: Tensor, scores: Tensor) -> dict[str, Tensor]:
+    """Move each detection by score voting (PAA): ``boxes`` (R, 4) with ``scores`` (R, C) vote; 0 is no vote.
 
-    Each becomes the mean of the boxes of its class, weighted by ``score * exp(-(1 - IoU)^2 / 0.025)``. Boxes with an
-    IoU of 0.01 or less have no weight.
+    A detection becomes the mean of all boxes, weighted by ``score * exp(-(1 - IoU)^2 / 0.025)`` with the score of its
+    own class. Boxes with an IoU of 0.01 or less have no weight.
     """
-    overlaps = box_iou(boxes[keep], boxes)
-    votes = scores * torch.exp(-((1 - overlaps) ** 2) / 0.025)
-    votes = votes * ((overlaps > 0.01) & (labels[keep][:, None] == labels))
+    overlaps = box_iou(detections["boxes"], boxes)  # (detections, R)
+    votes = scores.T[detections["labels"]] * torch.exp(-((1 - overlaps) ** 2) / 0.025)
+    votes = votes * (overlaps > 0.01)
     # Autocast would multiply in half precision, which rounds boxes to several pixels.
     with torch.autocast(boxes.device.type, enabled=False):
         moved: Tensor = (votes @ boxes) / votes.sum(1, keepdim=True)
-    return moved
+    return detections | {"boxes": moved}
 
 
 # The head of the one-stage detectors: two towers of convolutions, shared by all levels.
@@ -227,31 +246,33 @@ class DenseDetector(Detector):
         terms: dict[str, Tensor] = self.criterion(assigned)
         return terms
 
+    def candidate_scores(self, class_scores: Tensor, scores: Tensor, per_level: list[int]) -> tuple[Tensor, Tensor]:
+        """Return the anchors (K,) of one image that enter NMS, and their scores (K, C): 0 for a class that does not.
+
+        ``class_scores`` (A, C) select and are compared with the threshold; ``scores`` (A, C) rank the detections. As
+        published, each level contributes its highest class scores, of any anchor and class.
+        """
+        first, selected = 0, torch.zeros_like(scores)
+        for count in per_level:
+            _, rows, labels = best_entries(
+                class_scores[first : first + count], limit=self.candidates, threshold=self.score_threshold
+            )
+            selected[rows + first, labels] = scores[rows + first, labels]
+            first += count
+        anchors = torch.where(selected.amax(1) > 0)[0]
+        return anchors, selected[anchors]
+
     def detect(self, images: ImageList, features: list[Tensor]) -> list[dict[str, Tensor]]:
         output = self.head(features)
         anchors = torch.cat(self.anchors(features))
-        scores = self.scores(output)
+        class_scores, scores = self.criterion.scores(output.logits), self.scores(output)
         results = []
         for image, size in enumerate(images.image_sizes):
-            first, values, rows, labels = 0, [], [], []
-            for count in output.per_level:
-                value, row, label = best_entries(
-                    scores[image, first : first + count], limit=self.candidates, threshold=self.score_threshold
-                )
-                values.append(value)
-                rows.append(row + first)
-                labels.append(label)
-                first += count
-            row = torch.cat(rows)
-            boxes = self.coder.decode_single(output.box_deltas[image, row].float(), anchors[row])
-            results.append(
-                without_duplicates(
-                    clip_boxes_to_image(boxes, size),
-                    torch.cat(values),
-                    torch.cat(labels),
-                    iou=self.nms,
-                    limit=self.detections,
-                    vote=self.vote,
-                )
+            rows, candidates = self.candidate_scores(class_scores[image], scores[image], output.per_level)
+            boxes = self.coder.decode_single(output.box_deltas[image, rows].float(), anchors[rows])
+            boxes = clip_boxes_to_image(boxes, size)
+            detections = detect(
+                candidates, lambda row, _, boxes=boxes: boxes[row], threshold=0.0, iou=self.nms, limit=self.detections
             )
+            results.append(vote(detections, boxes, candidates) if self.vote else detections)
         return results

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.models.detection.roi_heads import project_masks_on_boxes
+from torchvision.ops import clip_boxes_to_image, roi_align
 
 from bucketrank.catalogue.detector_specs import MaskRCNNSettings
 from bucketrank.detectors.base import Target, check_images, check_targets
@@ -33,6 +34,17 @@ def dice_errors(logits: Tensor, targets: Tensor) -> Tensor:
 def bce_errors(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the binary cross-entropy (P,) of masks (P, H, W), averaged over the pixels of each mask."""
     return F.binary_cross_entropy_with_logits(logits.float(), targets.float(), reduction="none").flatten(1).mean(1)
+
+
+def cropped_masks(masks: Tensor, boxes: Tensor, matches: Tensor, size: int) -> Tensor:
+    """Return the target masks (P, size, size) of boxes (P, 4): the objects' masks (G, H, W) cropped and binarised.
+
+    As published: the box is clipped to the image, the crop is aligned to half pixels, and a cell belongs to the object
+    from a coverage of 0.5. ``matches`` (P,) are the objects of the boxes.
+    """
+    rows = torch.cat([matches.to(boxes)[:, None], clip_boxes_to_image(boxes, masks.shape[-2:])], 1)
+    crops: Tensor = roi_align(masks[:, None].to(boxes), rows, (size, size), 1.0, sampling_ratio=0, aligned=True)
+    return (crops[:, 0] >= 0.5).to(boxes)
 
 
 ERRORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"dice": dice_errors, "bce": bce_errors}
@@ -94,7 +106,8 @@ class MaskRCNN(FasterRCNN):
         self.mask_rois = published if settings.mask_rois is None else settings.mask_rois
         self.mask_loss: Callable[..., Tensor] = MaskLoss.from_settings(settings, criterion)
         channels = settings.channels
-        self.mask_pool = RoIPool(STRIDES, size=14)
+        self.mask_pool = RoIPool(STRIDES, size=14, roi_align=self.roi_align)
+        self.transform.published_masks = self.roi_align == "published"
         predictor = MaskRCNNPredictor(channels, channels, num_classes)
         # Torchvision's initial weights grow as the number of classes falls. With one class the first masks are
         # saturated: Dice loss then has hardly any gradient.
@@ -114,8 +127,9 @@ class MaskRCNN(FasterRCNN):
         counts = (image_index[:, None] == images).sum(0).tolist()  # rows are sorted by image
         rois = list(boxes.split(counts))
         logits = self.mask_logits(features, rois, image_sizes)
+        crop = cropped_masks if self.roi_align == "published" else project_masks_on_boxes
         target_masks = [
-            project_masks_on_boxes(ground_truth["masks"], own.float(), match, logits.shape[-1])
+            crop(ground_truth["masks"], own.float(), match, logits.shape[-1])
             for ground_truth, own, match in zip(ground_truths, rois, matches.split(counts), strict=True)
         ]
         loss = self.mask_loss(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torchvision.models.detection._utils import _topk_min
 from torchvision.ops import sigmoid_focal_loss
 
 from bucketrank.boxes import giou_loss, paired_iou
@@ -39,7 +40,8 @@ class PAA(ATSS):
     ) -> Tensor:
         """Return the focal plus GIoU loss (B, A) of each candidate for its nearest object, whatever the training loss.
 
-        ``nearest`` (B, A) is the assignment of the candidates; the loss of other anchors is 0.
+        As published, the GIoU loss has its training weight under a score-based loss, 1.3 by default, and weight 1 under
+        a ranking loss. ``nearest`` (B, A) is the assignment of the candidates; the loss of other anchors is 0.
         """
         candidates = Assigned.from_candidates(
             output.logits.flatten(0, 1),
@@ -53,11 +55,22 @@ class PAA(ATSS):
         logits = candidates.logits[rows]
         class_targets = torch.zeros_like(logits).scatter_(1, candidates.labels[rows, None], 1.0)
         losses = sigmoid_focal_loss(logits, class_targets).sum(1)
-        losses += giou_loss(candidates.boxes, candidates.objects)
+        weight = 1.0 if self.criterion.ranking else self.criterion.box_weight
+        losses += weight * giou_loss(candidates.boxes, candidates.objects)
         return torch.zeros_like(anchors[:, 0]).repeat(len(nearest)).index_put_((rows,), losses).view_as(nearest)
 
     def quality(self, anchors: Tensor, boxes: Tensor, objects: Tensor) -> Tensor:
         return paired_iou(boxes, objects)
+
+    def candidate_scores(self, class_scores: Tensor, scores: Tensor, per_level: list[int]) -> tuple[Tensor, Tensor]:
+        # As published: all classes of the anchors with the highest scores on each level, the quality included.
+        first, parts = 0, []
+        for best in scores.amax(1).split(per_level):
+            parts.append(best.topk(_topk_min(best, self.candidates, 0)).indices + first)
+            first += len(best)
+        anchors = torch.cat(parts)
+        selected = scores[anchors]
+        return anchors, selected.where(selected > self.score_threshold, 0)
 
     def scores(self, output: DenseOutput) -> Tensor:
         scores = self.criterion.scores(output.logits)

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torchvision.models.detection.faster_rcnn import TwoMLPHead
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead, concat_box_prediction_layers
-from torchvision.ops import MultiScaleRoIAlign, clip_boxes_to_image
-from torchvision.ops.poolers import initLevelMapper
+from torchvision.ops import MultiScaleRoIAlign, clip_boxes_to_image, roi_align
+from torchvision.ops._utils import convert_boxes_to_roi_format
+from torchvision.ops.poolers import _onnx_merge_levels, initLevelMapper
 
 from bucketrank.boxes import BoxCoder
 from bucketrank.catalogue import BackboneSettings, InputSettings, LossSettings
@@ -21,7 +22,7 @@ from bucketrank.detectors.anchors import Anchors
 from bucketrank.detectors.assignment import IGNORED, NEGATIVE, assign_max_iou
 from bucketrank.detectors.base import Detector, Target
 from bucketrank.detectors.criterion import Assigned, HeadRecipe, LossTerms, build_criterion, named
-from bucketrank.detectors.dense import best_entries, without_duplicates
+from bucketrank.detectors.dense import detect
 from bucketrank.detectors.layers import FeaturePyramid, initialise_classifier
 from bucketrank.evaluation.calibration.mapping import ScoreHead
 
@@ -159,19 +160,40 @@ class BoxHeadStep:
 class RoIPool(MultiScaleRoIAlign):
     """RoIAlign from the first maps of a pyramid, one per stride; a box of 224 x 224 pixels is pooled at stride 16.
 
+    ``"published"`` shifts the box by half a cell, so that a cell's value lies at its centre, and takes more samples
+    from larger boxes: about one per cell of the map. ``"torchvision"`` does not shift the box and always takes 2 x 2
+    samples, like the models that torchvision's weights were trained in.
+
     torchvision derives the strides from the sizes of the first batch and keeps them. If that batch is hardly larger
     than a cell, the strides are wrong for every later batch. Here they are fixed.
     """
 
-    def __init__(self, strides: Sequence[int], *, size: int) -> None:
+    def __init__(self, strides: Sequence[int], *, size: int, roi_align: str = "published") -> None:
         super().__init__([str(level) for level in range(len(strides))], output_size=size, sampling_ratio=2)
         self.scales = [1 / stride for stride in strides]
         self.map_levels = initLevelMapper(strides[0].bit_length() - 1, strides[-1].bit_length() - 1)
+        self.roi_align = roi_align
 
     def forward(self, features: list[Tensor], boxes: list[Tensor], image_sizes: list[tuple[int, int]]) -> Tensor:
         """Return the features (R, channels, size, size) of the boxes of all images."""
+        if self.roi_align == "published":
+            return self._aligned(features, boxes)
         pooled: Tensor = super().forward(dict(zip(self.featmap_names, features, strict=False)), boxes, image_sizes)
         return pooled
+
+    def _aligned(self, features: list[Tensor], boxes: list[Tensor]) -> Tensor:
+        rois, levels = convert_boxes_to_roi_format(boxes), self.map_levels(boxes)
+        tracing = torch.jit.is_tracing()
+        pooled = features[0].new_zeros((len(rois), features[0].shape[1], *self.output_size))
+        parts = []
+        for level, (feature, scale) in enumerate(zip(features, self.scales, strict=False)):
+            rows = torch.where(levels == level)[0]
+            part = roi_align(feature, rois[rows], self.output_size, scale, sampling_ratio=0, aligned=True)
+            if tracing:
+                parts.append(part.to(pooled.dtype))
+            else:
+                pooled[rows] = part.to(pooled.dtype)
+        return _onnx_merge_levels(levels, parts) if tracing else pooled
 
 
 class BoxHead(nn.Module):
@@ -188,6 +210,7 @@ class BoxHead(nn.Module):
         positive_iou: float = 0.5,
         coder_weights: tuple[float, float, float, float] = (10.0, 10.0, 5.0, 5.0),
         strides: Sequence[int] = STRIDES,
+        roi_align: str = "published",
         recipe: HeadRecipe = BOX_HEAD_RECIPE,
     ) -> None:
         super().__init__()
@@ -195,7 +218,7 @@ class BoxHead(nn.Module):
         self.criterion = build_criterion(loss, recipe)
         self.coder = BoxCoder(weights=coder_weights)
         self.sampler = CandidateSampler(512, 0.25)
-        self.pool = RoIPool(strides, size=7)
+        self.pool = RoIPool(strides, size=7, roi_align=roi_align)
         self.layers = TwoMLPHead(channels * 7 * 7, hidden)
         self.classes = nn.Linear(hidden, num_classes + (1 if self.criterion.softmax else 0))
         self.boxes = nn.Linear(hidden, 4 * (1 if class_agnostic else num_classes))
@@ -290,8 +313,8 @@ class RCNN(Detector):
             size_divisor=self.size_divisor,
             border=self.border,
         )
-        self.candidates, self.score_threshold = settings.candidates, settings.score_threshold
-        self.nms, self.detections = settings.nms, settings.detections
+        self.roi_align = settings.roi_align
+        self.score_threshold, self.nms, self.detections = settings.score_threshold, settings.nms, settings.detections
 
     def scoring_heads(self) -> Sequence[BoxHead]:
         """Return the box heads whose mean logits become the scores of detections."""
@@ -318,10 +341,14 @@ class RCNN(Detector):
         counts = [boxes.shape[0] for boxes in proposals]
         parts = zip(scores.split(counts), box_deltas.split(counts), proposals, image_sizes, strict=True)
         for score, deltas, boxes, size in parts:
-            values, rows, labels = best_entries(score, limit=self.candidates, threshold=self.score_threshold)
-            class_deltas = deltas[rows, torch.zeros_like(labels) if deltas.shape[1] == 1 else labels].float()
-            decoded = clip_boxes_to_image(coder.decode_single(class_deltas, boxes[rows]), size)
-            results.append(without_duplicates(decoded, values, labels, iou=self.nms, limit=self.detections))
+
+            def decoded(
+                rows: Tensor, labels: Tensor, deltas: Tensor = deltas, boxes: Tensor = boxes, size: Any = size
+            ) -> Tensor:
+                own = deltas[rows, torch.zeros_like(labels) if deltas.shape[1] == 1 else labels].float()
+                return clip_boxes_to_image(coder.decode_single(own, boxes[rows]), size)
+
+            results.append(detect(score, decoded, threshold=self.score_threshold, iou=self.nms, limit=self.detections))
         return results
 
 
@@ -333,7 +360,13 @@ class FasterRCNN(RCNN):
 
     def __init__(self, num_classes: int, *, loss: LossSettings, settings: FasterRCNNSettings, **shared: Any) -> None:
         super().__init__(num_classes, loss=loss, settings=settings, **shared)
-        self.box_head = BoxHead(settings.channels, num_classes=num_classes, loss=loss, hidden=settings.hidden)
+        self.box_head = BoxHead(
+            settings.channels,
+            num_classes=num_classes,
+            loss=loss,
+            hidden=settings.hidden,
+            roi_align=settings.roi_align,
+        )
 
     def scoring_heads(self) -> list[BoxHead]:
         return [self.box_head]
@@ -360,10 +393,14 @@ class FasterRCNN(RCNN):
 # Cascade R-CNN (Cai & Vasconcelos, CVPR 2018).
 
 
-# For score-based losses: the loss weight of each stage, and the weights of its box deltas. The deltas of later stages
-# are smaller, hence the larger weights. Ranking losses balance themselves and compare decoded boxes.
+# For score-based losses: the loss weight of each stage, and the standard deviations of its box deltas (shifts, sizes),
+# as published. The deltas of later stages are smaller. Ranking losses balance themselves and compare decoded boxes.
 STAGE_WEIGHTS = (1.0, 0.5, 0.25)
-STAGE_CODERS = ((10.0, 10.0, 5.0, 5.0), (20.0, 20.0, 10.0, 10.0), (30.0, 30.0, 15.0, 15.0))
+STAGE_DEVIATIONS = ((0.1, 0.2), (0.05, 0.1), (0.033, 0.067))
+
+
+def _coder_weights(shift: float, size: float) -> tuple[float, float, float, float]:
+    return 1 / shift, 1 / shift, 1 / size, 1 / size
 
 
 class CascadeRCNN(RCNN):
@@ -382,7 +419,8 @@ class CascadeRCNN(RCNN):
                 hidden=settings.hidden,
                 class_agnostic=True,
                 positive_iou=iou,
-                coder_weights=STAGE_CODERS[0 if ranking else stage],
+                coder_weights=_coder_weights(*STAGE_DEVIATIONS[0 if ranking else stage]),
+                roi_align=settings.roi_align,
                 recipe=replace(
                     BOX_HEAD_RECIPE, box_loss="smooth_l1", scored_weight=STAGE_WEIGHTS[stage], least_iou=iou
                 ),

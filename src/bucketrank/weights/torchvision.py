@@ -98,7 +98,7 @@ RETINANET = (
     TableRow(r"head\.regression_head\.bbox_reg\.(.+)", r"head.boxes.\1", "deltas"),
 )
 
-RCNN_FLAGS = "--backbone.name resnet50 --detector.channels 256 --detector.hidden 1024"
+RCNN_FLAGS = "--backbone.name resnet50 --detector.channels 256 --detector.hidden 1024 --detector.roi_align torchvision"
 TABLES = {  # by the name of our detector
     "faster_rcnn": TensorTable("fasterrcnn_resnet50_fpn", RCNN_FLAGS, FASTER_RCNN),
     "mask_rcnn": TensorTable("maskrcnn_resnet50_fpn", RCNN_FLAGS, MASK_RCNN),
@@ -161,6 +161,11 @@ def load_from_torchvision(model: Detector, source: str, *, classes: Sequence[str
             f"init: expected weights like those of torchvision's {table.model}, got torchvision:{source}, of which "
             f"{len(misfits)} tensors are missing, unknown or of another shape, like {misfits[0]}; "
             f"build the detector like that model: {table.flags}"
+        )
+    if getattr(model, "roi_align", "torchvision") != "torchvision":
+        raise WeightsError(
+            f"init: expected detector.roi_align torchvision for torchvision:{source}, whose heads were trained with "
+            "torchvision's RoIAlign, got published; add --detector.roi_align torchvision"
         )
     model.load_state_dict(converted, strict=False)
     return skipped

@@ -42,7 +42,7 @@ def test_missing_candidates_become_padding():
 
 def test_queries_start_from_the_candidates():
     torch.manual_seed(0)
-    module = AuxiliaryQueries(32, limit=300)
+    module = AuxiliaryQueries(32, limit=300, marks=32)
     boxes = torch.tensor([[10.0, 20, 30, 30], [-40, 0, 200, 60], [0, 0, 10, 10]])
     features = torch.randn(3, 32, requires_grad=True)
     match = torch.tensor([1, 0, IGNORED])

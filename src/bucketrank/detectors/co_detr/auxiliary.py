@@ -38,13 +38,14 @@ class Candidates:
 class AuxiliaryQueries(nn.Module):
     """The queries of one auxiliary head, for the same decoder that detects."""
 
-    def __init__(self, width: int, *, limit: int) -> None:
+    def __init__(self, width: int, *, limit: int, marks: int) -> None:
         super().__init__()
         self.limit = limit
         self.encoding = BoxEncoding(width)
         self.project = nn.Linear(width, width)
         self.norm = nn.LayerNorm(width)
-        self.head = nn.Parameter(torch.randn(width))  # distinguishes the queries of this head from those of other heads
+        # Tells the queries of this head from those of other heads: one number for all channels, or one for each.
+        self.head = nn.Parameter(torch.randn(marks))
         initialise_linear(self.project)
 
     def forward(self, candidates: Candidates, image_sizes: list[tuple[int, int]]) -> tuple[Queries, list[Tensor]]:

@@ -110,13 +110,13 @@ MARGIN = 0.01  # minimum distance of a proposal's coordinates from 0 and 1
 class Proposals:
     """The proposals of all tokens."""
 
-    logits: Tensor  # (B, S, 1) of an object of any class
+    logits: Tensor  # (B, S, 1 or classes); the first is that of an object of any class
     boxes: Tensor  # (B, S, 4) as (cx, cy, w, h) in units of the image
     valid: Tensor  # (B, S) whether the token may propose
 
     def best(self, count: int) -> Tensor:
         """Return the boxes (B, K, 4) of the ``count`` highest scores, or of all tokens if there are fewer; detached."""
-        scores = self.logits.detach().float().squeeze(-1).masked_fill(~self.valid, -torch.inf)
+        scores = self.logits.detach()[..., 0].float().masked_fill(~self.valid, -torch.inf)
         rows = scores.topk(min(count, scores.shape[1]), 1).indices
         return self.boxes.detach().gather(1, rows[..., None].expand(-1, -1, 4))
 
@@ -124,11 +124,11 @@ class Proposals:
 class Proposer(nn.Module):
     """Predict a score and a box for every token; the box is predicted relative to an initial box around its cell."""
 
-    def __init__(self, width: int, *, score: float) -> None:
+    def __init__(self, width: int, *, score: float, logits: int = 1) -> None:
         super().__init__()
         self.project = nn.Linear(width, width)
         self.norm = nn.LayerNorm(width)
-        self.classes = class_branch(width, 1, score=score)
+        self.classes = class_branch(width, logits, score=score)
         self.boxes = box_branch(width)
         initialise_linear(self.project)
 

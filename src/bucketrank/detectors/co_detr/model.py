@@ -21,6 +21,7 @@ from bucketrank.detectors.co_detr.auxiliary import AUXILIARY, AuxiliaryQueries, 
 from bucketrank.detectors.co_detr.decoder import Decoded, Decoder, Proposer, SelectedQueries
 from bucketrank.detectors.co_detr.transformer import Encoder, Geometry, TransformerSettings
 from bucketrank.detectors.criterion import Assigned, Criterion, HeadRecipe, LossTerms, build_criterion, named
+from bucketrank.detectors.criterion.base import SMALLEST_LABEL
 from bucketrank.detectors.dense import best_entries
 from bucketrank.evaluation.calibration.mapping import ScoreHead
 from bucketrank.suggestions import require_choice
@@ -43,11 +44,13 @@ class LevelProjection(nn.Module):
         return [*(level(feature) for level, feature in zip(self.levels, used, strict=True)), self.top(used[-1])]
 
 
-def normalised(channels: int, width: int, *, kernel: int) -> nn.Sequential:
+def normalised(channels: int, width: int, *, kernel: int, bias: bool = False) -> nn.Sequential:
     """Return a convolution, of stride 2 unless it is 1x1, with a group norm and no activation."""
     stride, padding = (1, 0) if kernel == 1 else (2, 1)
-    convolution = nn.Conv2d(channels, width, kernel, stride=stride, padding=padding, bias=False)
+    convolution = nn.Conv2d(channels, width, kernel, stride=stride, padding=padding, bias=bias)
     nn.init.xavier_uniform_(convolution.weight)
+    if convolution.bias is not None:
+        nn.init.zeros_(convolution.bias)
     # At least two channels per group: the map of a small image may have a single cell.
     return nn.Sequential(convolution, nn.GroupNorm(min(32, width // 2), width))
 
@@ -69,11 +72,15 @@ class QueryLayer:
 
 @dataclass(frozen=True)
 class QueryMatching:
-    """The costs of the matching: the weight of the class cost, and its focal ``alpha`` and ``gamma``."""
+    """The costs of the matching: the weight of the class cost, and its focal ``alpha`` and ``gamma``.
+
+    ``smallest_label`` is the target of a matched query that does not overlap its object.
+    """
 
     class_cost: float
     alpha: float
     gamma: float
+    smallest_label: float = SMALLEST_LABEL
 
     def assign(self, layers: Sequence[QueryLayer], image_sizes: Sequence[tuple[int, int]]) -> list[Assigned]:
         """Match each layer on its own, one query to one object, and return the inputs of the criterion.
@@ -105,6 +112,7 @@ class QueryMatching:
                 rows=torch.cat([each.queries + image * queries for image, each in enumerate(of_images)]),
                 ground_truths=layer.ground_truths,
                 scales=scales,
+                smallest_label=self.smallest_label,
             )
         return assigned
 
@@ -125,7 +133,9 @@ def in_pixels(boxes: Tensor, scales: Tensor) -> Tensor:
 
 
 # The published weights: classification 2, L1 5 = 2 * 2.5 and GIoU 2. RS loss balances the box losses instead.
-RECIPE = HeadRecipe(ranking_weight=2.0, scored_weight=2.0, l1_weight=2.5, prior=0.01, confident=False)
+RECIPE = HeadRecipe(
+    ranking_weight=2.0, scored_weight=2.0, l1_weight=2.5, prior=0.01, confident=False, average_counts=True
+)
 RANKING_CLASS_COST, SCORED_CLASS_COST = 4.0, 2.0
 
 
@@ -169,13 +179,15 @@ class CoDETR(Detector):
         self.criterion = build_criterion(loss, RECIPE)
         published = RANKING_CLASS_COST if self.criterion.ranking else SCORED_CLASS_COST
         self.matching = QueryMatching(
-            published if settings.class_cost is None else settings.class_cost, *self.criterion.matching_focal
+            published if settings.class_cost is None else settings.class_cost,
+            *self.criterion.matching_focal,
+            smallest_label=0.0 if settings.published else SMALLEST_LABEL,
         )
         self.detections = settings.detections
         score = self.criterion.initial_score
         self.neck = LevelProjection(self.backbone.channels, channels)
         self.encoder = Encoder(transformer)
-        self.proposer = Proposer(channels, score=score)
+        self.proposer = Proposer(channels, score=score, logits=num_classes if settings.published else 1)
         self.selected = SelectedQueries(channels, settings.queries)
         self.decoder = Decoder(transformer, num_classes=num_classes, score=score)
         shared = AuxiliarySettings(
@@ -192,9 +204,15 @@ class CoDETR(Detector):
         )
         self.auxiliary = nn.ModuleDict({name: AUXILIARY[name](shared) for name in settings.auxiliary})
         self.auxiliary_queries = nn.ModuleDict(
-            {name: AuxiliaryQueries(channels, limit=settings.auxiliary_queries) for name in settings.auxiliary}
+            {
+                name: AuxiliaryQueries(
+                    channels, limit=settings.auxiliary_queries, marks=1 if settings.published else channels
+                )
+                for name in settings.auxiliary
+            }
         )
-        self.fifth = normalised(channels, channels, kernel=3) if settings.auxiliary else None
+        # The published convolution has a bias, unlike those of the neck.
+        self.fifth = normalised(channels, channels, kernel=3, bias=True) if settings.auxiliary else None
 
     def losses(self, images: ImageList, features: list[Tensor], ground_truths: list[Target]) -> dict[str, Tensor]:
         geometry, memory = self.encode(images, features)
@@ -220,6 +238,7 @@ class CoDETR(Detector):
                 matches=matches,
                 ground_truths=ground_truths,
                 scales=scales,
+                smallest_label=self.matching.smallest_label,
             )
             auxiliary_terms |= head_terms
         return self.summed_layers(assigned) | auxiliary_terms

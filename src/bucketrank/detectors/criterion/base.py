@@ -44,6 +44,7 @@ class Assigned:
     target_deltas: Tensor  # (P, 4) the deltas of the assigned objects
     quality_logits: Tensor | None = None  # (P,) of the branch that predicts how well a box fits
     quality_targets: Tensor | None = None  # (P,) from 0 to 1
+    smallest_label: float = SMALLEST_LABEL  # of a positive without overlap; at 0 a ranking loss takes it for a negative
     positive_rows: Tensor | None = None  # (P,) if known; otherwise ``rows`` finds them, for which the host waits
 
     @property
@@ -64,8 +65,8 @@ class Assigned:
 
     @cached_property
     def ious(self) -> Tensor:
-        """(P,) the IoU of each positive's box with its object, without gradient, at least SMALLEST_LABEL."""
-        return paired_iou(self.boxes.detach(), self.objects).clamp(min=SMALLEST_LABEL)
+        """(P,) the IoU of each positive's box with its object, without gradient, at least ``smallest_label``."""
+        return paired_iou(self.boxes.detach(), self.objects).clamp(min=self.smallest_label)
 
     @classmethod
     def from_candidates(
@@ -115,6 +116,7 @@ class Assigned:
         ground_truths: Sequence[dict[str, Tensor]],
         scales: Tensor,
         rows: Tensor | None = None,
+        smallest_label: float = SMALLEST_LABEL,
     ) -> list[Assigned]:
         """Build the inputs of a criterion from the layers of a DETR's decoder, all with the same ``matches``.
 
@@ -137,6 +139,7 @@ class Assigned:
                     objects=objects,
                     box_deltas=relative_boxes,
                     target_deltas=target_deltas,
+                    smallest_label=smallest_label,
                     positive_rows=rows,
                 )
             )
@@ -194,6 +197,14 @@ class Scope:
     def total(self, value: Tensor) -> Tensor:
         """Return the sum of ``value`` over all processes that are ranked together."""
         return value
+
+    def average(self, count: Tensor) -> Tensor:
+        """Return the mean of ``count`` over all processes, without gradient."""
+        if _process_count() == 1:
+            return count
+        mean = count.detach().clone()
+        dist.all_reduce(mean)
+        return mean / _process_count()
 
 
 class ImageScope(Scope):
@@ -254,6 +265,9 @@ class GlobalScope(Scope):
         dist.all_reduce(total)
         return _with_gradient_of(value, total)
 
+    def average(self, count: Tensor) -> Tensor:
+        return self.total(count)  # the sums that it divides cover all processes, too
+
 
 SCOPES: dict[str, type[Scope]] = {"batch": Scope, "image": ImageScope, "global": GlobalScope}
 
@@ -303,6 +317,7 @@ class HeadRecipe:
     prior: float = 0.5  # the initial probability of the classifier
     confident: bool = True  # whether ranking losses weight a box by its score; otherwise positives count equally
     least_iou: float = 0.5  # the minimum IoU of a positive; aLRP scales localisation errors by it
+    average_counts: bool = False  # whether a score-based loss divides by counts averaged over processes; else its own
     samples: bool = False  # whether cross-entropy trains on a balanced sample of the candidates
     softmax: bool = False  # whether cross-entropy uses a softmax with a background logit
 
@@ -430,7 +445,17 @@ class Criterion(nn.Module):
 
     def mean(self, values: Tensor, weights: Tensor) -> Tensor:
         """Return the weighted mean of ``values`` over the ranking scope; 0 if there are none."""
-        return self.scope.total((values * weights).sum()) / self.scope.total(weights.sum()).clamp(min=1e-10)
+        return self.scope.total((values * weights).sum()) / self.divisor(weights.sum()).clamp(min=1e-10)
+
+    def divisor(self, count: Tensor) -> Tensor:
+        """Return the number that sums are divided by, from the ``count`` of this process.
+
+        As published, the score-based losses of ATSS and Co-DETR divide by the mean count of all processes. The gradient
+        averaged over processes is then that of the whole batch. Otherwise the count of the ranking scope divides.
+        """
+        if self.recipe.average_counts and not self.ranking:
+            return self.scope.average(count)
+        return self.scope.total(count)
 
 
 def delta_errors(assigned: Assigned, *, beta: float) -> Tensor:

@@ -36,8 +36,8 @@ class Scored(Criterion):
         return terms | {"quality": self.recipe.quality_weight * self.scope.total(quality) / norm}
 
     def norm(self, count: int, device: torch.device) -> Tensor:
-        """Return the number of rows, over all processes that are trained together, by which sums are divided."""
-        return self.scope.total(torch.full((), float(count), device=device)).clamp(min=1)
+        """Return the number of rows by which sums are divided."""
+        return self.divisor(torch.full((), float(count), device=device)).clamp(min=1)
 
     def published_box_weights(self, assigned: Assigned) -> Tensor | None:
         return assigned.quality_targets
@@ -105,19 +105,19 @@ class QualityScored(Scored):
     def terms(self, assigned: Assigned) -> LossTerms:
         targets = assigned.targets(assigned.ious)
         total = self.scope.total(self.total(assigned.logits, targets))
-        classification = total / self.scope.total(self.divisor(targets)).clamp(min=1)
+        classification = total / self.divisor(self.count(targets)).clamp(min=1)
         return {"cls": classification, **self.box_terms(assigned, classification)}
 
     def total(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return the sum of the loss; a target is the IoU of a positive, 0 for a negative, -1 if ignored."""
         raise NotImplementedError
 
-    def divisor(self, targets: Tensor) -> Tensor:
-        """Return the number by which the sum of the loss is divided: that of the positives."""
+    def count(self, targets: Tensor) -> Tensor:
+        """Return the count by which the sum of the loss is divided: that of the positives."""
         return (targets > 0).sum().to(targets.dtype)
 
     def list_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return self.total(logits, targets) / self.divisor(targets).clamp(min=1)
+        return self.total(logits, targets) / self.count(targets).clamp(min=1)
 
 
 class QualityFocal(QualityScored):
@@ -153,7 +153,7 @@ class SoftBCE(QualityScored):
     def total(self, logits: Tensor, targets: Tensor) -> Tensor:
         return soft_bce_loss(logits, targets, reduction="sum")
 
-    def divisor(self, targets: Tensor) -> Tensor:
+    def count(self, targets: Tensor) -> Tensor:
         return targets.clamp(min=0).sum()
 
     def published_box_weights(self, assigned: Assigned) -> Tensor:
