@@ -15,6 +15,7 @@ from bucketrank.commands.bench_results import bench_results
 from bucketrank.commands.calibrate import calibrate
 from bucketrank.commands.check_data import check_data
 from bucketrank.commands.convert import convert_cityscapes, convert_voc, convert_yolo
+from bucketrank.commands.convert_weights import convert_weights
 from bucketrank.commands.demo import demo
 from bucketrank.commands.eval import evaluate
 from bucketrank.commands.export import export
@@ -40,6 +41,7 @@ COMMANDS: Commands = {
         "voc": convert_voc,
         "yolo": convert_yolo,
     },
+    "convert-weights": convert_weights,
     "demo": demo,
     "eval": evaluate,
     "export": export,

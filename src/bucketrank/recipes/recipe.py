@@ -31,7 +31,7 @@ INIT = Setting(
     "init",
     str | None,
     None,
-    "weights to start from: a file or folder of an earlier run, a name on the hub, or torchvision:MODEL; "
+    "weights to start from: a file or folder of an earlier run, a name on the hub, torchvision:MODEL or mmdet:FILE; "
     "tensors that do not fit are skipped",
 )
 # The groups whose settings are the same for every detector and every loss.

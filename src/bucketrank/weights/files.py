@@ -45,6 +45,7 @@ class Meta:
     versions: dict[str, str] = field(default_factory=dict)  # versions of the packages that trained it
     calibration: Calibration | None = None  # None if the scores are those of the loss
     images: dict[str, int] = field(default_factory=dict)  # numbers of images, train and val
+    origin: dict[str, str] = field(default_factory=dict)  # file name and SHA-256 of a converted checkpoint
 
     def calibrated(self, calibration: Calibration) -> Meta:
         """Return the description after a calibration: threshold, minimum score of the recipe and errors are its own."""
@@ -81,6 +82,8 @@ def save_weights(path: Path | str, model: torch.nn.Module | Mapping[str, Tensor]
     }
     if meta.images:
         metadata["images"] = json.dumps(meta.images)
+    if meta.origin:
+        metadata["origin"] = json.dumps(meta.origin)
     if meta.calibration is not None:
         metadata["calibration"] = json.dumps(meta.calibration.to_dict())
     write_tensors(Path(path), dict(state), metadata)
@@ -120,10 +123,10 @@ def _described(metadata: Mapping[str, str]) -> Meta:
         raise ValueError("expected classes to be a list of names")
     if not isinstance(numbers, list) or not all(map(usable_id, numbers)) or len({*numbers}) != len(classes):
         raise ValueError("expected category_ids to be as many different whole numbers as there are classes")
-    groups = [json.loads(metadata.get(name, "{}")) for name in ("recipe", "metrics", "versions", "images")]
+    groups = [json.loads(metadata.get(name, "{}")) for name in ("recipe", "metrics", "versions", "images", "origin")]
     if not all(isinstance(each, dict) for each in groups):
-        raise TypeError("expected recipe, metrics, versions and images to be names with values")
-    recipe, metrics, versions, images = groups
+        raise TypeError("expected recipe, metrics, versions, images and origin to be names with values")
+    recipe, metrics, versions, images, origin = groups
     if not all(isinstance(number, int) for number in images.values()):
         raise TypeError("expected images to be whole numbers")
     threshold = float(metadata["threshold"])
@@ -139,6 +142,7 @@ def _described(metadata: Mapping[str, str]) -> Meta:
         versions=versions,
         calibration=None if calibration is None else Calibration.from_dict(calibration),
         images=images,
+        origin={name: str(value) for name, value in origin.items()},
     )
 
 

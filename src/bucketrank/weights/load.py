@@ -184,16 +184,21 @@ def _trained_state(path: Path) -> Mapping[str, Tensor]:
 # The weights that a run starts from: those of an earlier run, or torchvision's.
 
 
-TORCHVISION = "torchvision:"
+TORCHVISION, PUBLISHED = "torchvision:", "mmdet:"
 
 
 def load_initial_weights(model: Detector, init: str, *, classes: Sequence[str] | None = None) -> list[str]:
     """Load the weights that ``init`` names; return the names of the tensors that keep their values.
 
     ``init`` is a weights file of an earlier run, ``torchvision:MODEL`` for torchvision's COCO weights, or
-    ``torchvision:FILE.safetensors`` for the state of a torchvision model. ``classes`` are the names of the model's
+    ``torchvision:FILE.safetensors`` for the state of a torchvision model, or ``mmdet:FILE.pth`` for a checkpoint of
+    MMDetection. ``classes`` are the names of the model's
     classes.
     """
     if init.startswith(TORCHVISION):
         return load_from_torchvision(model, init.removeprefix(TORCHVISION), classes=classes)
+    if init.startswith(PUBLISHED):
+        from bucketrank.weights.published import load_published  # imports this package
+
+        return load_published(model, init.removeprefix(PUBLISHED), classes=classes)
     return load_matching_weights(model, init)
