@@ -160,7 +160,7 @@ def test_score_thresholds_of_the_recipe_are_mapped(weights_and_data: tuple[Path,
         (["--method", "isotonic"], 2, "isotonic"),
         (["--method", "temperature"], 1, "expected a softmax over the classes, got sigmoid scores; choose platt"),
         (["--method", "temperature", "--per-class"], 2, "--per-class: expected --method platt"),
-        (["--split", "test"], 1, "there is no split 'test'"),
+        (["--split", "test"], 2, "--split: expected one of train, val, got 'test'"),
     ],
 )
 def test_wrong_use_is_one_line(

@@ -86,15 +86,25 @@ def test_integers_other_than_uint8_have_no_known_range(dtype):
         as_tensor(torch.ones(3, 4, 5, dtype=dtype))
 
 
-def test_threshold_and_batch_size(trained):
+def test_a_score_equal_to_the_threshold_is_kept(trained):
     model, _ = trained
     images = [drawn_image(number) for number in range(3)]
     unfiltered = predict(model, images)
     tenth = float(unfiltered[0]["scores"][9])
-    filtered = predict(model, iter(images), threshold=tenth, batch_size=2)
-    assert len(filtered[0]["scores"]) == 10, "a score equal to the threshold is kept"
+    filtered = predict(model, images, threshold=tenth)
+    assert len(filtered[0]["scores"]) == 10
     for before, after in zip(unfiltered, filtered, strict=True):
-        torch.testing.assert_close(after["scores"], before["scores"][before["scores"] >= tenth])
+        torch.testing.assert_close(after["scores"], before["scores"][before["scores"] >= tenth], rtol=0, atol=0)
+
+
+def test_the_batch_size_does_not_matter(trained):
+    model, _ = trained
+    images = [drawn_image(number) for number in range(3)]
+    one_by_one = predict(model, iter(images), batch_size=1)
+    for size in (2, 3):
+        in_batches = predict(model, iter(images), batch_size=size)
+        for expected, given in zip(one_by_one, in_batches, strict=True):
+            torch.testing.assert_close(given["scores"], expected["scores"])
 
 
 def test_the_stored_threshold_is_the_default(trained):
