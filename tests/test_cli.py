@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -275,3 +276,36 @@ def test_from_the_command_to_the_files(tmp_path: Path, capsys: pytest.CaptureFix
     printed = capsys.readouterr().out
     assert "AP loss: time" in printed
     assert "losses.png" in printed
+
+
+def without_wait_policy(**more: str) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | more
+
+
+@pytest.mark.parametrize(
+    ("word", "chosen", "expected"),
+    [("recipes", {}, "passive"), ("recipes", {"OMP_WAIT_POLICY": "active"}, "active"), ("bench", {}, "None")],
+)
+def test_waiting_threads_sleep_unless_the_user_chose_or_torch_is_timed(
+    word: str, chosen: dict[str, str], expected: str
+) -> None:
+    code = (
+        "import os, sys; from bucketrank.cli import main; main(sys.argv[1:]); print(os.environ.get('OMP_WAIT_POLICY'))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, word],
+        env=without_wait_policy(**chosen),
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert result.stdout.splitlines()[-1] == expected
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="torch has libgomp, which shows its settings, on Linux only")
+def test_torch_obeys_because_it_is_imported_later() -> None:
+    code = "from bucketrank.cli import main; main(['recipes']); import torch"
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=without_wait_policy(OMP_DISPLAY_ENV="verbose"), capture_output=True, text=True
+    )
+    assert set(re.findall(r"GOMP_SPINCOUNT = '(\d+)'", result.stderr)) == {"0"}, result.stderr
