@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from torch.testing import assert_close
 from bucketrank.cli import main
 from bucketrank.data import CocoDataset, eval_transform, find_splits, write_shapes
 from bucketrank.data import checks as checking
+from bucketrank.inference import evaluation as calibrated_weights
 from bucketrank.inference.evaluation import evaluate
 from bucketrank.weights import load_model, read_weights
 from bucketrank.weights.files import save_weights
@@ -216,3 +218,29 @@ def test_a_damaged_calibration_in_a_file_is_one_line(
     save_file(tensors, tmp_path / "w.safetensors", metadata)
     assert main(["eval", str(tmp_path / "w.safetensors"), str(data)]) == 1
     assert "the description inside cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("place", ["prepare_evaluation", "calibrate"])
+def test_a_signal_keeps_the_weights_as_they_were(
+    place: str,
+    number: signal.Signals,
+    weights_and_data: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    weights, data = weights_and_data
+    own = Path(shutil.copy(weights, tmp_path / "own.safetensors"))
+    usual = getattr(calibrated_weights, place)
+
+    def stopped(*arguments: object, **settings: object) -> object:
+        result = usual(*arguments, **settings)
+        signal.raise_signal(number)
+        return result
+
+    monkeypatch.setattr(calibrated_weights, place, stopped)
+    assert main(["calibrate", str(own), str(data)]) == 130
+    assert capsys.readouterr().err == "bucketrank: interrupted\n"
+    assert own.read_bytes() == weights.read_bytes()
+    assert [path.name for path in tmp_path.iterdir()] == ["own.safetensors"]

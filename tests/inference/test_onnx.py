@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -342,4 +343,18 @@ def test_too_little_memory_is_one_line(error, place, tmp_path, monkeypatch, caps
         "bucketrank: export: expected enough memory for images of 80 x 112 pixels, got too little; "
         "choose a smaller size\n"
     )
+    assert [path.name for path in tmp_path.iterdir()] == ["w.safetensors"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_no_half_file(number, tmp_path, monkeypatch, capsys):
+    _, weights = write_weights(tmp_path / "w.safetensors")
+
+    def stopped(_detector: object, _image: object, path: Path) -> None:
+        path.write_bytes(b"half")
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(exporting, "_trace", stopped)
+    assert main(["export", str(weights), "--out", str(tmp_path / "m.onnx"), "--size", "80x112"]) == 130
+    assert capsys.readouterr().err == "bucketrank: interrupted\n"
     assert [path.name for path in tmp_path.iterdir()] == ["w.safetensors"]

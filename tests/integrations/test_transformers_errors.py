@@ -1,17 +1,19 @@
 """Models, settings and versions of transformers that the adapter refuses."""
 
 import importlib.util
+import math
 
 import pytest
 
 pytest.importorskip("transformers")
 
+import torch
 import transformers as hf
 from torch import nn
 
 import bucketrank.integrations.transformers as adapter
 from bucketrank.integrations.transformers import calibrate, library, undo, use_ranking_loss
-from tests.integrations.transformers_models import deformable_detr, rt_detr
+from tests.integrations.transformers_models import batch, d_fine, deformable_detr, lw_detr, rt_detr
 
 
 def unbuilt(name):
@@ -77,6 +79,48 @@ class TestErrors:
             TypeError, match="undo: expected a detector with sigmoid scores, got DetrForObjectDetection"
         ):
             undo(unbuilt("DetrForObjectDetection"))
+
+
+class TestTargets:
+    """Targets with which the library's own losses end in an IndexError, or train on NaN without a word."""
+
+    @pytest.mark.parametrize("family", [deformable_detr, d_fine, lw_detr])  # d_fine makes denoising queries of them
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"class_labels": torch.tensor([0, 3])}, r"\['class_labels'\] from 0 to 2, got 3; correct them"),
+            ({"class_labels": torch.tensor([-1, 0])}, r"\['class_labels'\] from 0 to 2, got -1; correct them"),
+            ({"class_labels": torch.tensor([0.0, 1])}, r"of an integer dtype, got torch.float32; convert them"),
+            ({"class_labels": torch.tensor([0])}, r"got \(1,\) and \(2, 4\); give every box one class label"),
+            ({"boxes": torch.tensor([[0.5, 0.5, 0.1, 0.1], [0.5, math.nan, 0.1, 0.1]])}, r"finite, .* got \[0.5, nan"),
+            ({"boxes": torch.tensor([[0.5, 0.5, 0.1, 0.1], [0.5, math.inf, 0.1, 0.1]])}, r"finite, .* got \[0.5, inf"),
+            ({"boxes": torch.tensor([[0.5, 0.5, 0.1, 0.1], [0.5, 0.5, -0.5, 0.1]])}, r"sizes of at least 0, got \[0.5"),
+            ({"boxes": None}, r"a dict with the tensors class_labels and boxes, got NoneType; add boxes"),
+        ],
+    )
+    def test_wrong_values_are_named(self, family, change, message):
+        images, labels = batch()
+        labels[0] |= change
+        with pytest.raises((TypeError, ValueError), match=rf"use_ranking_loss: expected labels\[0\].*{message}"):
+            use_ranking_loss(family())(pixel_values=images, labels=labels)
+
+    @pytest.mark.parametrize("labels", [[], batch()[1][:1], {"class_labels": torch.tensor([0])}])
+    def test_one_target_for_each_image(self, labels):
+        with pytest.raises(ValueError, match="expected labels with one target for each of 2 images, got "):
+            use_ranking_loss(deformable_detr())(pixel_values=batch()[0], labels=labels)
+
+    @pytest.mark.parametrize("family", [deformable_detr, d_fine, lw_detr])
+    @pytest.mark.parametrize(
+        "box", [(0.5, 0.5, 0.0, 0.0), (0.5, 0.5, 1e-30, 1e-30), (0.5, 0.5, 1.0, 1.0), (3.0, -2.0, 0.1, 0.1)]
+    )
+    def test_extreme_boxes_keep_loss_and_gradients_finite(self, family, box):
+        images, labels = batch()
+        labels[0]["boxes"][0] = torch.tensor(box)
+        model = use_ranking_loss(family())
+        loss = model(pixel_values=images, labels=labels).loss
+        loss.backward()
+        assert loss.isfinite()
+        assert all(each.grad.isfinite().all() for each in model.parameters() if each.grad is not None)
 
 
 class TestLibrary:

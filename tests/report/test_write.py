@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from bucketrank.cli import main
 from bucketrank.data import write_shapes
 from bucketrank.inference.evaluation import evaluate
+from bucketrank.report.page import GENERATOR
 from bucketrank.weights.files import read_weights, save_weights
 
 
@@ -130,3 +132,19 @@ def test_other_folders_are_refused(tmp_path, capsys):
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "page.html")]) == 1
     assert "expected a run folder" in capsys.readouterr().err
     assert not (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("place", ["measure_run", "render_page"])
+def test_a_signal_keeps_the_earlier_report(place, number, run, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "report.html"
+    out.write_text(f"<meta {GENERATOR}> earlier")
+
+    def stopped(*_: object, **__: object) -> None:
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(f"bucketrank.report.page.{place}", stopped)
+    assert main(["report", str(run), "--out", str(out), "--most", "1"]) == 130
+    assert capsys.readouterr().err == "bucketrank: interrupted\n"
+    assert out.read_text().endswith(" earlier")
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
