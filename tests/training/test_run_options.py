@@ -166,6 +166,20 @@ def test_a_csv_logger_gets_what_the_tables_get_and_changes_nothing(shapes, tmp_p
     assert "boxes/AP" in logged[-1].read_text()
 
 
+def test_a_logger_that_fails_is_left_out_and_the_run_goes_on(shapes, tmp_path, monkeypatch, capfd):
+    def refuse(*_: object, **__: object) -> None:
+        raise ConnectionError("server\x1b[2J does not answer")
+
+    monkeypatch.setattr("lightning.pytorch.loggers.CSVLogger.log_metrics", refuse)
+    run = tiny.run(tmp_path / "run", shapes, "--trainer.loggers csv").folder
+    assert (run / "weights.safetensors").is_file()
+    (line,) = [each for each in capfd.readouterr().err.splitlines() if "loggers" in each]
+    assert line == (
+        r"bucketrank: trainer.loggers: CSVLogger failed at step 1 (ConnectionError: server\x1b[2J does not answer); "
+        "the run goes on without it, train.csv and validation.csv have all numbers"
+    )
+
+
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
 def test_a_missing_package_of_a_logger_is_named(name, shapes, tmp_path, monkeypatch):
     monkeypatch.setattr(loggers, "find_spec", lambda _: None)

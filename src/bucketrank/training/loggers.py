@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from bucketrank.recipes import RecipeError
+from bucketrank.suggestions import MAX_QUOTED, printable
 
 
 def require_loggers(names: Sequence[str]) -> None:
@@ -22,6 +24,23 @@ def require_loggers(names: Sequence[str]) -> None:
 def build_loggers(names: Sequence[str], folder: Path) -> list[Any]:
     """Return the loggers of Lightning by name; each writes to a folder of its own inside the run folder."""
     return [_LOGGERS[name](folder) for name in names]
+
+
+def log_row(loggers: list[Any], row: Mapping[str, float], step: int) -> None:
+    """Give the numbers of a step to each logger; one that fails is reported and removed, and the run goes on.
+
+    The tables of the run hold the same numbers, so that a server that does not answer costs no training.
+    """
+    for logger in list(loggers):
+        try:
+            logger.log_metrics(dict(row), step=step)
+        except Exception as error:  # noqa: BLE001, PERF203 (the errors of four libraries share no narrower class)
+            loggers.remove(logger)
+            reason = printable(f"{type(error).__name__}: {error}".partition("\n")[0])[:MAX_QUOTED]
+            sys.stderr.write(
+                f"bucketrank: trainer.loggers: {type(logger).__name__} failed at step {step} ({reason}); the run "
+                "goes on without it, train.csv and validation.csv have all numbers\n"
+            )
 
 
 def _tensorboard(folder: Path) -> Any:

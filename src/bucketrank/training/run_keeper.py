@@ -19,6 +19,7 @@ from bucketrank.training.csv_table import CsvTable
 from bucketrank.training.data_module import DataModule
 from bucketrank.training.detector_module import DetectorModule
 from bucketrank.training.launch import is_first_process
+from bucketrank.training.loggers import log_row
 from bucketrank.training.schedule import restore_optimiser
 from bucketrank.training.stop_signals import Interrupted, StopSignals
 from bucketrank.training.training_curves import draw_curves
@@ -202,8 +203,7 @@ class RunKeeper(pl.Callback):
             self.validation.add(row)
             if self.settings.keep_detections:
                 write_text(self.folder / "detections" / f"{position.step}.json", json.dumps(module.detections))
-            for logger in trainer.loggers:
-                logger.log_metrics({k: v for k, v in module.metrics.items() if v == v}, step=position.step)
+            log_row(trainer.loggers, {k: v for k, v in module.metrics.items() if v == v}, position.step)
             score = module.metrics[main_metric(module.metrics)]
             self.stale += 1
             if score > self.best:
@@ -238,8 +238,7 @@ class RunKeeper(pl.Callback):
             row: dict[str, float] = {"loss": sum(terms.values()), **terms}
             row |= {"lr": module.schedule.rate(module.position.step - 1), "seconds": seconds}
             self.train.add({"step": module.position.step, "epoch": module.position.epoch + 1, **row})
-            for logger in trainer.loggers:
-                logger.log_metrics(row, step=module.position.step)
+            log_row(trainer.loggers, row, module.position.step)
 
 
 def main_metric(metrics: dict[str, float]) -> str:
