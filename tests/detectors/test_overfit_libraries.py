@@ -12,8 +12,7 @@ from bucketrank.detectors import build
 from ..detectors.test_overfit import ap50
 from .tiny_models import TINY_TORCHVISION, squares, transformers_folder, use_tiny_torchvision
 
-# Steps and learning rate of one model for each loss of the adapter; the others share the loss of one of these. With
-# seeds 0 to 2 the AP50 was at least 0.92, 0.80, 0.82, 0.82 and 1.00, for RT-DETR after 60 steps.
+# Steps per cycle and learning rate of one model for each of the adapter's losses; the other families share them.
 SCHEDULES = {
     "deformable_detr": (60, 4e-3),
     "rt_detr": (80, 1e-2),
@@ -21,13 +20,24 @@ SCHEDULES = {
     "deimv2": (80, 2e-2),
     "lw_detr": (50, 5e-3),
 }
-# Far above the 0.00 before training, and below all seeds: the rounding of another CPU acts like another seed.
-LEARNED = 0.6
+# One cycle is enough on most CPUs. Their rounding acts like a seed, and an unlucky one needs another cycle.
+MAX_CYCLES = 4
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 def overfit(model: Any, *, steps: int, rate: float, side: int) -> float:
+    """Train until the AP50 on the training images is 0.9, for at most MAX_CYCLES learning-rate cycles; return it."""
     images, targets = squares(side=side)
+    for _ in range(MAX_CYCLES):
+        train_cycle(model, images, targets, steps=steps, rate=rate)
+        with torch.no_grad():
+            reached = float(ap50(model.eval()(images), targets))
+        if reached >= 0.9:
+            break
+    return reached
+
+
+def train_cycle(model: Any, images: Any, targets: Any, *, steps: int, rate: float) -> None:
     optimiser = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=rate)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=steps)
     model.train()
@@ -37,8 +47,6 @@ def overfit(model: Any, *, steps: int, rate: float, side: int) -> float:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 5)
         optimiser.step()
         schedule.step()
-    with torch.no_grad():
-        return float(ap50(model.eval()(images), targets))
 
 
 @pytest.mark.parametrize("name", TINY_TORCHVISION)
@@ -58,4 +66,4 @@ def test_transformers(name, tmp_path):
     with torch.no_grad():
         assert float(ap50(model.eval()(images), targets)) < 0.05
     steps, rate = SCHEDULES[name]
-    assert overfit(model, steps=steps, rate=rate, side=64) >= LEARNED
+    assert overfit(model, steps=steps, rate=rate, side=64) >= 0.9
