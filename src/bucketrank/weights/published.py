@@ -25,6 +25,7 @@ from bucketrank.weights.load import build_detector
 from bucketrank.weights.published_file import Checkpoint, read_checkpoint
 from bucketrank.weights.published_table import (
     HEAD_ROWS,
+    HEADS,
     LAST_NORM,
     MMDET_SWIN,
     RESNET,
@@ -152,6 +153,9 @@ def load_published(model: Detector, path: Path | str, *, classes: Sequence[str] 
             f"init: expected weights of {spec}, got those of {source.detector} in {path}; train with --detector.name "
             f"{source.detector}"
         )
+    heads = getattr(model, "auxiliary", None)
+    if heads is not None and set(heads) != set(HEADS):
+        raise WeightsError(f"init: expected detector.auxiliary {', '.join(HEADS)} for mmdet:{path}, got {list(heads)}")
     names, _ = _classes(checkpoint, source, None, required=False)
     translated = _translated(checkpoint, source)
     adaptation = _Adaptation.of(model, source, names, classes)
@@ -430,6 +434,7 @@ class _Adaptation:
     background: bool  # whether the checkpoint has a background logit
     softmax: bool  # whether the model has one
     proposer_rows: int  # logits of the model's proposals, in Co-DETR
+    marks: int  # numbers that mark the queries of one of its auxiliary heads
     delta_factors: tuple[float, float, float, float]  # from published box deltas to the model's
 
     @classmethod
@@ -448,6 +453,7 @@ class _Adaptation:
             background=source.softmax,
             softmax=roi is not None and roi.criterion.softmax,
             proposer_rows=model.proposer.classes.out_features if source.detector == "co_detr" else 0,
+            marks=len(model.auxiliary_queries["atss"].head) if source.detector == "co_detr" else 0,
             delta_factors=_delta_factors(model, source),
         )
 
@@ -460,7 +466,7 @@ class _Adaptation:
         if rows == "proposer_classes":
             return tensor[: self.proposer_rows] if self.proposer_rows <= len(tensor) else None
         if name.startswith("auxiliary_queries.") and name.endswith(".head"):
-            return tensor
+            return tensor.expand(self.marks)
         if rows in ("", "quality") or (rows == "class_boxes" and len(tensor) == 4):
             return tensor
         if self.labels is None:
