@@ -60,6 +60,29 @@ def train(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+AVERAGED = [("atss", "focal"), ("atss", "qfl"), ("co_detr", "focal")]  # the baselines that divide by averaged counts
+
+
+def averaged_model(name: str, loss: str) -> Any:
+    """Build a detector of which only the terms with averaged counts are random-free: no sampled auxiliary heads."""
+    settings = {"auxiliary": ()} if name == "co_detr" else {}
+    return small_detector(name, loss=loss, batch_norm="frozen", **settings)
+
+
+def train_averaged(rank: int, folder: str) -> None:
+    """Save the averaged gradients of each baseline."""
+    _join(rank, folder)
+    images, targets = scene((3, 0, 1))
+    images, targets = [images[0], images[2]], [targets[0], targets[2]]
+    for name, loss in AVERAGED:
+        one = averaged_model(name, loss)
+        parallel = DistributedDataParallel(one)
+        sum(parallel(images[rank : rank + 1], targets[rank : rank + 1]).values()).backward()
+        gradients = {key: parameter.grad for key, parameter in one.named_parameters()}
+        torch.save(gradients, f"{folder}/{name}-{loss}-{rank}.pt")
+    dist.destroy_process_group()
+
+
 def train_alone(rank: int, folder: str) -> None:
     """Train every detector for two steps; the second process has no objects. Save the parameters."""
     _join(rank, folder)

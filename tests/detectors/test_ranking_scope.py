@@ -83,6 +83,19 @@ def test_the_global_scope_does_not_depend_on_how_the_batch_is_split(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_published_baselines_divide_by_counts_averaged_over_processes(tmp_path):
+    """Two processes with three objects and one: the gradient is that of one process with both images."""
+    spawn(distributed_steps.train_averaged, args=(str(tmp_path),), nprocs=2)
+    images, targets = scene((3, 0, 1))
+    for name, loss in distributed_steps.AVERAGED:
+        model = distributed_steps.averaged_model(name, loss)
+        sum(model([images[0], images[2]], [targets[0], targets[2]]).values()).backward()
+        saved = torch.load(tmp_path / f"{name}-{loss}-0.pt")
+        gradients = {key: parameter.grad for key, parameter in model.named_parameters()}
+        torch.testing.assert_close(saved, gradients, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.slow
 def test_the_batch_scope_trains_under_distributed_data_parallel(tmp_path):
     """The two processes end with the same weights, although one of them has no objects."""
     spawn(distributed_steps.train_alone, args=(str(tmp_path),), nprocs=2)

@@ -23,8 +23,9 @@ from bucketrank.cli import main
 from bucketrank.detectors import build
 from bucketrank.weights import WeightsError, load_model, read_weights
 from bucketrank.weights.load import load_initial_weights
-from bucketrank.weights.published import coco_classes, convert_published, recognise
+from bucketrank.weights.published import convert_published
 from bucketrank.weights.published_file import Checkpoint, Inert, read_checkpoint
+from bucketrank.weights.published_recognition import coco_classes, recognise
 from bucketrank.weights.published_table import MMDET_SWIN, RESNET, SWIN, original_merging, translate
 
 from .published_cases import CASES, FOLDER, Case

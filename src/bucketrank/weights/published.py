@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,52 +19,13 @@ from torch import Tensor
 from bucketrank.catalogue import detectors as detector_names
 from bucketrank.detectors import Detector
 from bucketrank.recipes import from_dict
-from bucketrank.suggestions import require_choice
 from bucketrank.weights.files import Meta, WeightsError, save_weights
 from bucketrank.weights.load import build_detector
 from bucketrank.weights.published_file import Checkpoint, read_checkpoint
-from bucketrank.weights.published_table import (
-    HEAD_ROWS,
-    HEADS,
-    LAST_NORM,
-    MMDET_SWIN,
-    RESNET,
-    SWIN,
-    UNUSED,
-    Row,
-    Rows,
-    Translated,
-    co_detr_rows,
-    translate,
-)
+from bucketrank.weights.published_recognition import DETECTORS, Source, coco_classes, recognise
+from bucketrank.weights.published_table import HEADS, LAST_NORM, UNUSED, Rows, Translated, translate
 
-DETECTORS = "atss, paa, retinanet, faster_rcnn, mask_rcnn, cascade_rcnn, co_detr"
 THRESHOLD = 0.3  # minimum score to report; MMDetection draws detections from this score on
-RESNET_DEPTHS = {(3, 4, 6, 3): 50, (3, 4, 23, 3): 101, (3, 8, 36, 3): 152}
-SWIN_NAMES = {(96, (2, 2, 6, 2)): "swin_tiny", (192, (2, 2, 18, 2)): "swin_large"}
-LVIS_CLASSES = 1203
-ATTENTION_HEADS = 8
-# Classification layers of other detectors, by the start of their names, and what to say about them.
-OTHERS = {
-    "query_head.dn_generator.": "Co-DINO, which is not supported yet",
-    "query_head.transformer.decoder.ref_point_head.": "Co-DINO, which is not supported yet",
-    "bbox_head.gfl_cls": "GFL",
-    "bbox_head.conv_cls": "FCOS",
-    "bbox_head.shared_fcs.": "a detector of MMDetection 1, whose classes count from the background",
-    "roi_head.mask_head.0.": "Cascade Mask R-CNN",
-    "backbone.stem.": "another backbone",
-}
-
-
-@dataclass(frozen=True)
-class Source:
-    """A recognised checkpoint: the recipe of its detector, its classes and its table of tensors."""
-
-    detector: str
-    recipe: dict[str, dict[str, Any]]
-    num_classes: int
-    softmax: bool  # whether the box heads have a background logit
-    table: tuple[Row, ...] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -172,181 +133,6 @@ def load_published(model: Detector, path: Path | str, *, classes: Sequence[str] 
             state[name] = adapted
     _load_strictly(checkpoint, source, model, state, unknown=translated.unknown, skipped=skipped)
     return skipped
-
-
-def recognise(checkpoint: Checkpoint, *, detector: str | None = None) -> Source:
-    """Return the detector that a checkpoint belongs to, from the names and shapes of its tensors."""
-    try:
-        return _recognise(checkpoint, detector)
-    except (IndexError, KeyError, ZeroDivisionError) as error:
-        raise WeightsError(
-            f"{checkpoint.path}: expected the tensors of a published detector, got a checkpoint without {error}; it is "
-            "incomplete or of another architecture"
-        ) from error
-
-
-def _recognise(checkpoint: Checkpoint, detector: str | None) -> Source:
-    state = checkpoint.state
-    for start, what in OTHERS.items():
-        if any(key.startswith(start) for key in state):
-            raise WeightsError(f"{checkpoint.path}: expected one of {DETECTORS}, got {what}; choose another checkpoint")
-    backbone, backbone_rows = _backbone(checkpoint)
-    groups: dict[str, dict[str, Any]] = {"backbone": backbone}
-    if "query_head.cls_branches.0.weight" in state:
-        name, num_classes, softmax, loss = _co_detr(state, groups)
-    elif "bbox_head.retina_cls.weight" in state:
-        name = "retinanet"
-        anchors = len(state["bbox_head.retina_reg.weight"]) // 4
-        num_classes, softmax = len(state["bbox_head.retina_cls.weight"]) // anchors, False
-        loss = "rs" if anchors == 6 else "focal"
-        groups["detector"] = {
-            "scales": anchors // 3,
-            "convs": _count(state, r"bbox_head\.cls_convs\.(\d+)\."),
-            "score_threshold": 0.05,
-        }
-    elif "bbox_head.atss_cls.weight" in state:
-        name = _atss_or_paa(checkpoint, detector)
-        anchors = len(state["bbox_head.atss_reg.weight"]) // 4
-        num_classes, softmax = len(state["bbox_head.atss_cls.weight"]) // anchors, False
-        loss = "focal" if "bbox_head.atss_centerness.weight" in state else "rs"
-        groups["detector"] = {
-            "anchors": anchors,
-            "convs": _count(state, r"bbox_head\.cls_convs\.(\d+)\."),
-            "score_threshold": 0.05,
-        }
-    elif any(re.match(r"roi_head\.bbox_head\.(0\.)?fc_cls\.weight", key) for key in state):
-        name, num_classes, softmax, loss = _rcnn(checkpoint, groups)
-    else:
-        starts = sorted({key.partition(".")[0] for key in state})[:6]
-        raise WeightsError(
-            f"{checkpoint.path}: expected one of {DETECTORS}, got a checkpoint with {', '.join(starts)}; choose "
-            "another checkpoint"
-        )
-    if detector is not None and detector != name:
-        raise WeightsError(
-            f"{checkpoint.path}: expected weights of {detector}, got those of {name}; leave out --detector"
-        )
-    channels = "query_head.transformer.level_embeds" if name == "co_detr" else "neck.lateral_convs.0.conv.weight"
-    width = state[channels].shape[1] if name == "co_detr" else len(state[channels])
-    groups["detector"] = {"name": name, "channels": width} | groups.get("detector", {})
-    groups["loss"] = {"name": loss}
-    rows = co_detr_rows(groups["detector"]["decoder_layers"]) if name == "co_detr" else HEAD_ROWS[name]
-    return Source(name, groups, num_classes, softmax, table=(*backbone_rows, *rows))
-
-
-def _atss_or_paa(checkpoint: Checkpoint, detector: str | None) -> str:
-    """Return which of the two a checkpoint is: their tensors have the same names and shapes."""
-    if detector is not None:
-        require_choice("detector", detector, ("atss", "paa"))
-        return detector
-    word = r"(?i)(?<![a-z]){}(?:head)?(?![a-z])"
-    found = [name for name in ("atss", "paa") if checkpoint.mentions(word.format(name))]
-    if len(found) != 1:
-        raise WeightsError(
-            f"{checkpoint.path}: expected a configuration or a file name that tells ATSS from PAA, whose tensors "
-            "have the same names, got none; add --detector atss or --detector paa"
-        )
-    return found[0]
-
-
-def _rcnn(checkpoint: Checkpoint, groups: dict[str, dict[str, Any]]) -> tuple[str, int, bool, str]:
-    state = checkpoint.state
-    cascade = "roi_head.bbox_head.0.fc_cls.weight" in state
-    head = "roi_head.bbox_head.0" if cascade else "roi_head.bbox_head"
-    logits, box_rows = len(state[f"{head}.fc_cls.weight"]), len(state[f"{head}.fc_reg.weight"])
-    if cascade:  # one box for all classes: only the names tell whether the last logit is the background
-        names = checkpoint.classes or coco_classes()[0]
-        num_classes = len(names)
-        if logits - num_classes not in (0, 1):
-            raise WeightsError(
-                f"{checkpoint.path}: expected {num_classes} logits, or {num_classes + 1} with the background, for "
-                f"{num_classes} class names, got {logits}; the classes inside are those of another data set"
-            )
-    else:
-        num_classes = box_rows // 4
-    softmax = logits == num_classes + 1
-    name = (
-        "cascade_rcnn"
-        if cascade
-        else "mask_rcnn"
-        if "roi_head.mask_head.conv_logits.weight" in state
-        else "faster_rcnn"
-    )
-    lvis = num_classes == LVIS_CLASSES
-    groups["detector"] = {
-        "hidden": len(state[f"{head}.shared_fcs.0.weight"]),
-        # The published thresholds. A box head trained by ranking starts at scores of 0.5.
-        "score_threshold": (0.0001 if lvis else 0.05) if softmax else (0.6 if lvis else 0.4),
-        "detections": 300 if lvis else 100,
-    }
-    return name, num_classes, softmax, "ce" if softmax else "rs"
-
-
-def _co_detr(state: Mapping[str, Tensor], groups: dict[str, dict[str, Any]]) -> tuple[str, int, bool, str]:
-    num_classes = len(state["query_head.cls_branches.0.weight"])
-    transformer = "query_head.transformer"
-    attention = f"{transformer}.encoder.layers.0.attentions.0.attention_weights.weight"
-    levels = len(state[f"{transformer}.level_embeds"])
-    softmax = len(state["roi_head.0.bbox_head.fc_cls.weight"]) == num_classes + 1
-    groups["detector"] = {
-        "published": True,
-        "queries": len(state["query_head.query_embedding.weight"]),
-        "encoder_layers": _count(state, rf"{re.escape(transformer)}\.encoder\.layers\.(\d+)\."),
-        "decoder_layers": _count(state, rf"{re.escape(transformer)}\.decoder\.layers\.(\d+)\."),
-        "heads": ATTENTION_HEADS,
-        "points": len(state[attention]) // (levels * ATTENTION_HEADS),
-        "feedforward": len(state[f"{transformer}.encoder.layers.0.ffns.0.layers.0.0.weight"]),
-        "hidden": len(state["roi_head.0.bbox_head.shared_fcs.0.weight"]),
-    }
-    return "co_detr", num_classes, softmax, "focal" if softmax else "rs"
-
-
-def _backbone(checkpoint: Checkpoint) -> tuple[dict[str, Any], tuple[Row, ...]]:
-    state = checkpoint.state
-    frozen = {"frozen_stages": 1, "batch_norm": "frozen"}
-    for stages, rows in (("layers", SWIN), ("stages", MMDET_SWIN)):
-        if f"backbone.{stages}.0.blocks.0.norm1.weight" in state:
-            width = len(state["backbone.patch_embed.norm.weight"])
-            depths = tuple(_count(state, rf"backbone\.{stages}\.{i}\.blocks\.(\d+)\.") for i in range(4))
-            if (width, depths) not in SWIN_NAMES:
-                raise WeightsError(
-                    f"{checkpoint.path}: expected Swin-T or Swin-L, got a Swin of width {width} with {depths} blocks; "
-                    "choose another checkpoint"
-                )
-            return {"name": SWIN_NAMES[width, depths], "frozen_stages": 0}, rows
-    depths = tuple(_count(state, rf"backbone\.layer{i}\.(\d+)\.") for i in range(1, 5))
-    if depths not in RESNET_DEPTHS or "backbone.layer1.0.conv3.weight" not in state:
-        raise WeightsError(
-            f"{checkpoint.path}: expected a ResNet-50, -101 or -152 or a Swin as backbone, got another; choose another "
-            "checkpoint"
-        )
-    if checkpoint.mentions(r"style=['\"]caffe['\"]|_caffe_"):
-        raise WeightsError(
-            f"{checkpoint.path}: expected a ResNet of PyTorch's style, got Caffe's, with other strides and "
-            "normalisation; choose a checkpoint without caffe in its name"
-        )
-    offsets = [len(tensor) for key, tensor in state.items() if key.endswith(".conv_offset.weight")]
-    if any(rows % 27 for rows in offsets):
-        raise WeightsError(
-            f"{checkpoint.path}: expected modulated deformable convolutions (DCNv2), got DCNv1; choose another "
-            "checkpoint"
-        )
-    groups = offsets[0] // 27 if offsets else 0
-    return {"name": f"resnet{RESNET_DEPTHS[depths]}", "deformable_groups": groups, **frozen}, RESNET
-
-
-def _count(state: Mapping[str, Tensor], pattern: str) -> int:
-    """Return one more than the highest number that a pattern finds at the start of the names; 0 without any."""
-    return 1 + max((int(match[1]) for key in state if (match := re.match(pattern, key))), default=-1)
-
-
-def coco_classes() -> tuple[list[str], list[int]]:
-    """Return the names of COCO's 80 classes, and their category ids from 1 to 90."""
-    from torchvision.models.detection import FasterRCNN_ResNet50_FPN_Weights
-
-    categories = FasterRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"]
-    numbered = [(number, name) for number, name in enumerate(categories) if name not in ("__background__", "N/A")]
-    return [name for _, name in numbered], [number for number, _ in numbered]
 
 
 def _classes(
