@@ -60,7 +60,8 @@ def _recognise(checkpoint: Checkpoint, detector: str | None) -> Source:
             raise WeightsError(f"{checkpoint.path}: expected one of {DETECTORS}, got {what}; choose another checkpoint")
     backbone, backbone_rows = _backbone(checkpoint)
     groups: dict[str, dict[str, Any]] = {"backbone": backbone}
-    if "query_head.cls_branches.0.weight" in state:
+    transformer = "query_head.cls_branches.0.weight" in state
+    if transformer:
         name, num_classes, softmax, loss = _co_detr(state, groups)
     elif "bbox_head.retina_cls.weight" in state:
         name = "retinanet"
@@ -94,11 +95,15 @@ def _recognise(checkpoint: Checkpoint, detector: str | None) -> Source:
         raise WeightsError(
             f"{checkpoint.path}: expected weights of {detector}, got those of {name}; leave out --detector"
         )
-    channels = "query_head.transformer.level_embeds" if name == "co_detr" else "neck.lateral_convs.0.conv.weight"
-    width = state[channels].shape[1] if name == "co_detr" else len(state[channels])
-    groups["detector"] = {"name": name, "channels": width} | groups.get("detector", {})
+    if transformer:
+        width, rows = (
+            state["query_head.transformer.level_embeds"].shape[1],
+            co_detr_rows(groups["detector"]["decoder_layers"]),
+        )
+    else:
+        width, rows = len(state["neck.lateral_convs.0.conv.weight"]), HEAD_ROWS[name]
+    groups["detector"] = {"name": name, "channels": width} | groups["detector"]
     groups["loss"] = {"name": loss}
-    rows = co_detr_rows(groups["detector"]["decoder_layers"]) if name == "co_detr" else HEAD_ROWS[name]
     return Source(name, groups, num_classes, softmax, table=(*backbone_rows, *rows))
 
 

@@ -17,7 +17,11 @@ from bucketrank.weights.torchvision import OTHER_ARCHITECTURES, TABLES
 
 from ..detectors.torchvision_twins import our_model, scene, torchvision_model
 
-SETTINGS: dict[str, Any] = {"retinanet": {"loss": "focal", "extra_levels": "p5_relu"}}
+SETTINGS: dict[str, Any] = {
+    "retinanet": {"loss": "focal", "extra_levels": "p5_relu"},
+    "faster_rcnn": {"roi_align": "torchvision"},
+    "mask_rcnn": {"roi_align": "torchvision"},
+}
 # Names of torchvision before its version 0.13, in which the COCO weights are stored.
 OLD_NAMES: tuple[tuple[str, Any], ...] = (
     (r"fpn\.(inner|layer)_blocks\.(\d)\.0\.", r"fpn.\1_blocks.\2."),
@@ -71,7 +75,8 @@ def test_classes_of_coco_take_their_rows_by_name(tmp_path, monkeypatch):
     labels = get_model_weights("fasterrcnn_resnet50_fpn").DEFAULT.meta["categories"]
     theirs = torchvision_model("faster_rcnn", labels=len(labels))
     in_hub_cache(monkeypatch, tmp_path, "fasterrcnn_resnet50_fpn", theirs.state_dict())
-    ours: Any = build("faster_rcnn", num_classes=2, backbone="resnet18", loss="ce", channels=16, hidden=24)
+    sizes = {"channels": 16, "hidden": 24, "roi_align": "torchvision"}
+    ours: Any = build("faster_rcnn", num_classes=2, backbone="resnet18", loss="ce", **sizes)
     init = "torchvision:fasterrcnn_resnet50_fpn"
 
     assert load_initial_weights(ours, init, classes=["dog", "person"]) == []
@@ -90,9 +95,7 @@ def test_class_layers_of_another_number_of_classes_keep_their_values(name, tmp_p
     file = tmp_path / "state.safetensors"
     theirs = torchvision_model(name, labels=4)
     save_file(theirs.state_dict(), file)
-    settings: dict[str, Any] = (
-        {"loss": "focal", "extra_levels": "p5_relu"} if name == "retinanet" else {"hidden": 24, "loss": "ce"}
-    )
+    settings: dict[str, Any] = SETTINGS[name] if name == "retinanet" else SETTINGS[name] | {"hidden": 24, "loss": "ce"}
     ours: Any = build(name, num_classes=5, backbone="resnet18", channels=16, **settings)
     before = {key: tensor.clone() for key, tensor in ours.state_dict().items()}
     skipped = load_initial_weights(ours, f"torchvision:{file}")
@@ -191,6 +194,15 @@ def test_tensors_of_another_architecture_are_refused(change, tmp_path):
     with pytest.raises(WeightsError, match=r"of which 1 tensors are missing, .*; build the detector like that model: "):
         load_initial_weights(ours, f"torchvision:{file}")
     torch.testing.assert_close(ours.backbone.body.conv1.weight, before, rtol=0, atol=0)
+
+
+def test_the_published_roi_align_is_refused(tmp_path):
+    """The heads of torchvision's weights were trained with another RoIAlign."""
+    file = tmp_path / "state.safetensors"
+    save_file(torchvision_model("faster_rcnn").state_dict(), file)
+    ours: Any = build("faster_rcnn", num_classes=3, backbone="resnet18", channels=16, hidden=24, loss="ce")
+    with pytest.raises(WeightsError, match=r"got published; add --detector\.roi_align torchvision"):
+        load_initial_weights(ours, f"torchvision:{file}")
 
 
 def test_retinanets_message_names_its_settings(tmp_path):
