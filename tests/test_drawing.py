@@ -126,7 +126,7 @@ def test_labels_keep_apart():
 
 
 def test_a_crowd_is_shortened_and_explained():
-    drawing = Shapes(size=160, fewest=40, most=40).draw(2)
+    drawing = Shapes(size=160, min_objects=40, max_objects=40).draw(2)
     boxes = torch.tensor(drawing.boxes, dtype=torch.float32)
     boxes[:, 2:] += boxes[:, :2]
     scores = torch.linspace(0.9, 0.01, len(boxes))

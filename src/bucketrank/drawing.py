@@ -1,4 +1,4 @@
-"""Drawing of detections on an image: boxes, masks, class and score, with the ground truth for comparison."""
+"""Draw detections on an image: boxes, masks, class and score, with the ground truth for comparison."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 Colour = tuple[int, int, int]
 Detections = Mapping[str, Tensor]
 
-# Okabe and Ito's palette, distinguishable with any colour vision; further classes get lighter, then darker shades.
+# The colour-blind safe palette of Okabe and Ito; further classes get lighter, then darker shades.
 COLOURS: tuple[Colour, ...] = (
     (230, 159, 0),
     (86, 180, 233),
@@ -29,9 +29,9 @@ COLOURS: tuple[Colour, ...] = (
 SHADES = ((255, 0.0), (255, 0.5), (0, 0.35))  # grey level mixed into the palette, and its share
 WHITE, INK = (255, 255, 255), (25, 25, 25)
 
-LEAST_SIDE = 640  # pixels of the longer side; smaller images are enlarged
-CROWDED, LEAST_CROWDED_SIDE = 24, 960  # at least 24 detections: enlarge to 960 pixels
-LONGEST_NAME = 100  # characters of a class name
+MIN_SIDE = 640  # pixels of the longer side; smaller images are enlarged
+CROWDED, MIN_CROWDED_SIDE = 24, 960  # images with at least 24 detections are enlarged to 960 pixels
+MAX_NAME = 100  # characters of a class name
 MASK_SHARE = 0.42  # opacity of a mask
 
 
@@ -43,7 +43,7 @@ class Style(NamedTuple):
 
 
 class Area(NamedTuple):
-    """A rectangle of the drawn image, in pixels."""
+    """A rectangle in the drawn image, in pixels."""
 
     left: float
     top: float
@@ -51,7 +51,7 @@ class Area(NamedTuple):
     bottom: float
 
     def shared(self, other: Area) -> float:
-        """Return the area of the intersection."""
+        """Compute the area of the intersection."""
         width = min(self.right, other.right) - max(self.left, other.left)
         height = min(self.bottom, other.bottom) - max(self.top, other.top)
         return max(width, 0) * max(height, 0)
@@ -65,13 +65,13 @@ def draw(
     threshold: float = 0.0,
     ground_truth: Detections | None = None,
 ) -> Image.Image:
-    """Return the image with the detections of at least ``threshold``, and the ground-truth boxes dashed in white.
+    """Draw the detections with a score of at least ``threshold``, and the ground-truth boxes dashed in white.
 
     ``image`` is a tensor (3, H, W) of bytes or of floats from 0 to 1, an array (H, W, 3) of bytes, or a Pillow image.
-    ``detections`` and ``ground_truth`` have the format of torchvision's detectors: ``boxes``, ``labels`` from 1 (named
-    by ``classes``) and, optionally, ``scores`` and ``masks`` (n, H, W) or (n, 1, H, W). Detections of higher score are
-    drawn on top. Small images are enlarged. A label without free space is shortened to its score or left out; a legend
-    below the image then names the colours.
+    ``detections`` and ``ground_truth`` have torchvision's format: ``boxes``, ``labels`` from 1 (named by ``classes``)
+    and, optionally, ``scores`` and ``masks`` (n, H, W) or (n, 1, H, W). Higher scores are drawn on top. Small images
+    are enlarged. A label without free space is shortened to its score or left out; a legend below the image then names
+    the colours.
 
     >>> import torch
     >>> boxes, labels, scores = torch.tensor([[10.0, 10, 50, 40]]), torch.tensor([2]), torch.tensor([0.7])
@@ -81,12 +81,12 @@ def draw(
     """
     canvas = as_rgb(image)
     boxes, labels, scores, masks = _selected(detections, threshold)
-    least = LEAST_CROWDED_SIDE if len(boxes) >= CROWDED else LEAST_SIDE
-    scale = max(1.0, least / max(canvas.size))
+    min_side = MIN_CROWDED_SIDE if len(boxes) >= CROWDED else MIN_SIDE
+    scale = max(1.0, min_side / max(canvas.size))
     size = round(canvas.width * scale), round(canvas.height * scale)
     scales = size[0] / canvas.width, size[1] / canvas.height
     canvas = canvas.resize(size, Image.Resampling.LANCZOS) if scale > 1 else canvas
-    unit = max(size) / least
+    unit = max(size) / min_side
     style = Style(line=max(2, round(2.5 * unit)), font_size=max(11, round(15 * unit)))
 
     colours = [colour_of(label) for label in labels]
@@ -105,7 +105,7 @@ def draw(
 
 
 def grid(images: Sequence[Image.Image], titles: Sequence[str] = (), *, columns: int) -> Image.Image:
-    """Return a page with the images row by row, in cells of the size of the largest one; the first get the titles.
+    """Arrange images row by row in cells as large as the largest image; the first images get the titles.
 
     >>> page = grid([Image.new("RGB", (640, 480))] * 3, ["ground truth", "detections"], columns=2)
     >>> page.width > 2 * 640, page.height > 2 * 480
@@ -150,7 +150,7 @@ def colour_of(label: int) -> Colour:
 
 
 def as_rgb(image: Tensor | Image.Image | NDArray[np.uint8]) -> Image.Image:
-    """Return a copy as a Pillow image in RGB."""
+    """Convert an image to a new Pillow image in RGB."""
     if isinstance(image, Image.Image):
         return image.convert("RGB").copy()
     if isinstance(image, Tensor):
@@ -165,14 +165,14 @@ def as_rgb(image: Tensor | Image.Image | NDArray[np.uint8]) -> Image.Image:
 
 @cache
 def font_of_size(size: int) -> ImageFont.FreeTypeFont:
-    """Return DejaVu Sans, which matplotlib includes, in this size."""
+    """Load DejaVu Sans, which matplotlib includes, in this size."""
     return ImageFont.truetype(str(Path(mpl.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"), size)
 
 
 def _selected(
     detections: Detections | None, threshold: float
 ) -> tuple[list[list[float]], list[int], list[float | None], list[NDArray[np.bool_]]]:
-    """Return boxes, labels, scores and masks of the detections to draw, in descending order of score."""
+    """Select boxes, labels, scores and masks of the detections to draw, in descending order of score."""
     if detections is None:
         return [], [], [], []
     boxes, labels, scores = detections["boxes"], detections["labels"], detections.get("scores")
@@ -196,15 +196,15 @@ def _selected(
 
 def _name(label: int, classes: Sequence[str]) -> str:
     name = classes[label - 1] if 1 <= label <= len(classes) else f"class {label}"
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name[:LONGEST_NAME])
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name[:MAX_NAME])
 
 
 def _text(label: int, score: float | None, classes: Sequence[str]) -> tuple[str, str]:
-    """Return the full and the short text of a label."""
+    """Make the full and the short text of a label."""
     name = _name(label, classes)
     if score is None:
         return name, ""
-    # Scores of a ranking loss may all be small: show two significant digits.
+    # The scores of a ranking loss may all be small, so show two significant digits.
     shown = f"{score:.2f}" if score >= 0.1 else f"{score:.2g}"
     return f"{name} {shown}", shown.removeprefix("0")
 
@@ -233,7 +233,7 @@ def _box(pen: ImageDraw.ImageDraw, area: Area, colour: Colour, style: Style, *, 
 
 
 def _pieces(area: Area, half: float, *, dash: int | None) -> list[Area]:
-    """Return the sides of a frame, or their dashes, as rectangles that extend by ``half`` on both sides."""
+    """Split a frame into its sides, or their dashes, as rectangles that extend by ``half`` on both sides."""
     left, top, right, bottom = area
     pieces = []
     for start, end in _dashes(left, right, dash):
@@ -244,7 +244,7 @@ def _pieces(area: Area, half: float, *, dash: int | None) -> list[Area]:
 
 
 def _dashes(start: float, end: float, dash: int | None) -> list[tuple[float, float]]:
-    """Return start and end of each dash of a side, with a dash at both corners; one stroke if ``dash`` is None."""
+    """Split a side into dashes (start, end), with a dash at both corners; one stroke if ``dash`` is None."""
     if dash is None or end - start <= 2 * dash:
         return [(start, end)]
     count = round((end - start + 0.8 * dash) / (1.8 * dash))
@@ -273,7 +273,7 @@ def _labels(
             if hidden <= 0:
                 break
         if hidden > 0.35 * width * height or not text:
-            # It would make another label unreadable too, so leave it out.
+            # It would also make another label unreadable, so leave it out.
             shortened = True
             continue
         shortened |= text != choices[0]
@@ -287,7 +287,7 @@ def _labels(
 def _place(
     area: Area, width: float, height: float, size: tuple[int, int], taken: Sequence[Area], line: int
 ) -> tuple[Area, float]:
-    """Return the position at which a label hides the least of earlier labels, and the area it hides."""
+    """Find the position where a label hides the least of earlier labels, and the area it hides."""
     inner = line / 2
     lefts = (area.left - inner, area.right + inner - width, (area.left + area.right - width) / 2)
     tops = (area.top - height - inner, area.bottom + inner, area.top + inner, area.bottom - height - inner)

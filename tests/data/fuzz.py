@@ -22,7 +22,7 @@ from PIL import Image
 
 from bucketrank.cli import main
 from bucketrank.data import CocoDataset, DataError, check, find_splits, require_sound
-from bucketrank.data.problems import SHOWN, counted
+from bucketrank.data.problems import MAX_LISTED, counted
 from bucketrank.evaluation import Evaluator
 from bucketrank.recipes import from_dict
 from bucketrank.training.data_module import DataModule
@@ -95,7 +95,7 @@ def refuse(folder: Path, text: str, *, masks: bool) -> None:
         if own:
             with pytest.raises(DataError) as alone:
                 require_sound(split, masks=masks)
-            assert [str(each) in str(alone.value) for each in own[:SHOWN]] == [True] * len(own[:SHOWN])
+            assert [str(each) in str(alone.value) for each in own[:MAX_LISTED]] == [True] * len(own[:MAX_LISTED])
     if errors and all(split is not None and split.part == "all" for split in splits):
         assert f"{counted(len(errors), 'error')}, " in text
         assert str(errors[0]) in str(raised.value)

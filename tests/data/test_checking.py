@@ -51,7 +51,7 @@ CASES: list[tuple[Callable[[Document], Any], str, str, str | None, str]] = [
         "id-too-large",
         "error",
         "images[1]",
-        "got 9007199254740992; number",
+        "got 9007199254740992; renumber",
     ),
     (lambda d: d["images"][1].update(id=-(2**53)), "id-too-large", "error", "images[1]", "between -2^53 and 2^53"),
     (lambda d: d["categories"][0].update(id=2**60), "id-too-large", "error", "categories[0]", "number the categories"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bucketrank.cli import main
 from bucketrank.data import DataError, check, find_splits
-from bucketrank.data.split import divide_by_class, write_new_split
+from bucketrank.data.split import resplit, stratified_holdout
 from tests.data.small_folders import sound_document, write_image, write_split
 
 CLASSES = ["cat", "dog", "bird"]
@@ -49,7 +49,7 @@ def objects(path: Path) -> Counter[tuple[str, str, float]]:
 def test_every_class_keeps_its_share(tmp_path: Path) -> None:
     train = [["cat"]] * 6 + [["cat", "dog"]] * 3
     source = folder_of(tmp_path / "old", train=train, val=[["bird"], ["bird", "bird"], ["dog"]])
-    written = write_new_split(source, tmp_path / "new", val=1 / 3)
+    written = resplit(source, tmp_path / "new", val=1 / 3)
     assert [(each.images, each.annotations.name) for each in written] == [(8, "train.json"), (4, "val.json")]
     before = objects(source / "train.json") + objects(source / "val.json")
     parts = [objects(tmp_path / "new" / name) for name in ("train.json", "val.json")]
@@ -62,7 +62,7 @@ def test_every_class_keeps_its_share(tmp_path: Path) -> None:
 
 def test_masks_crowds_and_empty_images_are_kept(tmp_path: Path) -> None:
     write_split(tmp_path / "old", sound_document(), name="all.json")
-    write_new_split(tmp_path / "old", tmp_path / "new", val=0.5)
+    resplit(tmp_path / "old", tmp_path / "new", val=0.5)
     documents = [json.loads((tmp_path / "new" / name).read_text()) for name in ("train.json", "val.json")]
     assert sorted(len(document["annotations"]) for document in documents) == [0, 3]
     entries = [entry for document in documents for entry in document["annotations"]]
@@ -73,9 +73,9 @@ def test_masks_crowds_and_empty_images_are_kept(tmp_path: Path) -> None:
 
 def test_a_converted_data_set_of_links_can_be_divided(tmp_path: Path) -> None:
     source = folder_of(tmp_path / "old", train=[["cat"]] * 4, val=[["dog"]] * 4)
-    write_new_split(source, tmp_path / "linked", val=0.5)
+    resplit(source, tmp_path / "linked", val=0.5)
     assert any(path.is_symlink() for path in (tmp_path / "linked").rglob("*.png"))
-    write_new_split(tmp_path / "linked", tmp_path / "again", val=0.25)
+    resplit(tmp_path / "linked", tmp_path / "again", val=0.25)
     for split in find_splits(tmp_path / "again"):
         assert split is not None
         assert check(split) == []
@@ -88,10 +88,10 @@ def test_a_converted_data_set_of_links_can_be_divided(tmp_path: Path) -> None:
 )
 def test_shares_hold_for_any_labels(images: list[list[str]], share: float, seed: int) -> None:
     labels = dict(enumerate(images))
-    val = divide_by_class(labels, share=share, seed=seed)
+    val = stratified_holdout(labels, share=share, seed=seed)
     assert val <= set(labels)
     assert 0 < len(val) < len(labels)
-    assert val == divide_by_class(labels, share=share, seed=seed)
+    assert val == stratified_holdout(labels, share=share, seed=seed)
     counts = Counter(label for own in images for label in set(own))
     if counts:
         rarest = min(counts, key=lambda label: (counts[label], label))
@@ -102,7 +102,7 @@ def test_shares_hold_for_any_labels(images: list[list[str]], share: float, seed:
 @pytest.mark.parametrize(("per_class", "share"), [(4, 0.1), (2, 0.2), (1, 0.3), (2, 0.8)])
 def test_many_rare_classes_leave_no_part_too_small(per_class: int, share: float) -> None:
     labels = {image: [str(image // per_class)] for image in range(20 * per_class)}
-    val = divide_by_class(labels, share=share, seed=0)
+    val = stratified_holdout(labels, share=share, seed=0)
     assert abs(len(val) - share * len(labels)) <= 1
     counts = Counter(labels[image][0] for image in val)
     assert max(counts.values()) - min(counts[label] for (label,) in labels.values()) <= 1, "spread over the classes"
@@ -110,7 +110,7 @@ def test_many_rare_classes_leave_no_part_too_small(per_class: int, share: float)
 
 def test_other_seeds_divide_otherwise() -> None:
     labels = {image: ["cat"] for image in range(30)}
-    divisions = {frozenset(divide_by_class(labels, share=0.5, seed=seed)) for seed in range(5)}
+    divisions = {frozenset(stratified_holdout(labels, share=0.5, seed=seed)) for seed in range(5)}
     assert len(divisions) == 5
     assert {len(division) for division in divisions} == {15}
 
@@ -118,11 +118,11 @@ def test_other_seeds_divide_otherwise() -> None:
 def test_messages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = folder_of(tmp_path / "old", train=[["cat"]], val=[["dog"]])
     with pytest.raises(DataError, match="--val: expected a share above 0 and below 1, got 1"):
-        write_new_split(source, tmp_path / "new", val=1.0)
+        resplit(source, tmp_path / "new", val=1.0)
     single = folder_of(tmp_path / "single", train=[["cat"]], val=[])
     (single / "val.json").unlink()
-    with pytest.raises(DataError, match="expected at least two images to divide, got 1"):
-        write_new_split(single, tmp_path / "new")
+    with pytest.raises(DataError, match="expected at least two images to split, got 1"):
+        resplit(single, tmp_path / "new")
     assert not (tmp_path / "new").exists()
     assert main(["split", str(source), str(source)]) == 1
     assert "already exists and is not empty" in capsys.readouterr().err
@@ -132,11 +132,11 @@ def test_messages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document["categories"][0]["frequency"] = "r"
     (source / "train.json").write_text(json.dumps(document))
     with pytest.raises(DataError, match="LVIS has splits of its own"):
-        write_new_split(source, tmp_path / "new")
+        resplit(source, tmp_path / "new")
     document["annotations"][0]["bbox"] = "none"
     (source / "train.json").write_text(json.dumps(document))
     with pytest.raises(DataError, match="bbox"):
-        write_new_split(source, tmp_path / "new")
+        resplit(source, tmp_path / "new")
 
 
 def test_command_removes_the_warning_of_check_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

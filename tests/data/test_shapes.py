@@ -55,9 +55,9 @@ def test_some_objects_overlap() -> None:
 def test_wrong_settings_are_named() -> None:
     with pytest.raises(ValueError, match="at least 32 pixels, got 8"):
         Shapes(size=8)
-    with pytest.raises(ValueError, match="fewest <= most, got 5 and 4"):
-        Shapes(fewest=5, most=4)
-    assert Shapes(size=64, fewest=0, most=0).draw(0).boxes == []
+    with pytest.raises(ValueError, match="min_objects <= max_objects, got 5 and 4"):
+        Shapes(min_objects=5, max_objects=4)
+    assert Shapes(size=64, min_objects=0, max_objects=0).draw(0).boxes == []
 
 
 def test_a_written_folder_is_a_sound_data_set(tmp_path: Path) -> None:

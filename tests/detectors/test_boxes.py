@@ -9,8 +9,8 @@ import torch
 from torchvision.models.detection._utils import BoxCoder
 from torchvision.ops import box_iou, generalized_box_iou_loss
 
-from bucketrank import boxes as box_coder
 from bucketrank.boxes import centerness, centres, giou_loss, paired_iou
+from bucketrank.detectors import box_coder
 
 
 def boxes(count, *, seed):
@@ -38,10 +38,10 @@ class TestPairedIoU:
         assert paired_iou(point, point).item() == 0
         assert paired_iou(point, square).item() == 0
 
-    def test_the_smallest_union(self):
+    def test_the_min_union(self):
         speck = torch.tensor([[0.0, 0, 2**-11, 2**-11]])  # an area of 2^-22, about 2.4e-7
         assert paired_iou(speck, speck).item() == pytest.approx(2**-22 / 1e-6)
-        assert paired_iou(speck, speck, smallest_union=1e-12).item() == 1
+        assert paired_iou(speck, speck, min_union=1e-12).item() == 1
 
 
 def test_centres():

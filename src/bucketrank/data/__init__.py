@@ -1,4 +1,4 @@
-"""Data sets in COCO's format: find, check, convert, draw, read, augment and sample them."""
+"""Data sets in COCO format: find, check, convert, draw, read, augment and sample them."""
 
 from typing import TYPE_CHECKING
 

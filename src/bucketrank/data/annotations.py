@@ -1,4 +1,4 @@
-"""An annotation file in COCO's format and the folder of its images."""
+"""Annotation files in COCO format: find them in a folder, read them, and select the images of a split."""
 
 from __future__ import annotations
 
@@ -16,48 +16,49 @@ from bucketrank.data.problems import DataError
 
 Document = dict[str, Any]
 
-LONGEST_PATH, LONGEST_PART = 1000, 255  # bytes of a path below the folder of images, and of each name in it
-LARGEST_ID = 2**63 - 1  # of torch's int64
-LARGEST_EXACT_ID = 2**53 - 1  # of images and categories, which faster-coco-eval reads as doubles
 Part = Literal["all", "train", "val"]
+
+MAX_PATH_BYTES, MAX_NAME_BYTES = 1000, 255  # limits of a path below the image folder, and of each name in it
+MAX_ID = 2**63 - 1  # torch stores ids as int64
+MAX_EXACT_ID = 2**53 - 1  # faster-coco-eval reads image and category ids as doubles
 HELD_OUT = 0.1  # share of the images kept for validation if a folder has a single annotation file
 
 
 @dataclass(frozen=True)
 class Split:
-    """An annotation file and the folder of its images.
+    """An annotation file and its image folder.
 
     ``part`` selects the training or validation images of a single file. The images are sorted by the SHA-1 of
-    ``"{seed} {id}"``; the first tenth (rounded, at least one, never all) is "val" and the rest "train". The division
-    depends on the ids and the seed alone. ``tuning`` divides these images once more, by ``share``, for trials that must
+    ``"{seed} {id}"``; the first tenth (rounded, at least one, never all) is "val" and the rest "train". The result
+    depends only on the ids and the seed. ``tuning`` splits these images once more, by ``share``, for trials that must
     not see the validation images.
     """
 
-    annotations: Path  # file in COCO's format
-    images: Path  # folder of the images
+    annotations: Path  # file in COCO format
+    images: Path  # image folder
     part: Part = "all"  # all, train or val
-    seed: int = 0  # seed of both divisions
-    tuning: Part = "all"  # part of the second division: all, train or val
-    share: float = HELD_OUT  # share of the images that are val in the second division
+    seed: int = 0  # seed of both selections
+    tuning: Part = "all"  # part of the second selection: all, train or val
+    share: float = HELD_OUT  # share of the images that are val in the second selection
 
     def read(self) -> Document:
-        """Return the file's content with the images and annotations of this part only."""
+        """Read the file and keep only the images and annotations of this part."""
         document = read_json(self.annotations)
         missing = [name for name in ("images", "annotations", "categories") if name not in document]
         if missing:
             raise DataError(
-                f"{self.annotations}: has no {missing[0]}; COCO's format has images, annotations, categories"
+                f"{self.annotations}: has no {missing[0]}; the COCO format has images, annotations, categories"
             )
         return self.select(document)
 
     def select(self, document: Document) -> Document:
-        """Return the images and annotations of this part from the content of the whole file."""
+        """Keep only the images and annotations of this part in the content of the whole file."""
         document = _part_of(document, self.part, seed=self.seed, share=HELD_OUT)
-        # Another seed, so that the second division does not follow the order of the first.
+        # Another seed makes the second selection independent of the first.
         return _part_of(document, self.tuning, seed=self.seed + 1, share=self.share)
 
     def image_path(self, image: Mapping[str, Any]) -> Path:
-        """Return the path of the file of an ``images`` entry; raise DataError if its name leaves the folder."""
+        """Return the file path of an ``images`` entry; raise DataError if it leaves the folder."""
         return self.images / path_inside(file_name(image))
 
 
@@ -75,7 +76,7 @@ def _part_of(document: Document, part: Part, *, seed: int, share: float) -> Docu
 
 
 def held_out(ids: list[int], *, seed: int, share: float = HELD_OUT) -> set[int]:
-    """Return the ids that are kept for validation.
+    """Choose the image ids that are kept for validation.
 
     >>> sorted(held_out(list(range(30)), seed=0))
     [2, 10, 29]
@@ -103,7 +104,7 @@ def read_json(path: Path) -> Document:
         raise DataError(f"{path}: nested too deeply to be annotations") from error
     except MemoryError as error:
         raise DataError(
-            f"{path}: too large for the free memory; divide it, or use a machine with more memory"
+            f"{path}: too large for the free memory; split it, or use a machine with more memory"
         ) from error
     except ValueError as error:
         raise DataError(f"{path}: contains a number with too many digits; correct it") from error
@@ -118,7 +119,7 @@ def read_json(path: Path) -> Document:
 
 
 def file_name(image: Mapping[str, Any]) -> str:
-    """Return the path of an image below the folder of images; LVIS, without ``file_name``, has it in ``coco_url``.
+    """Return an image's path below the image folder; LVIS has no ``file_name`` and gives it in ``coco_url``.
 
     >>> file_name({"coco_url": "http://images.cocodataset.org/val2017/000000397133.jpg"})
     'val2017/000000397133.jpg'
@@ -127,7 +128,7 @@ def file_name(image: Mapping[str, Any]) -> str:
         return str(image["file_name"])
     if "coco_url" in image:
         return "/".join(PurePosixPath(urlsplit(str(image["coco_url"])).path).parts[-2:])
-    raise DataError(f"image {image.get('id')}: has no file_name; add the path below the folder of images")
+    raise DataError(f"image {image.get('id')}: has no file_name; add the path below the image folder")
 
 
 def path_inside(name: str) -> PurePosixPath:
@@ -137,7 +138,7 @@ def path_inside(name: str) -> PurePosixPath:
     """
     if not is_text(name):
         raise DataError(f"the path {name!r:.60} is not valid Unicode; rename the file")
-    if len(name.encode()) > LONGEST_PATH or any(len(part.encode()) > LONGEST_PART for part in name.split("/")):
+    if len(name.encode()) > MAX_PATH_BYTES or any(len(part.encode()) > MAX_NAME_BYTES for part in name.split("/")):
         raise DataError(f"the path {name!r:.60}... is too long; rename the file")
     path, windows = PurePosixPath(name), PureWindowsPath(name)
     depth = 0
@@ -151,17 +152,17 @@ def path_inside(name: str) -> PurePosixPath:
 
 
 def category_ids(document: Document) -> list[int]:
-    """Return the ids of the categories in ascending order; label ``k`` (from 1) is the k-th."""
+    """Return the category ids in ascending order; label ``k`` (from 1) is the k-th."""
     return sorted(category["id"] for category in document["categories"])
 
 
 def size_of(image: Mapping[str, Any]) -> tuple[int, int]:
-    """Return height and width."""
+    """Return the height and width of an ``images`` entry."""
     return int(image["height"]), int(image["width"])
 
 
 def clipped(box: Sequence[float], size: tuple[int, int]) -> tuple[float, float, float, float] | None:
-    """Return the corners of a box (x, y, width, height) clipped to an image of (height, width), or None if empty."""
+    """Clip a box (x, y, width, height) to an image of (height, width); return its corners, or None if it is empty."""
     x, y, w, h = box
     height, width = size
     left, right = min(max(x, 0), width), min(max(x + w, 0), width)
@@ -170,7 +171,7 @@ def clipped(box: Sequence[float], size: tuple[int, int]) -> tuple[float, float, 
 
 
 def classes(document: Document) -> list[tuple[int, str]]:
-    """Return id and name of every category, in the order of the labels."""
+    """Return the id and name of every category, in label order."""
     names = {category["id"]: category["name"] for category in document["categories"]}
     return [(number, names[number]) for number in category_ids(document)]
 
@@ -183,33 +184,33 @@ def is_text(value: object) -> bool:
         return False
 
 
-def usable_id(value: object) -> bool:
+def is_id(value: object) -> bool:
     """Return whether the value is a whole number that fits into 64 bits."""
-    return type(value) is int and -LARGEST_ID <= value <= LARGEST_ID
+    return type(value) is int and -MAX_ID <= value <= MAX_ID
 
 
-def exact_as_double(number: int) -> bool:
+def is_exact_as_double(number: int) -> bool:
     """Return whether a double can hold this id and no other integer is rounded to the same double.
 
-    >>> exact_as_double(2**53 - 1), exact_as_double(2**53)
+    >>> is_exact_as_double(2**53 - 1), is_exact_as_double(2**53)
     (True, False)
     """
-    return -LARGEST_EXACT_ID <= number <= LARGEST_EXACT_ID
+    return -MAX_EXACT_ID <= number <= MAX_EXACT_ID
 
 
-def finite(value: object) -> bool:
+def is_finite(value: object) -> bool:
     """Return whether the value is a number, and neither NaN nor infinite."""
-    largest = sys.float_info.max  # a Python int may be larger
-    return isinstance(value, int | float) and not isinstance(value, bool) and -largest <= value <= largest
+    max_float = sys.float_info.max  # a Python int may be larger
+    return isinstance(value, int | float) and not isinstance(value, bool) and -max_float <= value <= max_float
 
 
 def usable_polygons(segmentation: list[list[float]]) -> list[list[float]]:
-    """Return the polygons with at least three corners; the codec would read a list of four numbers as a box."""
+    """Drop polygons with fewer than three corners; the RLE codec would read a list of four numbers as a box."""
     return [polygon for polygon in segmentation if len(polygon) >= 6]
 
 
 def polygon_area(polygon: Sequence[float]) -> float:
-    """Return the area of a polygon x1, y1, x2, y2, ... that does not cross itself.
+    """Compute the area of a polygon x1, y1, x2, y2, ... that does not cross itself.
 
     >>> polygon_area([0, 0, 4, 0, 4, 3])
     6.0
@@ -224,24 +225,21 @@ def _json_name(value: object) -> str:
     return {list: "a list", str: "a string", type(None): "null"}.get(type(value), "a number")
 
 
-# Search of a folder for the annotation files for training and validation.
-
-
 class Splits(NamedTuple):
     """The training and validation splits of a folder; at least one of them is not None."""
 
     train: Split | None  # None if only the validation file exists
-    val: Split | None  # the validation images
+    val: Split | None  # validation images
 
     def with_holdout(self, share: float | None) -> Splits:
-        """Return splits whose validation images are ``share`` of the training images; None changes nothing."""
+        """Replace the validation images by ``share`` of the training images; None changes nothing."""
         if share is None or self.train is None:
             return self
         return Splits(replace(self.train, tuning="train", share=share), replace(self.train, tuning="val", share=share))
 
 
 class Layout(NamedTuple):
-    """Annotation file and folder of images, relative to the data set's folder, for training and for validation."""
+    """Annotation file and image folder, relative to the data set folder, for training and for validation."""
 
     train: tuple[str, str]
     val: tuple[str, str]
@@ -259,7 +257,7 @@ LAYOUTS = {
 
 
 def find_splits(folder: Path | str, *, layout: str | None = None, seed: int = 0) -> Splits:
-    """Return the splits of a folder in one of the known layouts.
+    """Find the training and validation splits of a folder in one of the known layouts.
 
     | layout | annotations | images |
     |---|---|---|
@@ -269,29 +267,29 @@ def find_splits(folder: Path | str, *, layout: str | None = None, seed: int = 0)
     | roboflow | train/_annotations.coco.json | train/, valid/ |
 
     Without ``layout``, the first layout with an existing annotation file is chosen. If only the validation file exists,
-    ``train`` is None. If only the training file exists, or a single ``*.json`` of any other name, it is divided: a
-    tenth of the images, chosen by id and ``seed``, is kept for validation (see Split).
+    ``train`` is None. If only the training file exists, or a single ``*.json`` with any other name, a tenth of its
+    images, chosen by id and ``seed``, is kept for validation (see Split).
 
     Args:
-        folder: folder of the data set.
+        folder: data set folder.
         layout: own, coco, lvis or roboflow; by default the first that fits.
-        seed: seed of the division of a single file.
+        seed: seed that chooses the validation images if there is a single file.
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise DataError(f"{folder}: the folder does not exist; give the folder of the data set")
+        raise DataError(f"{folder}: the folder does not exist; give the data set folder")
     if layout is not None and layout not in LAYOUTS:
         raise DataError(f"unknown layout {layout!r}; choose one of {', '.join(LAYOUTS)}")
     chosen = LAYOUTS if layout is None else {layout: LAYOUTS[layout]}
     for each in chosen.values():
         train, val = _split(folder, *each.train), _split(folder, *each.val)
         if train is not None and val is None:
-            return _divided(train, seed)
+            return _split_in_two(train, seed)
         if val is not None:
             return Splits(train, val)
     single = sorted(path for path in folder.glob("*.json") if path.is_file())
     if len(single) == 1 and layout is None:
-        return _divided(Split(single[0], _images(folder, "images")), seed)
+        return _split_in_two(Split(single[0], _images(folder, "images")), seed)
     expected = "".join(f"\n  {name}: {each.train[0]}, {each.val[0]}" for name, each in chosen.items())
     expected += "\n  or a single *.json" if layout is None else ""
     others = f"; it has {len(single)} other *.json: " + ", ".join(path.name for path in single[:5]) if single else ""
@@ -310,5 +308,5 @@ def _images(folder: Path, name: str) -> Path:
     return folder / name if (folder / name).is_dir() else folder
 
 
-def _divided(split: Split, seed: int) -> Splits:
+def _split_in_two(split: Split, seed: int) -> Splits:
     return Splits(replace(split, part="train", seed=seed), replace(split, part="val", seed=seed))

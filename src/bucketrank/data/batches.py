@@ -1,4 +1,4 @@
-"""Batches of images with similar proportions, and repetition of images with rare classes."""
+"""Training batches: repeat factors for rare classes, aspect-ratio groups, and a loader that names broken images."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from bucketrank.data.problems import DataError
 
 
 def repeat_factors(labels: Iterable[Iterable[int]], *, threshold: float = 0.001) -> list[int]:
-    """Return how often each image occurs per epoch, so that rare classes are sampled more often (Gupta et al., LVIS).
+    """Compute how often each image occurs per epoch, so that rare classes are sampled more often (Gupta et al., LVIS).
 
     ``r(c) = max(1, sqrt(threshold / f_c))``, where f_c is the share of images that contain class c. An image gets the
-    largest r of its classes, rounded up; an image without objects gets 1. ``labels`` has the labels of every image.
+    largest r of its classes, rounded up; an image without objects gets 1.
 
     Args:
         labels: the labels of every image.
@@ -37,9 +37,8 @@ def repeat_factors(labels: Iterable[Iterable[int]], *, threshold: float = 0.001)
 class GroupedBatchSampler(Sampler[list[int]]):
     """Random batches of images that are all wide or all tall, to reduce padding.
 
-    The order of an epoch depends only on ``seed`` and the epoch, and is the same on every machine. The wide and tall
-    images that fill no batch of their own are batched together; the last of these batches may be smaller. ``repeats``
-    gives how often all images occur per epoch, or how often each of them does.
+    The order depends only on ``seed`` and the epoch, and is the same on every machine. Leftover wide and tall images
+    that do not fill a batch are batched together; the last of these batches may be smaller.
 
     With ``world_size`` processes, process ``rank`` gets every world_size-th batch. All processes get the same number of
     batches: the first batches are repeated if the count is not divisible. Lightning must not replace this sampler: use
@@ -51,7 +50,7 @@ class GroupedBatchSampler(Sampler[list[int]]):
     Args:
         sizes: height and width of every image.
         batch_size: images per batch.
-        repeats: how often all images, or each image, occurs per epoch.
+        repeats: how often every image occurs per epoch, as one number or one per image.
         seed: seed of the order.
         rank: number of this process.
         world_size: number of processes.
@@ -108,7 +107,7 @@ class GroupedBatchSampler(Sampler[list[int]]):
         self._start = batches
 
     def __len__(self) -> int:
-        """Return the number of batches in a whole epoch."""
+        """Count the batches of a whole epoch."""
         return math.ceil(math.ceil(len(self._indices) / self.batch_size) / self.world_size)
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -135,7 +134,7 @@ class GroupedBatchSampler(Sampler[list[int]]):
 
 
 def collate(items: Sequence[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
-    """Return images and targets as two lists; images differ in size, and the detector pads them.
+    """Collect images and targets in two lists; images differ in size, and the detector pads them.
 
     Args:
         items: pairs of image and target.
@@ -149,19 +148,16 @@ def _shuffled(rng: np.random.Generator, count: int) -> list[int]:
     return order
 
 
-# A loader of batches that names an image which cannot be read.
-
-
 class Unreadable(NamedTuple):
-    """In place of a batch: why one of its images cannot be read."""
+    """The reason why an image cannot be read; it takes the place of the batch."""
 
     reason: str
 
 
-class NamedFaults(Dataset[Any]):
-    """A data set that returns a DataError instead of raising it.
+class ErrorsAsItems(Dataset[Any]):
+    """A data set that returns an ``Unreadable`` instead of raising DataError.
 
-    A data-loading worker would turn the error into a traceback, in which the name of the image is hard to find.
+    A data-loading worker would turn the error into a traceback that buries the image name.
     """
 
     def __init__(self, items: Dataset[Any]) -> None:
@@ -182,13 +178,13 @@ def _collate(items: list[Any]) -> Any:
 
 
 class ImageLoader(DataLoader[Any]):
-    """A DataLoader that raises DataError for an image which cannot be read, with and without workers.
+    """A DataLoader that raises DataError for an unreadable image, with and without workers.
 
-    It starts its workers at the first batch: Lightning creates iterators that it drops unused.
+    Workers start at the first batch: Lightning creates iterators that it drops unused.
     """
 
     def __init__(self, items: Dataset[Any], **settings: Any) -> None:
-        super().__init__(NamedFaults(items), collate_fn=_collate, **settings)
+        super().__init__(ErrorsAsItems(items), collate_fn=_collate, **settings)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         for batch in super().__iter__():

@@ -1,4 +1,4 @@
-"""Checks of an annotation file: its lists, and every category, image entry, box and mask."""
+"""Checks of a data set before training: the annotation file, the image files, and a pair of splits."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from bucketrank.data.annotations import (
     Split,
     classes,
     clipped,
-    exact_as_double,
     file_name,
-    finite,
+    is_exact_as_double,
+    is_finite,
+    is_id,
     is_text,
     path_inside,
     polygon_area,
     read_json,
     size_of,
-    usable_id,
     usable_polygons,
 )
 from bucketrank.data.images import is_turned, open_image, read_image
@@ -31,11 +31,61 @@ from bucketrank.data.problems import DataError, Problem, raise_errors
 from bucketrank.suggestions import short_repr
 
 Entry = dict[str, Any]
+Depth = Literal["annotations", "headers", "pixels"]
 
+FEW_IMAGES = 5000  # up to this number, all images are decoded before training; beyond it, only the headers are read
 TOLERANCE = 1.0  # pixels by which a box may stick out of its image; it is clipped without a warning
-LARGEST = 2 * 89_478_485  # pixels of an image or a mask; Pillow opens no larger image
+MAX_PIXELS = 2 * 89_478_485  # Pillow refuses larger images
 LARGE_POLYGON = 4.0  # square pixels; a polygon of this area is assumed to cover a pixel, which saves drawing it
-NO_AREA = 1e-4  # square pixels; a smaller area of a polygon is a rounding error
+NO_AREA = 1e-4  # square pixels; a smaller polygon area is a rounding error
+
+
+def check(
+    split: Split,
+    *,
+    masks: bool = False,
+    depth: Depth | None = "pixels",
+    workers: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Problem]:
+    """Check a split and return its problems in file order.
+
+    An error stops training; a warning says how training deals with the problem. ``masks`` requires a mask for every
+    object. ``depth`` says how much of each image file is read: "annotations" nothing, "headers" the size, "pixels"
+    everything. None means "pixels" for up to 5000 images and "headers" for more. ``progress(done, total)`` is called
+    after each image.
+
+    Args:
+        split: annotation file and image folder.
+        masks: require a mask for every object.
+        depth: how much of the image files is read: annotations, headers or pixels.
+        workers: threads that read images; by default one per CPU core.
+        progress: function called after each image with the number of images done and their total.
+    """
+    report = AnnotationReport(split)
+    document = report.read()
+    if document is None:
+        return report.problems
+    if depth is None:
+        depth = "headers" if len(document["images"]) > FEW_IMAGES else "pixels"
+    categories = check_categories(report, document["categories"])
+    sizes = check_images(report, document["images"])
+    check_annotations(report, document["annotations"], sizes=sizes, categories=categories, masks=masks)
+    if depth != "annotations":
+        images = list(report.images.values())
+        report.problems += check_files(split, images, pixels=depth == "pixels", workers=workers, progress=progress)
+    return report.problems
+
+
+def require_sound(split: Split, *, masks: bool = False, depth: Depth | None = None) -> None:
+    """Raise one DataError with the first 20 errors that ``check`` returns, if any.
+
+    Args:
+        split: annotation file and image folder.
+        masks: require a mask for every object.
+        depth: how much of the image files is read, as in ``check``.
+    """
+    raise_errors(check(split, masks=masks, depth=depth))
 
 
 class AnnotationReport:
@@ -44,8 +94,8 @@ class AnnotationReport:
     def __init__(self, split: Split) -> None:
         self.split = split
         self.problems: list[Problem] = []
-        self.images: dict[object, Entry] = {}  # by id
-        self.errors = 0  # number of the problems that are errors
+        self.images: dict[object, Entry] = {}  # id: entry
+        self.errors = 0  # number of errors among the problems
 
     def error(self, code: str, where: str | None, message: str) -> None:
         self.errors += 1
@@ -55,7 +105,7 @@ class AnnotationReport:
         self.problems.append(Problem(str(self.split.annotations), code, where, message, "warning"))
 
     def read(self) -> Document | None:
-        """Return the split's content, or None if a list, an entry or an id is missing or of a wrong type."""
+        """Read the split's content; return None if a list, an entry or an id is missing or has the wrong type."""
         try:
             document = read_json(self.split.annotations)
         except DataError as error:
@@ -64,27 +114,27 @@ class AnnotationReport:
         for name in ("images", "annotations", "categories"):
             entries = document.get(name)
             if not isinstance(entries, list):
-                text = f"expected a list named {name!r}; COCO's format has images, annotations and categories"
+                text = f"expected a list named {name!r}; the COCO format has images, annotations and categories"
                 self.error("missing-field", name, text)
                 continue
             for position, entry in enumerate(entries):
                 where = f"{name}[{position}]"
                 if not isinstance(entry, dict):
                     self.error("wrong-type", where, f"expected an object, got {short_repr(entry)}; remove or repair it")
-                elif not usable_id(entry.get("id")):
+                elif not is_id(entry.get("id")):
                     self.error(
                         "missing-field", where, f"expected a whole number as id, got {short_repr(entry.get('id'))}"
                     )
-                elif name != "annotations" and not exact_as_double(entry["id"]):
+                elif name != "annotations" and not is_exact_as_double(entry["id"]):
                     text = f"expected an id between -2^53 and 2^53, which evaluation reads exactly, got {entry['id']}"
-                    self.error("id-too-large", where, f"{text}; number the {name} anew, here and in the annotations")
-                elif name == "annotations" and not usable_id(entry.get("image_id")):
+                    self.error("id-too-large", where, f"{text}; renumber the {name}, here and in the annotations")
+                elif name == "annotations" and not is_id(entry.get("image_id")):
                     got = f"{short_repr(entry.get('image_id'))}"
                     self.error("missing-field", where, f"expected a whole number as image_id, got {got}")
         return None if self.problems else self.split.select(document)
 
     def unique(self, noun: str, entries: Iterable[Entry]) -> dict[object, Entry]:
-        """Return the entries by id; of several with the same id, the first."""
+        """Map ids to entries; keep the first entry of a duplicate id and report an error."""
         by_id: dict[object, Entry] = {}
         for entry in entries:
             if entry["id"] in by_id:
@@ -94,7 +144,7 @@ class AnnotationReport:
 
 
 def no_images(split: Split) -> str:
-    """Return the message for a split without images."""
+    """Explain why a split without images cannot be used."""
     if split.part == "val":
         return (
             "there are no images to validate on: the folder has no validation file, and this file has fewer than two "
@@ -120,7 +170,7 @@ def check_categories(report: AnnotationReport, categories: list[Entry]) -> set[o
 
 
 def check_images(report: AnnotationReport, images: list[Entry]) -> dict[object, tuple[int, int] | None]:
-    """Check the image entries; return width and height by image id, None where the file does not give them."""
+    """Check the image entries; map image ids to (width, height), or to None where the file does not give them."""
     if not images:
         report.error("no-images", None, no_images(report.split))
     report.images = report.unique("image", images)
@@ -135,8 +185,8 @@ def check_images(report: AnnotationReport, images: list[Entry]) -> dict[object, 
                 f"expected width and height as whole numbers above 0, got {short_repr(width)} and {short_repr(height)}"
             )
             report.error("missing-field", where, f"{text}; write the size of the image file")
-        elif width * height > LARGEST:
-            text = f"expected an image of at most {LARGEST:,} pixels, got {short_repr(width)} x {short_repr(height)}"
+        elif width * height > MAX_PIXELS:
+            text = f"expected an image of at most {MAX_PIXELS:,} pixels, got {short_repr(width)} x {short_repr(height)}"
             report.error("too-many-pixels", where, f"{text}; Pillow opens no larger one: cut it into tiles")
         else:
             sizes[number] = width, height
@@ -172,7 +222,7 @@ def check_annotations(
             report.error("unknown-category", where, text)
         if entry.get("iscrowd", 0) not in (0, 1):
             report.error("wrong-type", where, f"expected iscrowd 0 or 1, got {short_repr(entry['iscrowd'])}")
-        if "area" in entry and not (finite(entry["area"]) and entry["area"] >= 0):
+        if "area" in entry and not (is_finite(entry["area"]) and entry["area"] >= 0):
             text = f"expected a finite area of at least 0, got {short_repr(entry['area'])}; leave it out"
             report.error("not-a-number", where, text)
         size = sizes.get(entry["image_id"])
@@ -188,7 +238,7 @@ def check_box(report: AnnotationReport, where: str, box: object, size: tuple[int
     if not isinstance(box, list) or len(box) != 4 or not all(isinstance(each, int | float) for each in box):
         report.error("bad-box", where, f"expected bbox as [x, y, width, height], got {short_repr(box)}")
         return False
-    if not all(map(finite, box)):
+    if not all(map(is_finite, box)):
         report.error("not-a-number", where, f"expected finite numbers in bbox, got {box}; remove the annotation")
         return False
     x, y, width, height = box
@@ -277,7 +327,7 @@ def check_rle(report: AnnotationReport, where: str, mask: Entry, size: tuple[int
         report.error("rle-size", where, text)
         return False
     pixels = extent[0] * extent[1]
-    if pixels > LARGEST:
+    if pixels > MAX_PIXELS:
         report.error(
             "bad-rle", where, f"the RLE is for {extent[1]} x {extent[0]}, larger than any image that Pillow reads"
         )
@@ -299,7 +349,7 @@ def check_rle(report: AnnotationReport, where: str, mask: Entry, size: tuple[int
 
 
 def check_pixels(report: AnnotationReport, where: str, mask: list[list[float]] | Entry, size: tuple[int, int]) -> None:
-    """Check that a mask without errors covers a pixel of its image of ``size`` (width, height)."""
+    """Check that a valid mask covers at least one pixel of its image of ``size`` (width, height)."""
     if isinstance(mask, dict):
         counts = mask["counts"]
         area = 0.0
@@ -322,12 +372,9 @@ def check_pixels(report: AnnotationReport, where: str, mask: list[list[float]] |
 def all_finite(numbers: Sequence[float]) -> bool:
     """Return whether no number is NaN, infinite, or an int larger than any float."""
     try:
-        return math.isfinite(sum(numbers)) or all(map(finite, numbers))  # the sum is faster
+        return math.isfinite(sum(numbers)) or all(map(is_finite, numbers))  # the sum is faster
     except OverflowError:
         return False
-
-
-# Checks of the image files against their entries in the annotations.
 
 
 def check_files(
@@ -338,7 +385,7 @@ def check_files(
     workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Problem]:
-    """Return the problems of the image files, checked on ``workers`` threads (default: one per CPU core)."""
+    """Check the image files on ``workers`` threads (default: one per CPU core) and return their problems."""
     problems: list[Problem] = []
     pool = ThreadPoolExecutor(workers or os.cpu_count() or 1)
     try:
@@ -357,11 +404,11 @@ def check_files(
 
 
 def check_file(split: Split, image: Entry, *, pixels: bool) -> list[Problem]:
-    """Return the problems of one image file, compared with its entry."""
+    """Compare an image file with its entry and return the problems."""
     try:
         path = split.image_path(image)
     except DataError:
-        return []  # check_images has reported it
+        return []  # already reported by check_images
     where = f"image {image['id']}"
 
     def problem(name: str, message: str, severity: Literal["error", "warning"] = "error") -> list[Problem]:
@@ -389,74 +436,18 @@ def check_file(split: Split, image: Entry, *, pixels: bool) -> list[Problem]:
     return problem("image-size", f"{text}; correct the entry and check that the boxes fit")
 
 
-# Checks of a data set before training: the annotation file, the image files, and a pair of splits.
-
-
-Depth = Literal["annotations", "headers", "pixels"]
-
-FEW_IMAGES = 5000  # up to this number all images are decoded before training; of more, only the headers are read
-
-
-def check(
-    split: Split,
-    *,
-    masks: bool = False,
-    depth: Depth | None = "pixels",
-    workers: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> list[Problem]:
-    """Return the problems of a split, in the order of the file.
-
-    An error stops training; a warning says how training deals with the problem. ``masks`` requires a mask for every
-    object. ``depth`` says how much of the image files is read: "annotations" nothing, "headers" the sizes, "pixels"
-    everything. None means "pixels" for up to 5000 images and "headers" for more. ``progress(done, total)`` is called
-    after each image.
-
-    Args:
-        split: annotation file and image folder.
-        masks: require a mask for every object.
-        depth: how much of the image files is read: annotations, headers or pixels.
-        workers: threads that read images; by default one per CPU core.
-        progress: function that is called after each image with the number of images done and their total.
-    """
-    report = AnnotationReport(split)
-    document = report.read()
-    if document is None:
-        return report.problems
-    if depth is None:
-        depth = "headers" if len(document["images"]) > FEW_IMAGES else "pixels"
-    categories = check_categories(report, document["categories"])
-    sizes = check_images(report, document["images"])
-    check_annotations(report, document["annotations"], sizes=sizes, categories=categories, masks=masks)
-    if depth != "annotations":
-        images = list(report.images.values())
-        report.problems += check_files(split, images, pixels=depth == "pixels", workers=workers, progress=progress)
-    return report.problems
-
-
-def require_sound(split: Split, *, masks: bool = False, depth: Depth | None = None) -> None:
-    """Raise one DataError with the first 20 errors that ``check`` returns, if there are any.
-
-    Args:
-        split: annotation file and image folder.
-        masks: require a mask for every object.
-        depth: how much of the image files is read, as in ``check``.
-    """
-    raise_errors(check(split, masks=masks, depth=depth))
-
-
 class Content(NamedTuple):
-    """The classes of a split, how many images and objects it has to learn from, and the ids of the classes of these."""
+    """The classes of a split, and its number of images and usable objects."""
 
     split: Split
     classes: list[tuple[int, str]]
     images: int
     objects: int
-    used: frozenset[int]
+    used: frozenset[int]  # category ids of the objects
 
     @classmethod
     def of(cls, split: Split) -> Content:
-        """Return the content of a split without errors."""
+        """Count the content of a split without errors."""
         document = split.read()
         sizes = {image["id"]: size_of(image) for image in document["images"]}
         objects = (entry for entry in document["annotations"] if not entry.get("iscrowd", 0))
@@ -467,7 +458,7 @@ class Content(NamedTuple):
 
 
 def check_pair(train: Content, val: Content) -> list[Problem]:
-    """Return the problems of two splits without errors: nothing to learn or evaluate, or different classes."""
+    """Check two splits without errors against each other: nothing to learn or evaluate, or different classes."""
     problems = []
     file = str(train.split.annotations)
     if not train.objects:
@@ -475,7 +466,7 @@ def check_pair(train: Content, val: Content) -> list[Problem]:
         problems.append(Problem(file, "no-objects", None, text))
     if val.images and not val.objects:
         text = "no image has an object to find, so there will be no AP and no best.safetensors; annotate objects, or "
-        text += "divide the images anew with bucketrank split"
+        text += "re-split the images with bucketrank split"
         problems.append(Problem(str(val.split.annotations), "no-objects", None, text, "warning"))
     if not val.images:
         problems.append(Problem(str(val.split.annotations), "no-images", None, no_images(val.split)))
@@ -486,8 +477,6 @@ def check_pair(train: Content, val: Content) -> list[Problem]:
     unseen = [name for number, name in val.classes if number in val.used - train.used]
     if unseen and train.objects:
         text = f"these classes have objects here, but none in {file}: {', '.join(unseen[:5])}"
-        text += (
-            f"{', ...' if len(unseen) > 5 else ''}; their AP will be 0; divide the images anew with bucketrank split"
-        )
+        text += f"{', ...' if len(unseen) > 5 else ''}; their AP will be 0; re-split the images with bucketrank split"
         problems.append(Problem(str(val.split.annotations), "unseen-classes", None, text, "warning"))
     return problems

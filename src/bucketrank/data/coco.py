@@ -1,4 +1,4 @@
-"""A split in COCO's format as a torch Dataset."""
+"""A COCO split as a torch Dataset."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ class CocoDataset(Dataset[Item]):
     | boxes | (n, 4) corners in pixels, clipped to the image; boxes without area are left out |
     | labels | (n,) from 1, in ascending order of the category ids |
     | masks | (n, H, W) of 0 and 1, if ``masks`` is true |
-    | area | (n,) from the annotation, or else of the box |
+    | area | (n,) area in the annotation; box area if it has none |
     | iscrowd | (n,) zeros: crowds are left out of the target; evaluation reads them from the file |
-    | image_id | () the id of the image in the file |
+    | image_id | () image id in the file |
 
     ``keep_empty=False`` leaves out images without objects, as the published code does for CNN detectors. ``transform``
-    takes and returns image and target. Annotations are stored in a few arrays, so that they reach a data-loading worker
-    quickly, whether it is forked or spawned.
+    takes and returns image and target. Annotations are stored in a few arrays, which reach both forked and spawned
+    data-loading workers quickly.
 
     The data must have passed ``require_sound``. Reading an item decodes its image and, with ``masks``, its n masks.
 
     Args:
         split: annotation file and image folder.
-        masks: read the masks, too.
+        masks: also read the masks.
         keep_empty: keep images without objects.
         transform: function of image and target that returns both.
     """
@@ -129,7 +129,7 @@ class CocoDataset(Dataset[Item]):
 
 
 def decode_masks(segmentations: Sequence[Any], size: tuple[int, int]) -> Tensor:
-    """Return polygons and RLE as masks (n, height, width) of 0 and 1; an object without segmentation gets zeros."""
+    """Decode polygons and RLE to masks (n, height, width) of 0 and 1; an object without segmentation gets zeros."""
     masks = np.zeros((len(segmentations), *size), dtype=np.uint8)
     for mask, segmentation in zip(masks, segmentations, strict=True):
         if isinstance(segmentation, dict):
@@ -142,7 +142,7 @@ def decode_masks(segmentations: Sequence[Any], size: tuple[int, int]) -> Tensor:
 
 
 def read_image_of_size(path: str, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Return the pixels of a file; raise DataError unless they have the height and width of the annotations."""
+    """Read the pixels of a file; raise DataError unless they have the annotated height and width."""
     pixels = read_image(Path(path))
     if pixels.shape[:2] != size:
         raise DataError(

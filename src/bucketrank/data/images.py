@@ -1,4 +1,4 @@
-"""Reading of image files as arrays of 8-bit RGB."""
+"""Read image files as 8-bit RGB arrays, and turn every Pillow failure into a DataError that names the file."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ Pixels = NDArray[np.uint8]
 
 
 def read_image(path: Path, *, upright: bool = False) -> Pixels:
-    """Return the pixels (H, W, 3) of a file.
+    """Read the pixels (H, W, 3) of a file.
 
     Grey values are repeated, palette colours looked up, 16-bit values divided by 257, and an alpha channel is dropped.
-    The EXIF orientation is applied only if ``upright`` is true, because COCO's annotations refer to the stored pixels.
-    Raise DataError if the file cannot be read.
+    The EXIF orientation is applied only if ``upright`` is true, because COCO annotations refer to the stored pixels.
+    Raises DataError if the file cannot be read.
     """
     return _decode(path, lambda image: rgb8(ImageOps.exif_transpose(image) if upright else image))
 
 
 def read_stored_values(path: Path) -> NDArray[Any]:
-    """Return the values in a file without conversion, (H, W) or (H, W, channels)."""
+    """Read the values of a file without conversion, (H, W) or (H, W, channels)."""
     return _decode(path, np.asarray)
 
 
@@ -84,7 +84,7 @@ def open_image(path: Path) -> Image.Image:
 
 def is_turned(image: Image.Image) -> bool:
     """Return whether the EXIF orientation of a JPEG asks to rotate or mirror it; False for other formats."""
-    if image.format not in ("JPEG", "MPO"):  # in others EXIF may follow the pixels, which getexif would decode
+    if image.format not in ("JPEG", "MPO"):  # other formats may store EXIF after the pixels, which getexif would decode
         return False
     try:
         return image.getexif().get(ORIENTATION, 1) in range(2, 9)
@@ -93,7 +93,7 @@ def is_turned(image: Image.Image) -> bool:
 
 
 def rgb8(image: Image.Image) -> Pixels:
-    """Return the pixels (H, W, 3) of an image, converted as in ``read_image``; ValueError if that is not possible."""
+    """Convert an image to pixels (H, W, 3) as in ``read_image``; raise ValueError if that is not possible."""
     if image.mode.startswith("I"):  # I;16, I;16B, and I for 16-bit greys in older files
         deep: NDArray[Any] = np.asarray(image).astype(np.int64)
         if deep.min(initial=0) < 0 or deep.max(initial=0) > 65535:

@@ -1,4 +1,4 @@
-"""Problems of a data set: the record of one, and the exception that lists them."""
+"""Data set problems: one record per problem, and the exception that lists them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 
 from bucketrank.suggestions import printable
 
-SHOWN = 20  # problems listed in a DataError
+MAX_LISTED = 20  # problems in a DataError
 
 
 class DataError(ValueError):
@@ -28,10 +28,10 @@ class Problem:
     'train.json: annotation 7: category 9 is not listed; add it'
     """
 
-    file: str  # where the problem is
+    file: str  # file with the problem
     code: str
     id: str | None  # image, annotation or category
-    message: str  # the problem and a remedy
+    message: str  # problem and remedy
     severity: Literal["error", "warning"] = "error"  # an error stops training
 
     def __str__(self) -> str:
@@ -44,15 +44,15 @@ def raise_errors(problems: Sequence[Problem]) -> None:
     errors = [problem for problem in problems if problem.severity == "error"]
     if not errors:
         return
-    lines = [f"  {problem}" for problem in errors[:SHOWN]]
-    if len(errors) > SHOWN:
-        lines.append(f"  ... and {len(errors) - SHOWN} more")
+    lines = [f"  {problem}" for problem in errors[:MAX_LISTED]]
+    if len(errors) > MAX_LISTED:
+        lines.append(f"  ... and {len(errors) - MAX_LISTED} more")
     codes = ", ".join(f"{count} {code}" for code, count in Counter(error.code for error in errors).most_common())
     raise DataError("\n".join([f"the data set has {counted(len(errors), 'error')} ({codes}):", *lines]))
 
 
 def counted(number: int, noun: str, *, plural: str | None = None) -> str:
-    """Return the number with its noun in the singular or plural.
+    """Format a number with its noun in the singular or plural.
 
     >>> counted(1, "error"), counted(2000, "error")
     ('1 error', '2,000 errors')

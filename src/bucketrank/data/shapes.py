@@ -1,4 +1,4 @@
-"""Drawn images of circles, squares, triangles and stars: a data set that needs no download.
+"""A synthetic data set of circles, squares, triangles and stars, which needs no download.
 
 An image depends only on its seed, series and number, and is the same on every machine: only numpy's raw uniform numbers
 are used, and the corners of a shape are rounded before any decision depends on them. The colour is independent of the
@@ -33,8 +33,8 @@ COLOURS = (  # fills that stand out on every background
     (220, 110, 160),
 )
 BACKGROUNDS = ((214, 222, 230), (228, 220, 206), (60, 68, 84), (88, 82, 78), (206, 218, 204), (74, 62, 82))
-VISIBLE = 0.4  # least visible share of each shape
-TRIES = 40  # random positions tried for a shape before it is left out
+MIN_VISIBLE = 0.4  # visible share of each shape
+MAX_TRIES = 40  # random positions tried for a shape before it is left out
 
 Plane = NDArray[np.float64]
 Window = tuple[slice, slice]
@@ -63,8 +63,8 @@ class Drawing:
 class Shapes:
     """A series of drawings; the same seed, series and number give the same image.
 
-    The number of objects of each image is drawn from ``fewest`` to ``most``. An object that does not fit after
-    ``TRIES`` random positions is left out.
+    Each image gets a random number of objects from ``min_objects`` to ``max_objects``. An object that does not fit
+    after ``MAX_TRIES`` random positions is left out.
 
     >>> drawing = Shapes(size=96).draw(0)
     >>> drawing.pixels.shape, [CLASSES[label - 1] for label in drawing.labels]
@@ -72,25 +72,27 @@ class Shapes:
     """
 
     size: int = 160  # side of an image in pixels
-    fewest: int = 4  # minimum number of objects per image
-    most: int = 12  # maximum number of objects per image
+    min_objects: int = 4  # minimum number of objects per image
+    max_objects: int = 12  # maximum number of objects per image
     seed: int = 0  # seed of all series
     series: int = 0  # number of the series
 
     def __post_init__(self) -> None:
         if self.size < 32:
             raise ValueError(f"Shapes: expected a size of at least 32 pixels, got {self.size}")
-        if not 0 <= self.fewest <= self.most:
-            raise ValueError(f"Shapes: expected 0 <= fewest <= most, got {self.fewest} and {self.most}")
+        if not 0 <= self.min_objects <= self.max_objects:
+            raise ValueError(
+                f"Shapes: expected 0 <= min_objects <= max_objects, got {self.min_objects} and {self.max_objects}"
+            )
 
     def draw(self, number: int) -> Drawing:
-        """Draw the image of that number."""
+        """Draw image ``number`` of the series."""
         rng = np.random.Generator(np.random.PCG64([self.seed, self.series, number]))
         canvas = Canvas(self.size, rng)
         for _ in range(4):
             canvas.outline()
-        objects = self.fewest + int(rng.random() * (self.most - self.fewest + 1))
-        for _ in range(objects):
+        num_objects = self.min_objects + int(rng.random() * (self.max_objects - self.min_objects + 1))
+        for _ in range(num_objects):
             canvas.add()
         return canvas.finish()
 
@@ -115,13 +117,13 @@ class Canvas:
         self.pixels[near] += (tone * _coverage(np.abs(distance) - 0.7))[..., None]
 
     def add(self) -> None:
-        """Draw one more shape at a position where every other shape stays visible enough, if one is found."""
-        for _ in range(TRIES):
+        """Draw one more shape where every other shape stays visible enough; skip it if no position is found."""
+        for _ in range(MAX_TRIES):
             label, near, distance = self._shape()
             inside = distance < 0
             hidden = [int((mask[near] & inside).sum()) for mask in self.masks]
             if inside.any() and all(
-                int(mask.sum()) - lost >= VISIBLE * area
+                int(mask.sum()) - lost >= MIN_VISIBLE * area
                 for mask, lost, area in zip(self.masks, hidden, self.areas, strict=True)
             ):
                 break
@@ -158,7 +160,7 @@ class Canvas:
         return toned
 
     def _shape(self) -> tuple[int, Window, Plane]:
-        """Return a random shape: label, window around it, and the signed distance of each pixel from its contour."""
+        """Choose a random shape: label, window around it, and the signed distance of each pixel from its contour."""
         label = 1 + int(self.rng.random() * len(CLASSES))
         radius = _rounded(self.size * (0.06 + 0.12 * self.rng.random() ** 2) + 2)
         x, y = (_rounded(radius * 0.6 + self.rng.random() * (self.size - 1.2 * radius)) for _ in range(2))
@@ -172,9 +174,9 @@ class Canvas:
 
 
 def write_shapes(folder: Path | str, *, train: int = 400, val: int = 100, size: int = 160, seed: int = 0) -> Path:
-    """Draw a data set in COCO's format: images/, train.json and val.json, with boxes and masks.
+    """Draw a data set in COCO format: images/, train.json and val.json, with boxes and masks.
 
-    The validation images do not depend on the number of training images. Return the folder.
+    The validation images do not depend on the number of training images. Returns the folder.
 
     Args:
         folder: folder to write; it is created.
@@ -222,7 +224,7 @@ def _annotations(drawing: Drawing, *, image_id: int, first: int) -> list[dict[st
 
 
 def _contour(label: int, x: Plane, y: Plane, radius: float, turn: float) -> Plane:
-    """Return the signed distance from the contour of a shape around the origin, negative inside."""
+    """Compute the signed distance from the contour of a shape around the origin, negative inside."""
     if label == 1:
         return np.sqrt(x**2 + y**2) - radius
     corners = {2: 4, 3: 3, 4: 10}[label]
@@ -235,7 +237,7 @@ def _contour(label: int, x: Plane, y: Plane, radius: float, turn: float) -> Plan
 
 
 def _distance(x: Plane, y: Plane, points: list[tuple[float, float]]) -> Plane:
-    """Return the signed distance from the nearest edge of a polygon, negative inside."""
+    """Compute the signed distance from the nearest polygon edge, negative inside."""
     nearest = np.full(x.shape, np.inf)
     inside = np.zeros(x.shape, dtype=bool)
     for (x1, y1), (x2, y2) in zip(points, points[1:] + points[:1], strict=True):
@@ -249,7 +251,7 @@ def _distance(x: Plane, y: Plane, points: list[tuple[float, float]]) -> Plane:
 
 
 def _coverage(distance: Plane) -> Plane:
-    """Return the covered share of each pixel, from the signed distance of its centre."""
+    """Estimate the covered share of each pixel from the signed distance of its centre."""
     return np.clip(0.5 - distance, 0, 1)
 
 

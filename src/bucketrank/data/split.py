@@ -1,4 +1,4 @@
-"""A new division of a data set into training and validation images that keeps the share of every class."""
+"""Re-split a data set into training and validation images, stratified by class."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from bucketrank.data.problems import DataError, raise_errors
 PARTS = ("train", "val")
 
 
-def write_new_split(
+def resplit(
     source: Path, folder: Path, *, val: float = 0.2, seed: int = 0, layout: str | None = None, copy: bool = False
 ) -> list[Written]:
-    """Divide all images of ``source`` anew, and write train.json, val.json and images/ to ``folder``.
+    """Re-split all images of ``source``, stratified by class; write train.json, val.json and images/ to ``folder``.
 
-    Training and validation images of ``source`` are joined first. ``divide_by_class`` then chooses the share ``val`` of
-    them for validation. Images and objects are numbered anew.
+    Training and validation images of ``source`` are joined first. ``stratified_holdout`` then chooses the share ``val``
+    of them for validation. Images and objects get new ids.
     """
     if not 0 < val < 1:
         raise DataError(f"--val: expected a share above 0 and below 1, got {val:g}")
@@ -37,8 +37,8 @@ def write_new_split(
         for number, (split, image) in enumerate(images)
     }
     if len(images) < len(PARTS):
-        raise DataError(f"{source}: expected at least two images to divide, got {len(images)}; add images")
-    held_out = divide_by_class(labels, share=val, seed=seed)
+        raise DataError(f"{source}: expected at least two images to split, got {len(images)}; add images")
+    held_out = stratified_holdout(labels, share=val, seed=seed)
     categories = dict(classes(documents[0]))
     with Writer(source, folder, categories=categories, copy=copy, follow_links=True) as writer:
         written = []
@@ -60,15 +60,15 @@ def write_new_split(
     return written
 
 
-def divide_by_class(labels: Mapping[int, Sequence[Hashable]], *, share: float, seed: int) -> set[int]:
-    """Return which of two or more images are for validation: about ``share`` of all, and of those of every class.
+def stratified_holdout(labels: Mapping[int, Sequence[Hashable]], *, share: float, seed: int) -> set[int]:
+    """Choose validation images, stratified by class: about ``share`` of all images and of each class's images.
 
-    The class with the fewest images left comes first. Each of its images goes to the part that lacks more images of
-    this class, so a rare class is in both parts if it has at least two images and ``share`` allows it. If that leaves a
-    part short by an image or more, images of the classes that it lacks most move there. Within a class, the order of
-    the images depends on their keys and ``seed`` alone.
+    ``labels`` maps two or more images to the classes of their objects. The class with the fewest remaining images comes
+    first. Each of its images goes to the part that lacks more images of this class, so a rare class is in both parts if
+    it has at least two images and ``share`` allows it. If that leaves a part short by an image or more, images with the
+    classes it lacks most move there. Within a class, the image order depends only on the keys and ``seed``.
 
-    >>> sorted(divide_by_class({1: ["cat"], 2: ["cat", "dog"], 3: ["dog"], 4: []}, share=0.5, seed=0))
+    >>> sorted(stratified_holdout({1: ["cat"], 2: ["cat", "dog"], 3: ["dog"], 4: []}, share=0.5, seed=0))
     [1, 3]
     """
     order = sorted(labels, key=lambda image: hashlib.sha1(f"{seed} {image}".encode(), usedforsecurity=False).digest())
@@ -100,7 +100,7 @@ def divide_by_class(labels: Mapping[int, Sequence[Hashable]], *, share: float, s
     for image in order:
         if image not in assigned:  # an image without objects
             assign(image, places)
-    # Rounding every class for itself may leave a part too small, even empty: move images until it lacks less than one.
+    # Rounding each class separately may leave a part too small or empty: move images until it lacks less than one.
     while places[part := max(PARTS, key=lambda each: places[each])] >= 1:
         others = [image for image in order if assigned[image] != part]
         image = max(others, key=lambda each: min((lacking[part][label] for label in labels[each]), default=0.0))
@@ -113,9 +113,9 @@ def divide_by_class(labels: Mapping[int, Sequence[Hashable]], *, share: float, s
 
 
 def _whole(source: Path, *, layout: str | None) -> list[Split]:
-    """Return the splits to join, checked: both files of a folder, or its single file as a whole."""
+    """Find and check the splits to join: both files of a folder, or its single file as a whole."""
     splits = [split for split in find_splits(source, layout=layout) if split is not None]
-    # A single annotation file is both splits; each would read a part of it.
+    # A single annotation file gives two splits, each of which would read a part of it.
     joined = list({split.annotations: Split(split.annotations, split.images) for split in splits}.values())
     for split in joined:
         require_sound(split, depth="headers")

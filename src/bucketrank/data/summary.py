@@ -1,4 +1,4 @@
-"""The commands check-data and convert: run them and print a summary."""
+"""Run the commands check-data and convert, and print a summary."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from bucketrank.console import progress_bar
 from bucketrank.data.annotations import Split, find_splits
 from bucketrank.data.checks import Content, Depth, check, check_pair
 from bucketrank.data.convert.writer import Written
@@ -60,8 +60,7 @@ def convert_folder(convert: Callable[..., list[Written]], source: Path, folder: 
 
 
 def _check(split: Split, console: Console, *, masks: bool, decode: bool, workers: int | None) -> list[Problem]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with progress_bar(console) as bar:
         task = bar.add_task(f"reading {escape(printable(split.annotations.name))}", total=None)
 
         def advance(done: int, total: int) -> None:
@@ -95,7 +94,7 @@ def _print_problems(problems: list[Problem], folder: Path, console: Console, *, 
     table.columns[-1].overflow = "fold"
     shown: Counter[str] = Counter()
     hidden: dict[str, int] = defaultdict(int)
-    for problem in sorted(problems, key=lambda each: each.severity):  # errors first, otherwise in order
+    for problem in sorted(problems, key=lambda each: each.severity):  # errors first, otherwise in file order
         shown[problem.code] += 1
         if shown[problem.code] > show:
             hidden[problem.code] += 1
@@ -115,5 +114,5 @@ def _relative(file: str, folder: Path) -> str:
 
 def _console() -> Console:
     console = Console()
-    # In a file or a log, use a fixed width that fits the table.
+    # A file or a log gets a fixed width that fits the table.
     return console if console.is_terminal else Console(width=160)

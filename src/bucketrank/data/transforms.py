@@ -1,4 +1,4 @@
-"""Augmentation of images and their objects.
+"""Augmentation of images with their boxes and masks.
 
 The detector itself scales images to its input size, including random sizes. Randomness comes from torch's global
 generator, which a DataLoader seeds for each worker.
@@ -19,10 +19,10 @@ DETR_CROP = (384, 600)
 Transform = Callable[..., Any]
 
 
-# The transforms of torchvision that also move boxes and masks, with settings for detection. Each applies to a part of
-# the images, so that the detector also sees images as they are.
+# torchvision transforms that also move boxes and masks, with settings for detection. Each applies at random, so that
+# the detector also sees unchanged images.
 AUGMENTATIONS: dict[str, Callable[[], Any]] = {
-    # Objects from half to twice their size, on a canvas that stays the same.
+    # Scales objects to half to twice their size; the canvas size stays.
     "scale_jitter": lambda: v2.RandomApply([v2.RandomAffine(0, translate=(0.2, 0.2), scale=(0.5, 2.0))], p=0.5),
     "zoom_out": lambda: v2.RandomZoomOut(side_range=(1.0, 3.0)),
     "iou_crop": lambda: UnlessThin(v2.RandomIoUCrop()),
@@ -31,18 +31,18 @@ AUGMENTATIONS: dict[str, Callable[[], Any]] = {
     "grayscale": lambda: v2.RandomGrayscale(),
     "blur": lambda: UnlessThin(v2.RandomApply([v2.GaussianBlur(5, sigma=(0.1, 2.0))], p=0.2)),
 }
-LEAST_SIDE = 4  # pixels of an image that can be cropped to 30 % and blurred
+MIN_SIDE = 4  # pixels; thinner images cannot be cropped to 30 % or blurred
 
 
 class UnlessThin(v2.Transform):
-    """A step that thin images skip, because it fails with a side below ``LEAST_SIDE``."""
+    """A transform that skips images with a side below ``MIN_SIDE``, on which it would fail."""
 
     def __init__(self, step: v2.Transform) -> None:
         super().__init__()
         self.step = step
 
     def forward(self, *inputs: Any) -> Any:
-        if min(v2.functional.get_size(inputs[0])) < LEAST_SIDE:
+        if min(v2.functional.get_size(inputs[0])) < MIN_SIDE:
             return inputs
         return self.step(*inputs)
 
@@ -50,18 +50,17 @@ class UnlessThin(v2.Transform):
 def train_transform(
     *, flip: float = 0.5, jitter: bool = False, crop: bool = False, augment: Sequence[str] = ()
 ) -> Transform:
-    """Return the augmentation for training: horizontal flips with probability ``flip``, and optional steps.
+    """Build the training augmentation: horizontal flips with probability ``flip``, and optional steps.
 
     ``jitter`` changes the colours. ``augment`` names further steps of AUGMENTATIONS, in this order. ``crop`` applies
-    DETR's policy: half of the images are scaled to a short side of 400, 500 or 600 pixels and cropped to a random
+    the DETR policy: half of the images are scaled to a short side of 400, 500 or 600 pixels and cropped to a random
     window with sides of 384 to 600 pixels. Objects outside the image, or with a side below one pixel, are removed with
-    their labels and masks; ``area`` stays that of the annotation.
-    Pixels are returned as float32 in [0, 1].
+    their labels and masks; ``area`` keeps the annotated value. Pixels are returned as float32 in [0, 1].
 
     Args:
         flip: probability of a horizontal flip.
         jitter: change the colours.
-        crop: use DETR's random crops.
+        crop: use DETR random crops.
         augment: names of further steps.
     """
     steps: list[Any] = [v2.RandomHorizontalFlip(flip)]
@@ -77,13 +76,13 @@ def train_transform(
 
 
 def eval_transform() -> Transform:
-    """Return the transform for evaluation, which only converts pixels to float32 in [0, 1]."""
+    """Build the evaluation transform, which only converts pixels to float32 in [0, 1]."""
     composed: Transform = v2.Compose(_to_model())
     return composed
 
 
 class RandomShortSide(v2.RandomShortestSize):
-    """Scale to a random length of the short side, like torchvision's, but keep at least one pixel of it."""
+    """Scale to a random short side like the torchvision transform, but keep at least one pixel."""
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
         params: dict[str, Any] = super().make_params(flat_inputs)
@@ -91,12 +90,12 @@ class RandomShortSide(v2.RandomShortestSize):
 
 
 class RandomWindow(v2.Transform):
-    """Crop a random window with sides from [smallest, largest], limited to the sides of the image."""
+    """Crop a random window with sides from [min_side, max_side], limited to the image."""
 
-    def __init__(self, smallest: int, largest: int) -> None:
+    def __init__(self, min_side: int, max_side: int) -> None:
         super().__init__()
-        self.smallest = smallest
-        self.largest = largest
+        self.min_side = min_side
+        self.max_side = max_side
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, int]:
         height, width = v2.functional.get_size(flat_inputs[0])
@@ -109,11 +108,11 @@ class RandomWindow(v2.Transform):
         return self._call_kernel(v2.functional.crop, inpt, **params)
 
     def _side(self, side: int) -> int:
-        return _random_int(min(self.smallest, side), min(self.largest, side))
+        return _random_int(min(self.min_side, side), min(self.max_side, side))
 
 
 def values_per_object(item: tuple[Any, dict[str, Any]]) -> list[torch.Tensor]:
-    """Return the tensors of the target with one entry per box, except masks."""
+    """List the target tensors with one entry per box, except masks."""
     return [item[1][name] for name in ("labels", "area", "iscrowd") if name in item[1]]
 
 

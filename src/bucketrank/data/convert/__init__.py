@@ -1,4 +1,4 @@
-"""Conversion of Cityscapes' gtFine, Pascal VOC and YOLO to a folder in COCO's format."""
+"""Convert Cityscapes gtFine, Pascal VOC and YOLO data sets to a folder in COCO format."""
 
 from typing import TYPE_CHECKING
 

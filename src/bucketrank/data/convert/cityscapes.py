@@ -1,4 +1,4 @@
-"""Conversion of Cityscapes' fine annotations."""
+"""Convert the fine annotations of Cityscapes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bucketrank.data.convert.writer import Writer, Written, encode_mask_and_box,
 from bucketrank.data.images import read_stored_values
 from bucketrank.data.problems import DataError
 
-# The eight evaluated classes with instances, by Cityscapes' ids (29 caravan and 30 trailer are not evaluated).
+# The eight evaluated classes with instances; the keys are Cityscapes ids (29 caravan and 30 trailer are not evaluated).
 CATEGORIES = {
     24: "person",
     25: "rider",
@@ -21,15 +21,15 @@ CATEGORIES = {
     32: "motorcycle",
     33: "bicycle",
 }
-INSTANCE = 1000  # a pixel of instance n of class c has the value c * 1000 + n; of a group of c, the value c
+INSTANCE = 1000  # pixel value of instance n of class c: c * 1000 + n; pixel value of a group: c
 ANNOTATIONS, IMAGES = "_gtFine_instanceIds.png", "_leftImg8bit.png"
 
 
 def convert_cityscapes(source: Path, folder: Path, *, copy: bool = False) -> list[Written]:
-    """Convert ``gtFine`` and ``leftImg8bit`` of ``source`` to a folder in COCO's format, with train.json and val.json.
+    """Convert ``gtFine`` and ``leftImg8bit`` of ``source`` to a folder in COCO format, with train.json and val.json.
 
-    Masks come from the images of instance ids, so that they are exact and exclude occluded parts. A group of objects
-    that were not annotated separately becomes a crowd. The test images are left out; they have no public annotations.
+    Masks come from the instance id images, so they are exact and exclude occluded parts. A group of objects that were
+    not annotated separately becomes a crowd. The test images are left out: they have no public annotations.
     """
     written = []
     with Writer(source, folder, categories=CATEGORIES, copy=copy) as writer:

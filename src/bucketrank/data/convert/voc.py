@@ -1,4 +1,4 @@
-"""Conversion of Pascal VOC, which has one XML file per image."""
+"""Convert Pascal VOC, which has one XML file per image."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ CLASSES = [
 
 
 def convert_voc(source: Path, folder: Path, *, copy: bool = False) -> list[Written]:
-    """Convert ``Annotations``, ``JPEGImages`` and ``ImageSets/Main`` of ``source`` to a folder in COCO's format.
+    """Convert ``Annotations``, ``JPEGImages`` and ``ImageSets/Main`` of ``source`` to a folder in COCO format.
 
     train.txt, val.txt and test.txt become one file each. If train.txt is missing, trainval.txt replaces it, and
     test.txt becomes val.json if val.txt is missing too. Without these lists, all images go into annotations.json. VOC
     counts pixels from 1 and includes the last: a box from xmin to xmax covers [xmin - 1, xmax].
 
     Objects marked difficult become crowds: training leaves them out, and detecting them counts neither as right nor as
-    wrong. The classes are VOC's twenty, or, if others occur, all that occur, in alphabetical order.
+    wrong. The classes are the twenty of VOC; if others occur, they are all occurring classes in alphabetical order.
     """
     names = image_names(source)
     trees = {name: read_xml(source / "Annotations" / f"{name}.xml", source) for each in names.values() for name in each}
@@ -57,7 +57,7 @@ def convert_voc(source: Path, folder: Path, *, copy: bool = False) -> list[Writt
 
 
 def image_names(source: Path) -> dict[str, list[str]]:
-    """Return the names of the images of each split, without suffix."""
+    """List the image names of each split, without suffix."""
     if not (source / "Annotations").is_dir():
         raise DataError(
             f"{source}: has no folder Annotations; give the folder that contains Annotations and JPEGImages, "
@@ -79,7 +79,7 @@ def image_names(source: Path) -> dict[str, list[str]]:
 
 
 def image_of(source: Path, name: str, tree: Element) -> Path:
-    """Return the path of an image: the file that the XML names, or else one with the name of the XML file.
+    """Find an image: the file that the XML names, or else one with the same stem as the XML file.
 
     Annotation tools may write a path on the annotator's machine. A path that leaves the folder is never opened.
     """
@@ -96,7 +96,7 @@ def image_of(source: Path, name: str, tree: Element) -> Path:
 
 
 def stated_size(tree: Element) -> tuple[int, int] | None:
-    """Return the width and height in the XML file; None if they are missing or 0."""
+    """Read the width and height from the XML file; None if they are missing or 0."""
     try:
         width, height = (int(tree.findtext(f"size/{side}", "0")) for side in ("width", "height"))
     except ValueError:
@@ -105,7 +105,7 @@ def stated_size(tree: Element) -> tuple[int, int] | None:
 
 
 def class_of(element: Element, name: str, source: Path) -> str:
-    """Return the class of an object in the XML file of the image ``name``."""
+    """Read an object's class from the XML file of image ``name``."""
     try:
         return _text(element, "name")
     except DataError as error:
@@ -114,7 +114,7 @@ def class_of(element: Element, name: str, source: Path) -> str:
 
 
 def read_box(element: Element, path: Path) -> list[float]:
-    """Return the box of an object as x, y, width and height; VOC counts pixels from 1."""
+    """Read an object's box and convert it to x, y, width and height; VOC counts pixels from 1."""
     try:
         box = element.find("bndbox")
         left, top, right, bottom = (float(_text(box, side)) for side in ("xmin", "ymin", "xmax", "ymax"))
@@ -164,9 +164,9 @@ def _text(element: Element | None, name: str) -> str:
 
 
 def _listed(path: Path, source: Path) -> list[str]:
-    """Return the name of an image in each line; raise DataError if one leaves the folder.
+    """Read one image name per line; raise DataError if one leaves the folder.
 
-    It is the first word, which a flag may follow, or the whole line if an image has this name.
+    The name is the first word, because a flag may follow, or the whole line if an image has this name.
     """
     if not path.is_file():
         return []

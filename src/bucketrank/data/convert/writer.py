@@ -1,4 +1,4 @@
-"""Writing of a converted data set: the folder images/ and one annotation file per split."""
+"""Write a converted data set: the folder images/ and one annotation file per split."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from bucketrank.data.images import is_turned, open_image
 from bucketrank.data.problems import DataError
 
-UNFINISHED = ".converting-"  # start of the name of the hidden folder; the number of the process follows
+UNFINISHED = ".converting-"  # prefix of the hidden folder name; the process id follows
 
 
 @dataclass(frozen=True)
 class Written:
-    """A written annotation file and the number of its images, objects and crowds."""
+    """A written annotation file with its counts of images, objects and crowds."""
 
     annotations: Path
     images: int
@@ -31,12 +31,12 @@ class Written:
 
 
 class Writer:
-    """Collect the images and objects of one split after the other; ``write`` ends a split.
+    """Collects the images and objects of one split after another; ``write`` ends a split.
 
     Use it in a ``with`` block. Files are written to a hidden folder inside ``folder`` and moved to their places at the
     end of the block. If the block raises, nothing is left. If the process is killed, only the hidden folder is left;
     the next conversion removes it. Images must lie in ``source``; with ``follow_links`` they may be links to other
-    places, like those of a converted data set.
+    places, as in a converted data set.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Writer:
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         if error is None:
-            # The annotation files last: without them the folder is no data set.
+            # Annotation files come last: the folder is a data set only once they exist.
             for path in sorted(self.unfinished.iterdir(), key=Path.is_file):
                 path.rename(self.folder / path.name)
             self.unfinished.rmdir()
@@ -76,10 +76,10 @@ class Writer:
                     folder.rmdir()
 
     def add_image(self, path: Path, *, upright: bool = False) -> tuple[int, int, int]:
-        """Link or copy an image, under its path in the source; return its id, width and height.
+        """Link or copy an image to the same relative path; return its id, width and height.
 
         With ``upright``, raise DataError if EXIF asks to rotate the image: its boxes may refer to the rotated pixels,
-        and training reads the stored ones.
+        but training reads the stored ones.
         """
         if not self.follow_links:
             require_inside(path, self.source)
@@ -105,7 +105,7 @@ class Writer:
         crowd: bool = False,
         segmentation: Any = None,
     ) -> None:
-        """Add an object with its box (x, y, width, height); ``area`` defaults to that of the box."""
+        """Add an object with its box (x, y, width, height); ``area`` defaults to the box area."""
         entry: dict[str, Any] = {
             "id": len(self.annotations) + 1,
             "image_id": image_id,
@@ -119,7 +119,7 @@ class Writer:
         self.annotations.append(entry)
 
     def write(self, split: str) -> Written:
-        """Write the annotations of a split to ``split``.json and start the next split."""
+        """Write the collected annotations to ``split``.json and start the next split."""
         categories = [{"id": number, "name": name} for number, name in sorted(self.categories.items())]
         document = {"images": self.images, "annotations": self.annotations, "categories": categories}
         (self.unfinished / f"{split}.json").write_text(json.dumps(document), encoding="utf-8")
@@ -130,7 +130,7 @@ class Writer:
 
 
 def read_text(path: Path, *, source: Path) -> str:
-    """Read a text file of the folder ``source``; raise DataError if it cannot be read or is not UTF-8."""
+    """Read a text file inside ``source``; raise DataError if it cannot be read or is not UTF-8."""
     require_inside(path, source)
     try:
         return path.read_text(encoding="utf-8")
@@ -169,14 +169,14 @@ def link_or_copy(source: Path, destination: Path, *, final: Path, copy: bool) ->
 
 
 def encode_mask_and_box(mask: NDArray[np.bool_]) -> tuple[dict[str, Any], list[float], int]:
-    """Return a mask (H, W) as compressed RLE, its box (x, y, width, height) and its area."""
+    """Encode a mask (H, W) as compressed RLE; return it with its box (x, y, width, height) and area."""
     rle = rle_codec.encode(np.asfortranarray(mask.astype(np.uint8)))
     box = [float(each) for each in rle_codec.toBbox(rle)]
     return {"size": list(rle["size"]), "counts": rle["counts"].decode("ascii")}, box, int(rle_codec.area(rle))
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Return whether the path is the hidden folder of a conversion that has ended."""
+    """Return whether the path is the hidden folder of a process that no longer runs."""
     number = path.name.removeprefix(UNFINISHED)
     if number == path.name or not number.isdecimal() or path.is_symlink() or not path.is_dir():
         return False

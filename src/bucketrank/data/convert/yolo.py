@@ -1,4 +1,4 @@
-"""Conversion of YOLO, which has one text file per image with coordinates relative to the image's size."""
+"""Convert YOLO, which has one text file per image with coordinates relative to the image size."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from bucketrank.data.images import SUFFIXES
 from bucketrank.data.problems import DataError
 
 SPLITS = ("train", "val", "test")
-MOST_CLASSES = 100_000  # that are named by their numbers if no names are given
-SLACK = 0.01  # by which a relative coordinate may lie outside [0, 1], due to rounding
+MAX_UNNAMED_CLASSES = 100_000  # classes named by their numbers because the data set gives no names
+SLACK = 0.01  # allowed distance of a relative coordinate from [0, 1], due to rounding
 
 
 class TextLoader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
@@ -25,10 +25,10 @@ class TextLoader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
 
 
 def convert_yolo(source: Path, folder: Path, *, copy: bool = False) -> list[Written]:
-    """Convert the images and labels that ``data.yaml`` in ``source`` names to a folder in COCO's format.
+    """Convert the images and labels that ``data.yaml`` in ``source`` names to a folder in COCO format.
 
-    If no yaml file names them, the images are those in images/train and images/val, or else in images, and the classes
-    are named by classes.txt, or else by their numbers. The labels of images/a/b.jpg are in labels/a/b.txt; an image
+    Without a yaml file, the images come from images/train and images/val, or else from images, and the class names
+    from classes.txt, or else they are numbers. The labels of images/a/b.jpg are in labels/a/b.txt; an image
     without that file has no objects. Each line has a class and either a box (x and y of its centre, width, height) or
     the corners of a polygon, from which the box is computed. Classes are numbered from 0 and get category ids from 1.
     """
@@ -69,10 +69,10 @@ def convert_yolo(source: Path, folder: Path, *, copy: bool = False) -> list[Writ
 
 
 def read_yaml(source: Path) -> dict[str, Any]:
-    """Return the content of data.yaml, or of the only yaml file in the folder; empty if there is none.
+    """Read data.yaml, or the only yaml file in the folder; return an empty dict if neither exists.
 
-    Roboflow's and older files name the validation images ``valid``; the result has ``val`` in any case. Everything in
-    ``names`` is text, as written: YAML's rules would turn the class names yes and no into booleans, and 007 into 7.
+    Roboflow and older files call the validation images ``valid``; the result always has ``val``. Everything in
+    ``names`` is text, as written: YAML rules would turn the class names yes and no into booleans, and 007 into 7.
     """
     candidates = sorted([*source.glob("*.yaml"), *source.glob("*.yml")])
     if source / "data.yaml" in candidates:
@@ -101,7 +101,7 @@ def read_yaml(source: Path) -> dict[str, Any]:
 
 
 def images_of(source: Path, settings: dict[str, Any], name: str) -> list[Path]:
-    """Return the images of a split, which data.yaml gives as a folder, a list of folders, or a text file of paths."""
+    """List the images of a split, which data.yaml gives as a folder, a list of folders, or a text file with paths."""
     named = any(split in settings for split in SPLITS)
     stated = settings.get(name, None if named else f"images/{name}")
     paths = [stated] if isinstance(stated, str) else stated or []
@@ -121,9 +121,9 @@ def images_of(source: Path, settings: dict[str, Any], name: str) -> list[Path]:
 
 
 def within(source: Path, settings: dict[str, Any], stated: str) -> Path:
-    """Return a path of data.yaml below ``source``, or below its setting ``path``; raise DataError if it is outside.
+    """Resolve a path from data.yaml below ``source`` or below its ``path`` setting; raise DataError if it is outside.
 
-    Leading ``../`` are dropped: Roboflow's exports write ../train/images for train/images next to the yaml file.
+    A leading ``../`` is dropped: Roboflow exports write ../train/images for train/images next to the yaml file.
     """
     while stated.startswith(("./", "../")):
         stated = stated.partition("/")[2]
@@ -135,12 +135,12 @@ def within(source: Path, settings: dict[str, Any], stated: str) -> Path:
 
 
 def list_images(folder: Path) -> list[Path]:
-    """Return the image files below a folder."""
+    """List the image files below a folder."""
     return sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
 
 
 def labels_of(source: Path, image: Path) -> Path:
-    """Return the text file of an image: the last folder named images is replaced by labels."""
+    """Return an image's text file: the last folder named images is replaced by labels."""
     parts = list(image.relative_to(source).with_suffix(".txt").parts)
     if "images" in parts:
         parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
@@ -148,7 +148,7 @@ def labels_of(source: Path, image: Path) -> Path:
 
 
 def read_labels(source: Path, image: Path) -> list[tuple[int, list[float]]]:
-    """Return the class and the relative coordinates of every line."""
+    """Read the class and relative coordinates of every line."""
     path = labels_of(source, image)
     if not path.is_file():
         return []
@@ -176,13 +176,13 @@ def read_labels(source: Path, image: Path) -> list[tuple[int, list[float]]]:
 
 
 def class_names(source: Path, settings: dict[str, Any], *, highest: int) -> dict[int, str]:
-    """Return the names of the classes from data.yaml, from classes.txt, or else their numbers up to ``highest``."""
+    """Read the class names from data.yaml or classes.txt; without names, number the classes up to ``highest``."""
     names = settings.get("names")
     if names is None and (source / "classes.txt").is_file():
         lines = read_text(source / "classes.txt", source=source).split("\n")
         names = [line.strip() for line in lines if line.strip()]
     if names is None:
-        if highest >= MOST_CLASSES:
+        if highest >= MAX_UNNAMED_CLASSES:
             raise DataError(f"{source}: the labels go up to class {highest}; name the classes in data.yaml")
         return {number: str(number) for number in range(highest + 1)}
     try:
@@ -195,6 +195,6 @@ def class_names(source: Path, settings: dict[str, Any], *, highest: int) -> dict
 
 
 def box_in_pixels(values: list[float], width: int, height: int) -> list[float]:
-    """Return x, y, width and height in pixels from a relative box, given by its centre."""
+    """Convert a relative box, given by its centre, to x, y, width and height in pixels."""
     x, y, w, h = values
     return [(x - w / 2) * width, (y - h / 2) * height, w * width, h * height]
