@@ -72,7 +72,7 @@ def test_retinanet_is_calibrated() -> None:
     with torch.no_grad():
         model.head.classification_head.cls_logits.bias -= 4
     data = labelled(model)
-    calibration = tv_adapter.calibrate(model, data, most=7)
+    calibration = tv_adapter.calibrate(model, data, max_images=7)
     assert calibration.images == 7
     assert calibration.d_ece[1] < 0.5 * calibration.d_ece[0]
     per_class = tv_adapter.calibrate(tv_model("retinanet"), data, per_class=True)
@@ -165,7 +165,7 @@ def test_a_transformer_is_calibrated(name: str) -> None:
         {"pixel_values": pixels[:5], "pixel_mask": torch.ones(5, 64, 64), "labels": labels[:5]},
         {"pixel_values": pixels[5:], "pixel_mask": torch.ones(3, 64, 64), "labels": labels[5:]},
     ]
-    calibration = hf_adapter.calibrate(model, iter(batches), most=7)
+    calibration = hf_adapter.calibrate(model, iter(batches), max_images=7)
     assert calibration.images == 7
     assert calibration.d_ece[1] < 0.5 * calibration.d_ece[0]
 

@@ -1,4 +1,4 @@
-"""Average precision by COCO's and LVIS's rules, optimal LRP, the threshold of the best F1, and calibration errors."""
+"""Average precision by COCO and LVIS rules, optimal LRP, the best-F1 threshold, calibration errors, and bootstrap."""
 
 from typing import TYPE_CHECKING
 

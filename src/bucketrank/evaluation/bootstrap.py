@@ -1,4 +1,4 @@
-"""Bootstrap over images: how far an AP, or the difference of two, depends on the images that happened to be there."""
+"""Bootstrap over images: how much an AP, or the difference between two, depends on the choice of images."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from bucketrank.evaluation.evaluator import Evaluator, IouType
 
 Values = NDArray[np.float64]
 
-IOUS = np.linspace(0.5, 0.95, 10)  # the IoU thresholds of COCO's AP
-RECALLS = np.linspace(0, 1, 101)  # the recalls at which it reads the precision
-DRAWS = 500  # of the images, for an interval
+IOUS = np.linspace(0.5, 0.95, 10)  # IoU thresholds of COCO AP
+RECALLS = np.linspace(0, 1, 101)  # recalls at which COCO reads the precision
+NUM_DRAWS = 500  # bootstrap draws for an interval
 
 
 @dataclass(frozen=True)
 class RankedMatches:
     """The detections of one class at one IoU threshold, highest score first."""
 
-    images: NDArray[np.int64]  # (n,) the position of each detection's image
-    right: NDArray[np.bool_]  # (n,) whether it matches an object
+    images: NDArray[np.int64]  # (n,) position of each detection's image
+    right: NDArray[np.bool_]  # (n,) True if the detection matches an object
 
     def ap(self, counts: Values, objects: Values) -> Values:
-        """Return the AP (B,) of B draws; ``counts`` (B, images) of each image, ``objects`` (B,) of each draw."""
+        """Compute the AP (B,) of B draws.
+
+        ``counts`` (B, images) says how often a draw contains each image, ``objects`` (B,) how many objects it has.
+        """
         weights = counts[:, self.images]
         true = np.cumsum(weights * self.right, axis=1)
         total = np.cumsum(weights, axis=1)
@@ -35,7 +38,7 @@ class RankedMatches:
         # COCO reads the precision at a recall as the best one at this or a higher recall.
         precision = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
         recall = np.ascontiguousarray(true / np.maximum(objects, 1)[:, None])
-        # torch searches all draws in one call, numpy only one draw.
+        # torch searches all draws in one call; numpy would need a loop.
         recalls = np.tile(RECALLS, (len(recall), 1))
         positions = torch.searchsorted(torch.from_numpy(recall), torch.from_numpy(recalls)).numpy()
         precision = np.pad(precision, ((0, 0), (0, 1)))  # 0 at the recalls that are never reached
@@ -45,14 +48,14 @@ class RankedMatches:
 
 @dataclass(frozen=True)
 class ImageAP:
-    """All matches of one run's detections, from which the AP of any draw of images follows."""
+    """All matched detections of one run, which give the AP of any image draw."""
 
     curves: list[list[RankedMatches]]  # matches of each class, at each IoU threshold
     objects: Values  # (classes, images) number of objects
 
     @classmethod
     def of(cls, evaluator: Evaluator, iou_type: IouType = "boxes") -> ImageAP:
-        """Match the boxes or masks of an evaluator at all thresholds of COCO's AP."""
+        """Match the boxes or masks of an evaluator at all COCO AP thresholds."""
         position = {image_id: number for number, image_id in enumerate(sorted(evaluator.image_ids))}
         owners = np.array([position[record["image_id"]] for record in evaluator.detections], dtype=np.int64)
         curves: list[list[RankedMatches]] = [[] for _ in evaluator.categories]
@@ -69,7 +72,7 @@ class ImageAP:
         return cls(curves, objects)
 
     def ap(self, counts: Values) -> Values:
-        """Return the AP (B,), from 0 to 1, of draws that contain image i ``counts[b, i]`` times."""
+        """Compute the AP (B,), from 0 to 1, of draws that contain image i ``counts[b, i]`` times."""
         aps = []
         for own, objects in zip(self.curves, self.objects, strict=True):
             totals = counts @ objects
@@ -81,21 +84,21 @@ class ImageAP:
 
 @dataclass(frozen=True)
 class BootstrapAP:
-    """The AP of one run, and its APs in bootstrap draws of the images, from 0 to 100.
+    """The AP of one run on all images and in bootstrap draws, from 0 to 100.
 
-    A draw takes as many images as there are, with replacement. The draws depend on the number of images and a seed
-    alone: they are the same for all runs on a data set, on any machine.
+    A draw takes as many images as the data set has, with replacement. The draws depend only on the number of images and
+    the seed: they are the same for all runs on a data set, on any machine.
     """
 
-    ap: float  # AP of all images
-    draws: Values  # (B,) of each draw
+    ap: float  # AP on all images
+    draws: Values  # (B,) AP in each draw
 
     @classmethod
-    def of(cls, matches: ImageAP, *, draws: int = DRAWS, seed: int = 0) -> BootstrapAP:
-        """Draw the images of a run.
+    def of(cls, matches: ImageAP, *, draws: int = NUM_DRAWS, seed: int = 0) -> BootstrapAP:
+        """Compute the AP in each draw.
 
         Args:
-            matches: the matches of the run's detections.
+            matches: matched detections of the run.
             draws: number of draws.
             seed: seed of the draws.
         """
@@ -107,17 +110,17 @@ class BootstrapAP:
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of two mean APs with its 95 % interval, in AP from 0 to 100."""
+    """The difference between two mean APs with its 95 % interval, in AP from 0 to 100."""
 
-    value: float  # in AP from 0 to 100
+    value: float  # AP difference, from -100 to 100
     low: float  # lower end of the interval
     high: float  # upper end of the interval
 
     @property
     def verdict(self) -> str:
-        """Say "ahead" or "behind" if the interval excludes 0, else "level"; "inconclusive" without an interval.
+        """The outcome: "ahead" or "behind" if the interval excludes 0, else "level"; "inconclusive" if there is none.
 
-        The ends are rounded to one decimal, as the tables show them: one that is shown as 0.0 does not exclude 0.
+        The ends are rounded to one decimal, as in the tables: an end shown as 0.0 does not exclude 0.
         """
         if math.isnan(self.low) or math.isnan(self.high):
             return "inconclusive"
@@ -125,16 +128,16 @@ class Difference:
 
 
 def paired_difference(one: Sequence[BootstrapAP], other: Sequence[BootstrapAP]) -> Difference:
-    """Return the mean AP of the runs ``one`` minus that of the runs ``other``, on the same images.
+    """Compare the mean AP of the runs ``one`` with that of the runs ``other`` on the same images: one minus other.
 
-    Run number i of both has the same random seed. The squared standard error of the difference is the sum of two
-    variances: over the bootstrap draws of the images, which all runs share, and over the seeds. Few seeds say little
-    about their variance, so the interval is as wide as Student's t requires, with the degrees of freedom of Welch and
-    Satterthwaite. A single pair of runs says nothing about seeds; the interval then covers the images alone.
+    Run i of both has the same random seed. The squared standard error of the difference is the sum of two variances:
+    over the bootstrap draws, which all runs share, and over the seeds. Few seeds say little about their variance, so
+    the interval uses Student's t with Welch-Satterthwaite degrees of freedom. A single pair of runs says nothing about
+    seeds; the interval then covers only the choice of images.
 
     Args:
-        one: the runs to compare.
-        other: the runs to compare with, in the same order of seeds.
+        one: runs to compare.
+        other: runs to compare with, in the same order of seeds.
     """
     if len(one) != len(other) or not one:
         raise ValueError(f"paired_difference: expected as many runs on both sides, got {len(one)} and {len(other)}")
@@ -148,14 +151,15 @@ def paired_difference(one: Sequence[BootstrapAP], other: Sequence[BootstrapAP]) 
 
 
 def _half_width(by_seed: Values, draws: Values) -> float:
-    """Return half the width of the interval of a mean, from its values by seed and its bootstrap draws."""
+    """Compute half the interval width of a mean from its value per seed and per bootstrap draw."""
     from scipy.stats import t
 
     drawn = draws[np.isfinite(draws)]  # a draw may contain no object
     if len(drawn) < 2:
         return math.nan
-    of_images, seeds = drawn.var(ddof=1), len(by_seed)
-    of_seeds = by_seed.var(ddof=1) / seeds if seeds > 1 else 0.0
-    # The many draws tell the variance of the images well enough: it has no share in the degrees of freedom.
-    freedom = (seeds - 1) * ((of_images + of_seeds) / of_seeds) ** 2 if of_seeds > 0 else math.inf
-    return float(t.ppf(0.975, freedom) * math.sqrt(of_images + of_seeds))
+    image_variance, num_seeds = drawn.var(ddof=1), len(by_seed)
+    seed_variance = by_seed.var(ddof=1) / num_seeds if num_seeds > 1 else 0.0
+    variance = image_variance + seed_variance
+    # With hundreds of draws the image variance is known well, so only the seeds limit the degrees of freedom.
+    freedom = (num_seeds - 1) * (variance / seed_variance) ** 2 if seed_variance > 0 else math.inf
+    return float(t.ppf(0.975, freedom) * math.sqrt(variance))

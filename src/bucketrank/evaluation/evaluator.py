@@ -1,4 +1,4 @@
-"""Conversion of a model's detections, as tensors, to records in COCO's result format."""
+"""Average precision by COCO and LVIS rules: detections become COCO results, which faster-coco-eval matches."""
 
 from __future__ import annotations
 
@@ -27,14 +27,33 @@ from bucketrank.evaluation.metrics import (
 )
 
 Record = dict[str, Any]
+IouType = Literal["boxes", "masks"]
 
-MASK_THRESHOLD = 0.5  # for masks of probabilities
+MASK_THRESHOLD = 0.5  # probability from which a pixel belongs to a mask
+COCO_MAX_DETECTIONS = 100  # per image and class
+LVIS_MAX_DETECTIONS = 300  # per image, over all classes
+COCO_NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
+LVIS_NAMES = {
+    "AP_all": "AP",
+    "AP_50": "AP50",
+    "AP_75": "AP75",
+    "AP_small": "APs",
+    "AP_medium": "APm",
+    "AP_large": "APl",
+    "APr": "APr",
+    "APc": "APc",
+    "APf": "APf",
+    "AR_all": "AR300",
+    "AR_small": "ARs",
+    "AR_medium": "ARm",
+    "AR_large": "ARl",
+}
 
 
 def coco_records(
     detections: Mapping[str, Tensor], *, image_id: int, categories: Sequence[int], masks: bool
 ) -> list[Record]:
-    """Return the detections of one image in COCO's result format.
+    """Convert the detections of one image to COCO results.
 
     ``detections`` has ``boxes`` (n, 4) as corners, ``labels`` (n,) from 1, ``scores`` (n,) and, if ``masks`` is true,
     ``masks`` (n, H, W) or (n, 1, H, W) of 0 and 1 or of probabilities. ``categories`` gives the category id of each
@@ -42,10 +61,10 @@ def coco_records(
     ``segmentation`` as compressed RLE.
 
     Args:
-        detections: boxes, labels, scores and maybe masks of one image.
-        image_id: id of the image.
+        detections: boxes, labels, scores and optional masks of one image.
+        image_id: image id.
         categories: category id of each label.
-        masks: write the masks, too.
+        masks: also write the masks.
     """
     fields = ("boxes", "labels", "scores", "masks") if masks else ("boxes", "labels", "scores")
     missing = [name for name in fields if name not in detections]
@@ -78,41 +97,16 @@ def coco_records(
 
 
 def encode_mask(mask: Tensor) -> dict[str, Any]:
-    """Return a mask (H, W) or (1, H, W) as compressed RLE, ready for JSON."""
+    """Encode a mask (H, W) or (1, H, W) as compressed RLE, ready for JSON."""
     flat = mask.detach().reshape(mask.shape[-2:])
     binary = (flat > MASK_THRESHOLD) if flat.is_floating_point() else flat.bool()
     rle = rle_codec.encode(np.asfortranarray(binary.cpu().numpy().astype(np.uint8)))
     return {"size": list(rle["size"]), "counts": rle["counts"].decode("ascii")}
 
 
-def highest_scoring(records: Sequence[Record], most: int) -> list[Record]:
-    """Return the ``most`` records of highest score; of equal ones the earlier."""
-    return sorted(records, key=lambda record: -record["score"])[:most]
-
-
-# Average precision by COCO's and LVIS's rules; faster-coco-eval matches detections and objects.
-
-
-IouType = Literal["boxes", "masks"]
-
-COCO_DETECTIONS = 100  # per image and class, which AP counts
-LVIS_DETECTIONS = 300  # per image, over all classes
-COCO_NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
-LVIS_NAMES = {
-    "AP_all": "AP",
-    "AP_50": "AP50",
-    "AP_75": "AP75",
-    "AP_small": "APs",
-    "AP_medium": "APm",
-    "AP_large": "APl",
-    "APr": "APr",
-    "APc": "APc",
-    "APf": "APf",
-    "AR_all": "AR300",
-    "AR_small": "ARs",
-    "AR_medium": "ARm",
-    "AR_large": "ARl",
-}
+def top_k(records: Sequence[Record], k: int) -> list[Record]:
+    """Keep the ``k`` records with the highest scores; among equal scores, the earlier ones."""
+    return sorted(records, key=lambda record: -record["score"])[:k]
 
 
 @dataclass(frozen=True)
@@ -124,7 +118,7 @@ class EvaluationResult:
     """
 
     metrics: dict[str, float]  # metrics by name
-    per_class: dict[str, float]  # AP by the name of the class
+    per_class: dict[str, float]  # AP by class name
     lrp: OptimalLRP  # optimal LRP error with its parts
 
     @property
@@ -134,19 +128,19 @@ class EvaluationResult:
 
 
 class Evaluator:
-    """Collect the detections of a split and compute AP and AR.
+    """Collects the detections in a split and computes AP and AR.
 
     Every image of the split counts, even if no detections were added for it; ``seen_only`` restricts the result to the
     images that were added. An image that is added twice, for example by a distributed sampler that fills the last
     batch, counts once. A detection on a crowd counts neither as right nor as wrong.
 
-    ``style="lvis"`` keeps the 300 detections of highest score per image and drops those without area. It counts a class
+    ``style="lvis"`` keeps the 300 highest-scoring detections per image and drops those without area. It counts a class
     only in the images that LVIS annotated for that class. ``style="auto"`` is ``"lvis"`` if every category has a
     frequency, otherwise ``"coco"``.
 
     Args:
         annotations: a split, or the content of an annotation file.
-        masks: evaluate masks, too.
+        masks: also evaluate masks.
         style: evaluation rules: coco, lvis or auto.
 
     >>> annotation = {"id": 1, "image_id": 7, "category_id": 3, "bbox": [2, 2, 10, 10]}
@@ -175,20 +169,20 @@ class Evaluator:
             raise ValueError("Evaluator: expected the frequency of every category for style='lvis'; use style='coco'")
         self._document = document
         self._image_ids = {image["id"] for image in document["images"]}
-        self._records: dict[int, list[Record]] = {}  # by image id
+        self._records: dict[int, list[Record]] = {}  # image id: detections
 
     def add(self, image_ids: Sequence[int] | Tensor, detections: Sequence[Mapping[str, Tensor]]) -> None:
-        """Add the detections of some images, as torchvision's detectors return them: boxes, labels, scores, masks."""
+        """Add the detections in some images, as torchvision detectors return them: boxes, labels, scores, masks."""
         for image_id, each in zip(map(int, image_ids), detections, strict=True):
             if image_id not in self._image_ids:
                 raise ValueError(f"Evaluator: expected ids of images in the annotations, got {image_id}")
             records = coco_records(each, image_id=image_id, categories=self.categories, masks=self.masks)
             if self.style == "lvis":
-                records = highest_scoring(records, LVIS_DETECTIONS)
+                records = top_k(records, LVIS_MAX_DETECTIONS)
             self._records[image_id] = records
 
     def add_records(self, records: Iterable[Record]) -> None:
-        """Add detections in COCO's result format, as :attr:`detections` returns them."""
+        """Add detections as COCO results, as :attr:`detections` returns them."""
         for record in records:
             if record["image_id"] not in self._image_ids:
                 raise ValueError(f"Evaluator: expected ids of images in the annotations, got {record['image_id']}")
@@ -211,25 +205,25 @@ class Evaluator:
 
     @property
     def image_ids(self) -> set[int]:
-        """The ids of all images of the split."""
+        """The ids of all images in the split."""
         return set(self._image_ids)
 
     def objects(self) -> list[tuple[int, int]]:
-        """Return the image id and the label, from 1, of every object that is no crowd."""
+        """List the image id and the label, from 1, of every object except crowds."""
         label_of = {category_id: label for label, category_id in enumerate(self.categories, start=1)}
         entries = self._document["annotations"]
         return [(entry["image_id"], label_of[entry["category_id"]]) for entry in entries if not entry.get("iscrowd")]
 
     @property
     def detections(self) -> list[Record]:
-        """All detections in COCO's result format, ready for JSON, in ascending order of image ids."""
+        """All detections as COCO results, ready for JSON, in ascending order of image ids."""
         return [record for image_id in sorted(self._records) for record in self._records[image_id]]
 
     def result(self, iou_type: IouType = "boxes", *, seen_only: bool = False) -> EvaluationResult:
-        """Return AP and AR of boxes or masks."""
+        """Compute AP and AR of boxes or masks."""
         evaluation = self._evaluation(iou_type, seen_only=seen_only)
         if self.style == "lvis":
-            evaluation.params.maxDets = [LVIS_DETECTIONS]
+            evaluation.params.maxDets = [LVIS_MAX_DETECTIONS]
         evaluation.run()
         if self.style == "lvis":
             stats = evaluation.stats_as_dict
@@ -245,24 +239,23 @@ class Evaluator:
             per_class[names[category_id]] = float(values[values > -1].mean()) if (values > -1).any() else math.nan
         return EvaluationResult(metrics, per_class, OptimalLRP.of(self.matched(iou_type, seen_only=seen_only)))
 
-    def metrics(self, *, seen_only: bool = False) -> dict[str, float]:
-        """Return all metrics in one dict for logging: ``boxes/AP``, ... and, with masks, ``masks/AP``, ..."""
+    def metrics(self) -> dict[str, float]:
+        """Compute all metrics in one dict for logging: ``boxes/AP``, ... and, with masks, ``masks/AP``, ..."""
         iou_types: tuple[IouType, ...] = ("boxes", "masks") if self.masks else ("boxes",)
-        columns = {iou_type: self.result(iou_type, seen_only=seen_only).columns for iou_type in iou_types}
+        columns = {iou_type: self.result(iou_type).columns for iou_type in iou_types}
         return {f"{iou_type}/{name}": value for iou_type, each in columns.items() for name, value in each.items()}
 
     def precision_recall(self, iou_type: IouType = "boxes", *, iou: float = 0.5, seen_only: bool = False) -> Curve:
-        """Return precision and recall by score, over all classes together, with detections matched at ``iou``."""
+        """Compute precision and recall by score over all classes together, with detections matched at ``iou``."""
         matched = self.matched(iou_type, iou=iou, seen_only=seen_only)
         return Curve.of(scores=matched.scores, right=matched.right, objects=int(matched.objects.sum()))
 
     def matched(
         self, iou_type: IouType = "boxes", *, iou: float = 0.5, seen_only: bool = False, limited: bool = False
     ) -> MatchedDetections:
-        """Return which detections match an object of their class with at least ``iou``, by COCO's rule.
+        """Match detections to objects of their class with at least ``iou``, by the COCO rule.
 
-        With ``limited``, only the detections that AP counts: with COCO's rules, the 100 of highest score per image and
-        class.
+        With ``limited``, only the detections that AP counts remain: by COCO rules, the top 100 per image and class.
         """
         evaluation = self._evaluation(iou_type, seen_only=seen_only)
         evaluation.params.iouThrs = np.asarray([iou])
@@ -271,8 +264,8 @@ class Evaluator:
         evaluation.params.maxDets = [max((len(records) for records in self._records.values()), default=1)]
         evaluation.evaluate()
         evaluation.accumulate()
-        annotations, detections = evaluation.cocoGt.anns, evaluation.cocoDt.anns  # by id
-        ious: dict[int, float] = {}  # with the matched object, by detection id
+        annotations, detections = evaluation.cocoGt.anns, evaluation.cocoDt.anns  # id: entry
+        ious: dict[int, float] = {}  # detection id: IoU with the matched object
         on_crowds = set()
         for pair, overlap in evaluation.eval["matched"].items():
             detection_id, annotation_id = map(int, pair.split("_"))
@@ -282,7 +275,7 @@ class Evaluator:
                 ious[detection_id] = float(overlap)
         counted = [detection_id for detection_id in detections if detection_id not in on_crowds]
         if limited and self.style == "coco":
-            kept = _highest_of_each_class(detections)
+            kept = _top_ids_per_class(detections)
             counted = [detection_id for detection_id in counted if detection_id in kept]
         label_of = {category_id: label for label, category_id in enumerate(self.categories, start=1)}
         objects = [label_of[entry["category_id"]] for entry in annotations.values() if not entry["iscrowd"]]
@@ -296,7 +289,7 @@ class Evaluator:
         )
 
     def calibration_errors(self, *, seen_only: bool = False) -> CalibrationErrors:
-        """Return the calibration errors of the boxes: D-ECE at an IoU of 0.5, and LaECE_0."""
+        """Compute the calibration errors of the boxes: D-ECE at an IoU of 0.5, and LaECE_0."""
         matched, overlapping = (self.matched(iou=iou, seen_only=seen_only) for iou in (0.5, OVERLAP))
         return CalibrationErrors.of(matched, overlapping)
 
@@ -312,7 +305,7 @@ class Evaluator:
         records = [{**record, "number": number} for number, record in enumerate(self.detections)]
         if self.style == "lvis":
             records = counted_by_lvis(document, records, iou_type)
-        left_out = "segmentation" if iou_type == "boxes" else "bbox"  # with a bbox, loadRes would take the area from it
+        left_out = "segmentation" if iou_type == "boxes" else "bbox"  # given a bbox, loadRes would use its area
         records = [{name: each for name, each in record.items() if name != left_out} for record in records]
         ground_truth = COCO(document)
         return COCOeval_faster(
@@ -325,9 +318,9 @@ class Evaluator:
 
 
 def ground_truth_document(document: Document, *, image_ids: Set[int], masks: bool) -> Document:
-    """Return a copy with these images only, annotation ids from 1, and an area for every annotation.
+    """Copy a document with only these images, annotation ids from 1, and an area for every annotation.
 
-    It is a copy because faster-coco-eval writes into the document. To faster-coco-eval, an id of 0 means "not matched".
+    faster-coco-eval writes into the document, and reads an id of 0 as "not matched".
     """
     annotations = []
     for number, entry in enumerate(document["annotations"], start=1):
@@ -349,7 +342,7 @@ def ground_truth_document(document: Document, *, image_ids: Set[int], masks: boo
 
 
 def counted_by_lvis(document: Document, records: Sequence[Record], iou_type: IouType) -> list[Record]:
-    """Return the detections that LVIS counts: those with an area, of classes that were annotated in their image.
+    """Keep the detections that LVIS counts: those with an area, of classes that were annotated in their image.
 
     A class was annotated in an image if it has an object there or is listed in ``neg_category_ids``. Objects without
     area are removed from ``document`` first, so that they do not make their class count.
@@ -365,13 +358,13 @@ def counted_by_lvis(document: Document, records: Sequence[Record], iou_type: Iou
     ]
 
 
-def _highest_of_each_class(detections: Mapping[int, Record]) -> set[int]:
-    """Return the ids of the COCO_DETECTIONS highest scores of each image and class."""
+def _top_ids_per_class(detections: Mapping[int, Record]) -> set[int]:
+    """Select the ids of the top COCO_MAX_DETECTIONS detections per image and class."""
     by_class: dict[tuple[int, int], list[int]] = {}
     for detection_id in sorted(detections, key=lambda each: -detections[each]["score"]):
         record = detections[detection_id]
         by_class.setdefault((record["image_id"], record["category_id"]), []).append(detection_id)
-    return {detection_id for own in by_class.values() for detection_id in own[:COCO_DETECTIONS]}
+    return {detection_id for own in by_class.values() for detection_id in own[:COCO_MAX_DETECTIONS]}
 
 
 def _area(record: Record, iou_type: IouType) -> float:

@@ -1,4 +1,4 @@
-"""Detections with the outcome of their matching: which are right, and how well they lie on their object."""
+"""Metrics of matched detections: optimal LRP, calibration errors, precision and recall, and the best-F1 threshold."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+Values = NDArray[np.float64]
+
+ERRORS = ("oLRP", "oLRP_loc", "oLRP_fp", "oLRP_fn")  # metrics for which lower is better
+NUM_BINS = 25  # equal-width bins, as in the published LaECE code
+OVERLAP = 1e-9  # the IoU from which LaECE matches: boxes that overlap at all
+
 
 @dataclass(frozen=True)
 class MatchedDetections:
-    """The detections of all images that count as right or wrong; those on a crowd are left out."""
+    """The detections of all images that count as right or wrong; detections on a crowd are left out."""
 
-    scores: NDArray[np.float64]  # (n,)
+    scores: Values  # (n,)
     labels: NDArray[np.int64]  # (n,) from 1
-    ious: NDArray[np.float64]  # (n,) with the object that the detection matched; 0 without one
-    right: NDArray[np.bool_]  # (n,) whether it matched an object
+    ious: Values  # (n,) IoU with the matched object; 0 without one
+    right: NDArray[np.bool_]  # (n,) True if the detection matched an object
     numbers: NDArray[np.int64]  # (n,) positions among all detections of the evaluator
-    objects: NDArray[np.int64]  # (C,) number of objects of each class, without crowds
-
-
-# Optimal LRP: one error for localisation, false positives and misses at the best score threshold of each class.
-
-
-ERRORS = ("oLRP", "oLRP_loc", "oLRP_fp", "oLRP_fn")  # the metrics of which the lowest is the best
+    objects: NDArray[np.int64]  # (C,) objects per class, without crowds
 
 
 @dataclass(frozen=True)
 class OptimalLRP:
     """The optimal Localisation-Recall-Precision error (Oksuz et al., TPAMI 2021), from 0 to 1; lower is better.
 
-    For the detections of a class with a score of at least s, matched at an IoU of tau,
+    For a class's detections with a score of at least s, matched at an IoU of tau,
     ``LRP(s) = (sum over TP of (1 - IoU) / (1 - tau) + FP + FN) / (TP + FP + FN)``. The threshold s with the lowest
-    error counts. ``error`` is the mean over the classes that have objects, NaN if none has. The other fields are its
-    three parts: they add up to ``error``.
+    error counts. ``error`` is the mean over the classes that have objects, NaN if none has. The other three fields add
+    up to ``error``.
     """
 
-    error: float  # the sum of the three parts
-    localisation: float  # part of badly localised boxes
-    false_positives: float  # part of wrong detections
-    false_negatives: float  # part of missed objects
+    error: float  # sum of the three parts
+    localisation: float  # part due to inaccurate boxes
+    false_positives: float  # part due to wrong detections
+    false_negatives: float  # part due to missed objects
 
     @classmethod
     def of(cls, matched: MatchedDetections, *, tau: float = 0.5) -> OptimalLRP:
-        """Return the error of detections that were matched at an IoU of ``tau``."""
+        """Compute the error of detections that were matched at an IoU of ``tau``."""
         classes = [
             _parts_of_class(matched, label, int(objects), tau)
             for label, objects in enumerate(matched.objects, start=1)
@@ -54,19 +54,17 @@ class OptimalLRP:
         return cls(float(error), float(localisation), float(false_positives), float(false_negatives))
 
     def metrics(self) -> dict[str, float]:
-        """Return the error and its parts by the names of their columns."""
+        """Name the error and its parts as in the result tables."""
         values = self.error, self.localisation, self.false_positives, self.false_negatives
         return dict(zip(ERRORS, values, strict=True))
 
 
 def _parts_of_class(matched: MatchedDetections, label: int, objects: int, tau: float) -> tuple[float, float, float]:
-    """Return the parts of the lowest error by localisation, false positives and false negatives."""
+    """Split the lowest error of a class into localisation, false positives and false negatives."""
     own = matched.labels == label
     order = np.argsort(-matched.scores[own], kind="stable")
     scores, right, ious = matched.scores[own][order], matched.right[own][order], matched.ious[own][order]
-    # A threshold keeps all detections of equal score, so only the last of them ends a list. The first list is empty.
-    ends = np.flatnonzero(np.append(scores[:-1] != scores[1:], True)) if len(scores) else np.zeros(0, dtype=int)
-    kept = np.concatenate([[0], ends + 1])
+    kept = np.concatenate([[0], _last_of_equal(scores) + 1])  # number of detections per threshold
     true_positives = np.concatenate([[0], np.cumsum(right)])[kept]
     localisation = np.concatenate([[0.0], np.cumsum(np.where(right, 1 - ious, 0) / (1 - tau))])[kept]
     parts = np.stack([localisation, kept - true_positives, objects - true_positives])
@@ -75,25 +73,22 @@ def _parts_of_class(matched: MatchedDetections, label: int, objects: int, tau: f
     return float(best[0]), float(best[1]), float(best[2])
 
 
-# Calibration errors: how far the scores of detections are from the share of them that is right.
-
-
-BINS = 25  # of equal width, as in the published code of LaECE
-OVERLAP = 1e-9  # the IoU from which LaECE matches: boxes that overlap at all
-
-Values = NDArray[np.float64]
+def _last_of_equal(descending: Values) -> NDArray[np.intp]:
+    """Find the last detection of each distinct score: a threshold keeps all detections with equal scores."""
+    is_last = np.append(descending[:-1] != descending[1:], True)
+    return np.flatnonzero(is_last[: len(descending)])
 
 
 @dataclass(frozen=True)
 class Reliability:
-    """Mean score and mean outcome of the detections in each bin of scores; bins without detections are left out."""
+    """Mean score and mean outcome of the detections in each score bin; empty bins are left out."""
 
     counts: NDArray[np.int64]  # (bins,) detections
     scores: Values  # (bins,) mean scores
     outcomes: Values  # (bins,) mean outcomes
 
     @classmethod
-    def of(cls, scores: Values, outcomes: Values, *, bins: int = BINS) -> Reliability:
+    def of(cls, scores: Values, outcomes: Values, *, bins: int = NUM_BINS) -> Reliability:
         """Sort detections into ``bins`` intervals of equal width that include their upper end.
 
         >>> Reliability.of(np.array([0.1, 0.2, 0.9]), np.array([0.0, 1.0, 1.0]), bins=2).outcomes
@@ -107,7 +102,7 @@ class Reliability:
 
     @property
     def error(self) -> float:
-        """The mean distance of score and outcome over the bins, weighted by their detections; NaN without any."""
+        """The mean distance between score and outcome, weighted by detections per bin; NaN without detections."""
         if not len(self.counts):
             return float("nan")
         return float((self.counts * np.abs(self.scores - self.outcomes)).sum() / self.counts.sum())
@@ -115,21 +110,21 @@ class Reliability:
 
 @dataclass(frozen=True)
 class CalibrationErrors:
-    """The two errors of a set of detections from 0 to 1 (NaN without detections), and the bins behind ``d_ece``."""
+    """Two calibration errors from 0 to 1 (NaN without detections), and the bins behind ``d_ece``."""
 
     d_ece: float  # detection expected calibration error: scores against matches
     la_ece: float  # localisation-aware error: scores against IoUs, per class
-    reliability: Reliability  # the bins of d_ece
+    reliability: Reliability  # bins behind d_ece
 
     @classmethod
     def of(cls, matched: MatchedDetections, overlapping: MatchedDetections) -> CalibrationErrors:
-        """Return the errors of detections matched at an IoU of 0.5 and of the same detections matched at any overlap.
+        """Compute the errors from detections matched at an IoU of 0.5 and the same detections matched at any overlap.
 
         ``d_ece`` is the detection expected calibration error (Küppers et al., 2020) over all classes:
         ``sum_j n_j / n |mean score_j - share of right detections_j|``. ``la_ece`` is LaECE_0 (Kuzucu et al., "On
         Calibration of Object Detectors", ECCV 2024): the mean over the classes of the same sum with the IoU of the
         matched object, 0 without one, in place of right and wrong. Classes without objects or detections are left
-        out. Both count detections of every score, where the published code of LaECE first drops low scores.
+        out. Both count detections of every score; the published LaECE code first drops low scores.
         """
         reliability = Reliability.of(matched.scores, matched.right.astype(np.float64))
         errors = []
@@ -140,9 +135,6 @@ class CalibrationErrors:
         return cls(reliability.error, float(np.mean(errors)) if errors else float("nan"), reliability)
 
 
-# Choice of the minimum score to report.
-
-
 @dataclass(frozen=True)
 class Curve:
     """Precision and recall of the detections at or above each of the distinct ``scores``, in descending order.
@@ -150,24 +142,20 @@ class Curve:
     Recall is NaN if there are no objects.
     """
 
-    scores: Values  # (n,) in descending order
+    scores: Values  # (n,) distinct scores in descending order
     precision: Values  # (n,) at or above each score
     recall: Values  # (n,) at or above each score
 
     @classmethod
     def of(cls, *, scores: Values, right: NDArray[np.bool_], objects: int) -> Curve:
-        """Return the curve of detections that are ``right`` or not, for ``objects`` objects in total.
+        """Build the curve of detections that are ``right`` or not, for ``objects`` objects in total.
 
         >>> Curve.of(scores=np.array([0.1, 0.9, 0.9]), right=np.array([True, True, False]), objects=4).precision
         array([0.5       , 0.66666667])
         """
         order = np.argsort(-scores, kind="stable")
         descending = scores[order]
-        last = (
-            np.flatnonzero(np.append(descending[:-1] != descending[1:], True))
-            if len(descending)
-            else np.zeros(0, dtype=int)
-        )
+        last = _last_of_equal(descending)
         hits = np.cumsum(right[order])[last]
         recall = hits / objects if objects else np.full(len(hits), np.nan)
         return cls(descending[last], hits / (last + 1), recall)
@@ -180,10 +168,10 @@ class Curve:
 
 
 def best_threshold(curve: Curve) -> float:
-    """Return the midpoint between the score of the best F1 and the next lower score.
+    """Choose the minimum score to report: the midpoint between the best-F1 score and the next lower score.
 
-    The midpoint, because the scores of new images never equal those of the validation set exactly. If several scores
-    reach the best F1, the highest counts. Return NaN if no detection is right.
+    The midpoint is used because scores in new images never equal those of the validation set exactly. If several scores
+    reach the best F1, the highest counts. The result is NaN if no detection is right.
 
     Args:
         curve: precision and recall by score.

@@ -1,1 +1,1 @@
-"""Ranking losses for the detectors of other libraries: one package per library, one module for DETR-like criteria."""
+"""Ranking losses for detectors of other libraries: torchvision, transformers and DETR-like repositories."""

@@ -1,4 +1,7 @@
-"""The ranking loss that the adapters put into a model: its settings, its terms and the labels of its positives."""
+"""The ranking loss of the adapters: its settings and terms, the targets of positives, and the weighting of box losses.
+
+Our own detectors share the functions for targets and box losses.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,11 @@ from bucketrank.losses.functional import check_settings, format_value, is_finite
 
 LossName = Literal["rs", "ap"]
 
+Target = Mapping[str, Tensor]
+Matching = Sequence[tuple[Tensor, Tensor]]  # per image: indices of the matched queries and of their objects
+
 DEFAULT_DELTAS: dict[LossName, float] = {"rs": 0.5, "ap": 1.0}
-# The label of a positive whose box does not overlap its object. A label of 0 would mark a negative.
-SMALLEST_LABEL = 1e-6
+MIN_LABEL = 1e-6  # label of a positive whose box does not overlap its object; 0 would mark a negative
 
 
 @dataclass(frozen=True)
@@ -46,13 +51,13 @@ class RankingLoss:
 
     @property
     def effective_delta(self) -> float:
-        """The ``delta`` that the loss is called with: half the width of the ramp of the smoothed step."""
+        """The ``delta`` that the loss is called with."""
         return DEFAULT_DELTAS[self.loss] if self.delta is None else self.delta
 
     def terms(self, logits: Tensor, targets: Tensor, *, sizes: Sequence[int] | None = None) -> dict[str, Tensor]:
-        """Return the terms under the names they are logged by: ``rank``, and for Rank & Sort also ``sort``.
+        """Compute the loss terms: ``rank``, and for Rank & Sort also ``sort``.
 
-        ``sizes`` are the lengths of consecutive rankings. With them each term has one value per ranking.
+        With ``sizes``, the lengths of consecutive rankings, each term has one value per ranking.
         """
         settings: dict[str, Any] = {"delta": self.effective_delta, "method": self.method}
         settings |= {} if sizes is None else {"sizes": sizes, "reduction": "none"}
@@ -62,15 +67,11 @@ class RankingLoss:
         return {"rank": ranking, "sort": sorting}
 
     def labels(self, ious: Tensor) -> Tensor:
-        """Return the targets of positives from the IoUs of their boxes: the IoU for Rank & Sort, 1 for AP.
-
-        The targets carry no gradient.
-        """
-        ious = ious.detach()
-        return torch.ones_like(ious) if self.loss == "ap" else ious.clamp(min=SMALLEST_LABEL)
+        """Turn the IoUs of positives into their targets, without gradient: the IoU for Rank & Sort, 1 for AP."""
+        return torch.ones_like(ious) if self.loss == "ap" else iou_labels(ious)
 
     def weigh_box_loss(self, box_loss: Tensor, terms: Iterable[Tensor]) -> Tensor:
-        """Return ``box_loss`` times ``box_weight``, or, without a weight, self-balanced to the sum of ``terms``."""
+        """Multiply ``box_loss`` by ``box_weight``; without a weight, self-balance it to the sum of ``terms``."""
         if self.box_weight is None:
             return self_balance(box_loss, to=torch.stack(list(terms)).sum())
         return self.box_weight * box_loss
@@ -81,11 +82,23 @@ def is_weight(value: object) -> bool:
     return is_finite_number(value) and value >= 0
 
 
-# Ranking targets of a Hungarian matching, for the adapters of detection transformers.
+def iou_labels(ious: Tensor, *, min_label: float = MIN_LABEL) -> Tensor:
+    """Turn IoUs into labels of positives: without gradient, and at least ``min_label``."""
+    return ious.detach().clamp(min=min_label)
 
 
-Target = Mapping[str, Tensor]
-Matching = Sequence[tuple[Tensor, Tensor]]  # per image: the indices of matched queries and of their objects
+def candidate_targets(
+    logits: Tensor, values: Tensor | float, *, rows: Tensor, columns: Tensor, ignored: Tensor
+) -> Tensor:
+    """Build ranking targets (R, C): ``values`` (P,) at ``rows`` and ``columns``, -1 in ``ignored`` rows, else 0."""
+    targets = torch.zeros_like(logits)
+    targets[rows, columns] = values.to(targets.dtype) if isinstance(values, Tensor) else values
+    return targets.masked_fill_(ignored[:, None], -1)
+
+
+def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
+    """Average ``values`` with ``weights``; 0 without any."""
+    return (values * weights).sum() / weights.sum().clamp(min=1e-10)
 
 
 def query_targets(
@@ -97,7 +110,7 @@ def query_targets(
     *,
     class_key: str,
 ) -> Tensor:
-    """Return the targets of ``logits`` (B, Q, C): the label of each matched (query, class) pair, and 0 elsewhere.
+    """Build the targets of ``logits`` (B, Q, C): the label of each matched (query, class) pair, and 0 elsewhere.
 
     ``boxes`` (B, Q, 4) and ``target["boxes"]`` are relative (cx, cy, w, h). An object with ``target["valid"]`` 0 is
     padding, and the pair matched to it stays a negative.
@@ -116,11 +129,11 @@ def query_targets(
 
 
 def centre_size_iou(boxes: Tensor, objects: Tensor) -> Tensor:
-    """Return the IoU of each box with the object in the same row, both (n, 4) as relative (cx, cy, w, h)."""
-    return paired_iou(corners(boxes), corners(objects), smallest_union=torch.finfo(boxes.dtype).tiny)
+    """Compute the IoU of each box with the object in the same row, both (n, 4) as relative (cx, cy, w, h)."""
+    return paired_iou(corners(boxes), corners(objects), min_union=torch.finfo(boxes.dtype).tiny)
 
 
 def corners(boxes: Tensor) -> Tensor:
     """Convert (cx, cy, w, h) to (x1, y1, x2, y2); the adapters do not all have torchvision's ``box_convert``."""
-    centres, sizes = boxes[:, :2], boxes[:, 2:]
-    return torch.cat([centres - sizes / 2, centres + sizes / 2], 1)
+    centres, halves = boxes[:, :2], boxes[:, 2:] / 2
+    return torch.cat([centres - halves, centres + halves], 1)

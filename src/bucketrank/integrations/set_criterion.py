@@ -1,7 +1,7 @@
-"""Give the criterion of a DETR-like repository a ranking loss, in place.
+"""Switch the criterion of a DETR-like repository to a ranking loss, in place.
 
 The adapter imports no such repository. It relies on the protocol that their criteria share: ``losses`` names the terms,
-a method ``loss_*(outputs, targets, indices, num_boxes)`` computes each of them, and ``weight_dict`` weighs them.
+a method ``loss_*(outputs, targets, indices, num_boxes)`` computes each term, and ``weight_dict`` weighs it.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from bucketrank.integrations.ranking_loss import LossName, Matching, RankingLoss
 
 Criterion = TypeVar("Criterion")
 RFDETR = "rfdetr 1.8 or newer, below 2 (tested with 1.8.0, 1.10.0 and 1.11.2)"
-# The classification losses by their names in criterion.losses: the method and the key of the loss that it returns.
+# Name of a classification loss in criterion.losses: its method, and its key in the result.
 CLASSIFICATION = {name: (f"loss_labels_{name}", f"loss_{name}") for name in ("vfl", "mal", "focal", "bce")}
 CLASSIFICATION["labels"] = ("loss_labels", "loss_ce")
-BOX_KEYS = ("loss_bbox", "loss_giou")  # of equal length; "_0" and the like are appended for other layers
+BOX_KEYS = ("loss_bbox", "loss_giou")  # equally long; other layers append a suffix such as "_0"
 PARAMETERS = ["outputs", "targets", "indices", "num_boxes"]
 
 
-class RankingCriterion:
-    """The methods by which a criterion with a ranking loss differs from its original class."""
+class RankingMixin:
+    """The methods that a criterion with a ranking loss overrides."""
 
     original_class: type
     classification: str
     ranking_loss: RankingLoss
     own_weights: dict[str, float]
-    ranking_value: Tensor  # of the current layer, without a gradient
+    ranking_value: Tensor  # ranking loss of the current layer, without gradient
 
     def rank(self, outputs: dict[str, Tensor], targets: list[Target], indices: Matching) -> Tensor:
-        """Rank all (query, class) pairs of a layer: all images and groups of queries together, in float32."""
+        """Rank all (query, class) pairs of a layer, over all images and query groups together, in float32."""
         precision = torch.promote_types(outputs["pred_logits"].dtype, torch.float32)
         logits, boxes = (outputs[key].to(precision) for key in ("pred_logits", "pred_boxes"))
         with torch.autocast(logits.device.type, enabled=False):
@@ -46,13 +46,13 @@ class RankingCriterion:
         return ranking
 
     def loss_boxes(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Return the criterion's own box losses, L1 and GIoU loss weighed by the ranking loss of the same layer."""
+        """Compute the criterion's own box losses; weigh L1 and GIoU loss by the ranking loss of the same layer."""
         losses: dict[str, Tensor] = super().loss_boxes(*args, **kwargs)  # type: ignore[misc]
         weigh, to = self.ranking_loss.weigh_box_loss, [self.ranking_value]
         return {key: weigh(value, to) if key in BOX_KEYS else value for key, value in losses.items()}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # A class made at run time cannot be imported, so a copy or pickle makes it again from the original class.
+        # A class created at run time cannot be imported, so a copy or pickle rebuilds it from the original class.
         own: Any = super().__reduce_ex__(max(int(protocol), 2))
         return _new_criterion, (self.original_class, self.classification), *own[2:]
 
@@ -67,14 +67,15 @@ def use_ranking_loss(
 ) -> Criterion:
     """Replace the classification loss of ``criterion`` by a ranking loss; change it in place and return it.
 
-    It has the key of the replaced loss. Matching and all other losses stay. A second call replaces the settings.
+    The ranking loss keeps the key of the replaced loss. Matching and all other losses stay. A second call replaces the
+    settings.
 
     Args:
-        criterion: a criterion with the protocol of DETR's.
+        criterion: a criterion with the DETR protocol.
         loss: ``"rs"`` (Rank & Sort, whose labels are the IoUs of matched boxes) or ``"ap"``.
         method: how the ranks are computed: ``"exact"``, ``"pairwise"`` or ``"bucketed"``.
-        delta: half the width of the ramp of the smoothed step; by default 0.5 for Rank & Sort and 1 for AP loss.
-        box_weight: a factor on the own weights of L1 and GIoU loss; by default each layer's are self-balanced.
+        delta: logits closer than this count as partly tied; by default 0.5 for Rank & Sort and 1 for AP loss.
+        box_weight: factor on the criterion's weights of L1 and GIoU loss; by default both are self-balanced per layer.
     """
     ranking_loss = RankingLoss(loss, method, delta, box_weight)
     classification = _classification("use_ranking_loss", criterion)
@@ -106,16 +107,16 @@ def undo(criterion: Criterion) -> Criterion:
 
 @cache
 def _ranking_class(original: Any, classification: str) -> type:
-    """Return the subclass of ``original`` with the ranking loss; a method set on the instance could be bypassed."""
+    """Create the subclass of ``original`` with the ranking loss; a method set on the instance could be bypassed."""
     method, class_key = CLASSIFICATION[classification]
 
     def loss_labels(self: Any, outputs: Any, targets: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
-        with torch.no_grad():  # for the values that are only logged
+        with torch.no_grad():  # the original loss is only logged
             logged = getattr(original, method)(self, outputs, targets, indices, *args, **kwargs)
         return logged | {class_key: self.rank(outputs, targets, indices)}
 
     attributes = {method: loss_labels, "original_class": original, "classification": classification}
-    return type(f"Ranking{original.__name__}", (RankingCriterion, original), attributes)
+    return type(f"Ranking{original.__name__}", (RankingMixin, original), attributes)
 
 
 def _new_criterion(original: type, classification: str) -> Any:
@@ -123,7 +124,7 @@ def _new_criterion(original: type, classification: str) -> Any:
 
 
 def _classification(caller: str, criterion: Any) -> str:
-    """Return the name of the classification loss in ``criterion.losses``; raise if the criterion is not supported."""
+    """Find the classification loss named in ``criterion.losses``; raise if the criterion is not supported."""
 
     def require(met: bool, expected: str, got: object) -> None:  # noqa: FBT001
         if not met:

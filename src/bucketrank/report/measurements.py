@@ -19,12 +19,12 @@ from bucketrank.data import CocoDataset, DataError, Split, eval_transform
 from bucketrank.detectors import Detector
 from bucketrank.detectors.assignment import IGNORED
 from bucketrank.detectors.criterion import Assigned, Criterion, HeadRecipe, build_criterion
-from bucketrank.detectors.criterion.base import SMALLEST_LABEL
 from bucketrank.devices import resolve_device
 from bucketrank.evaluation import CalibrationErrors, EvaluationResult
 from bucketrank.evaluation.calibration import fold
 from bucketrank.evaluation.metrics import Curve
 from bucketrank.inference.evaluation import EvaluationSetup, prepare_evaluation
+from bucketrank.integrations.ranking_loss import MIN_LABEL
 from bucketrank.report.run_folder import RunFolder
 from bucketrank.weights.files import Meta
 
@@ -309,7 +309,7 @@ def describe_loss(settings: LossSettings) -> str:
 def _target(detection: Detection) -> float:
     if detection.outcome == "ignored":
         return -1.0
-    return max(detection.iou, SMALLEST_LABEL) if detection.outcome == "correct" else 0.0
+    return max(detection.iou, MIN_LABEL) if detection.outcome == "correct" else 0.0
 
 
 # Detections and metrics of a run's weights on the validation images.

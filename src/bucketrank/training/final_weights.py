@@ -37,7 +37,7 @@ def write_final_weights(
         before = {name: tensor.clone() for name, tensor in detector.state_dict().items()}
         images = CocoDataset(data_module.train.split, transform=eval_transform())
         try:
-            calibration = calibrate(detector, images, most=settings.calibration_images)
+            calibration = calibrate(detector, images, max_images=settings.calibration_images)
         except CannotCalibrateError as error:
             _say(console, f"The scores are not calibrated: {str(error).removeprefix('calibrate: ')}")
         else:
@@ -77,7 +77,7 @@ def _calibrate_best(
     model, _ = load_model(path)
     model.to(next(detector.parameters()).device)
     try:
-        own = calibrate(model, images, most=settings.calibration_images)
+        own = calibrate(model, images, max_images=settings.calibration_images)
     except CannotCalibrateError:
         return  # an early epoch may have too few right detections
     save_weights(path, model, meta.calibrated(own))

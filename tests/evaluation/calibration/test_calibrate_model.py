@@ -19,8 +19,8 @@ import bucketrank
 from bucketrank.data import Split, find_splits, write_shapes
 from bucketrank.evaluation import Evaluator
 from bucketrank.evaluation.calibration import CannotCalibrateError, ScoreHead, ScoreMap, calibrate, fit, fold
-from bucketrank.evaluation.calibration.fitting import FirstImages, Samples, collect
-from bucketrank.evaluation.calibration.mapping import Method
+from bucketrank.evaluation.calibration.fitting import Samples, collect
+from bucketrank.evaluation.calibration.mapping import FitMethod
 from tests.evaluation.calibration.listed_detector import CLASSES, ListedDetector, listed_images
 
 TRAIN, VAL = listed_images(60, seed=1), listed_images(60, seed=2)
@@ -173,7 +173,7 @@ def test_a_wrong_description_of_the_head_is_noticed_and_undone() -> None:
 
     model = Halved()
     state = deepcopy(model.state_dict())
-    with pytest.raises(CannotCalibrateError, match="does not describe its last classification layers"):
+    with pytest.raises(CannotCalibrateError, match="does not describe the model's last classification layers"):
         calibrate(model, TRAIN)
     assert_close(model.state_dict(), state)
 
@@ -183,7 +183,7 @@ def test_products_are_refused_with_the_reason() -> None:
         def score_head(self) -> ScoreHead:
             return ScoreHead("other", reason="its score is a product")
 
-    methods: tuple[Method, ...] = ("platt", "temperature")
+    methods: tuple[FitMethod, ...] = ("platt", "temperature")
     for method in methods:
         with pytest.raises(CannotCalibrateError, match="cannot be calibrated: its score is a product"):
             calibrate(Product(), TRAIN, method=method)
@@ -194,13 +194,13 @@ def test_batches_and_iterators_and_most() -> None:
     once = calibrate(ListedDetector(), TRAIN)
     assert calibrate(ListedDetector(), [(images[:30], targets[:30]), (images[30:], targets[30:])]) == once
     assert calibrate(ListedDetector(softmax=True), iter(TRAIN), method="temperature").images == len(TRAIN)
-    assert calibrate(ListedDetector(), TRAIN, most=20).images == 20
+    assert calibrate(ListedDetector(), TRAIN, max_images=20).images == 20
     endless = itertools.cycle(TRAIN)
-    assert calibrate(ListedDetector(), endless, most=20) == calibrate(ListedDetector(), TRAIN, most=20)
+    assert calibrate(ListedDetector(), endless, max_images=20) == calibrate(ListedDetector(), TRAIN, max_images=20)
 
 
 def test_bad_arguments() -> None:
-    with pytest.raises(TypeError, match="expected a detector of bucketrank, got Linear; for models of torchvision"):
+    with pytest.raises(TypeError, match="expected a bucketrank detector, got Linear; for torchvision"):
         calibrate(torch.nn.Linear(2, 2), TRAIN)
     with pytest.raises(ValueError, match="expected one of match, iou, got 'ious'; the nearest"):
         calibrate(ListedDetector(), TRAIN, target="ious")  # type: ignore[arg-type]
@@ -254,13 +254,13 @@ def test_images_of_a_folder_are_spread_over_its_training_split(tmp_path: Path) -
     from bucketrank.evaluation.calibration.fitting import Samples
 
     write_shapes(tmp_path, train=8, val=2, size=64)
-    samples = Samples.of(tmp_path, lambda image: {}, most=4)
+    samples = Samples.of(tmp_path, lambda image: {}, max_images=4)
     ids = [int(target["image_id"]) for _, target in samples.items]
     split = find_splits(tmp_path).train
     assert samples.split == split is not None
     every = [image["id"] for image in split.read()["images"]]
     assert ids == every[::2]
-    assert len(list(Samples.of(tmp_path, lambda image: {}, most=None).items)) == 8
+    assert len(list(Samples.of(tmp_path, lambda image: {}, max_images=None).items)) == 8
     assert np.unique(ids).size == 4
 
 
@@ -277,15 +277,15 @@ def test_a_loader_that_shuffles_may_be_used() -> None:
         assert (*calibration.a, *calibration.b) == pytest.approx((*alone.a, *alone.b))
     model = ListedDetector(softmax=True)
     torch.manual_seed(0)
-    some = calibrate(model, shuffled(), method="temperature", most=20)
+    some = calibrate(model, shuffled(), method="temperature", max_images=20)
     torch.manual_seed(0)
-    seen = list(FirstImages(shuffled(), 20))
+    seen = list(Samples.first(shuffled(), dict, max_images=20).items)
     assert some.d_ece == pytest.approx(calibrate(ListedDetector(softmax=True), seen, method="temperature").d_ece)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("method", ["platt", "temperature"])
-def test_autocast_does_not_change_the_calibration(method: Method, dtype: torch.dtype) -> None:
+def test_autocast_does_not_change_the_calibration(method: FitMethod, dtype: torch.dtype) -> None:
     """Its rounded copies of the weights are from before they were folded."""
     model, other = ListedDetector(softmax=method == "temperature"), ListedDetector(softmax=method == "temperature")
     expected = calibrate(other, TRAIN, method=method)

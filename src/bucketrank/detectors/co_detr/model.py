@@ -21,9 +21,9 @@ from bucketrank.detectors.co_detr.auxiliary import AUXILIARY, AuxiliaryQueries, 
 from bucketrank.detectors.co_detr.decoder import Decoded, Decoder, Proposer, SelectedQueries
 from bucketrank.detectors.co_detr.transformer import Encoder, Geometry, TransformerSettings
 from bucketrank.detectors.criterion import Assigned, Criterion, HeadRecipe, LossTerms, build_criterion, named
-from bucketrank.detectors.criterion.base import SMALLEST_LABEL
 from bucketrank.detectors.dense import best_entries
 from bucketrank.evaluation.calibration.mapping import ScoreHead
+from bucketrank.integrations.ranking_loss import MIN_LABEL
 from bucketrank.suggestions import require_choice
 
 
@@ -74,13 +74,13 @@ class QueryLayer:
 class QueryMatching:
     """The costs of the matching: the weight of the class cost, and its focal ``alpha`` and ``gamma``.
 
-    ``smallest_label`` is the target of a matched query that does not overlap its object.
+    ``min_label`` is the target of a matched query that does not overlap its object.
     """
 
     class_cost: float
     alpha: float
     gamma: float
-    smallest_label: float = SMALLEST_LABEL
+    min_label: float = MIN_LABEL
 
     def assign(self, layers: Sequence[QueryLayer], image_sizes: Sequence[tuple[int, int]]) -> list[Assigned]:
         """Match each layer on its own, one query to one object, and return the inputs of the criterion.
@@ -112,7 +112,7 @@ class QueryMatching:
                 rows=torch.cat([each.queries + image * queries for image, each in enumerate(of_images)]),
                 ground_truths=layer.ground_truths,
                 scales=scales,
-                smallest_label=self.smallest_label,
+                min_label=self.min_label,
             )
         return assigned
 
@@ -181,7 +181,7 @@ class CoDETR(Detector):
         self.matching = QueryMatching(
             published if settings.class_cost is None else settings.class_cost,
             *self.criterion.matching_focal,
-            smallest_label=0.0 if settings.published else SMALLEST_LABEL,
+            min_label=0.0 if settings.published else MIN_LABEL,
         )
         self.detections = settings.detections
         score = self.criterion.initial_score
@@ -238,7 +238,7 @@ class CoDETR(Detector):
                 matches=matches,
                 ground_truths=ground_truths,
                 scales=scales,
-                smallest_label=self.matching.smallest_label,
+                min_label=self.matching.min_label,
             )
             auxiliary_terms |= head_terms
         return self.summed_layers(assigned) | auxiliary_terms

@@ -17,10 +17,8 @@ from torchvision.ops import box_convert
 from bucketrank.boxes import giou_loss, paired_iou
 from bucketrank.catalogue import LossSettings
 from bucketrank.detectors.assignment import IGNORED
+from bucketrank.integrations.ranking_loss import MIN_LABEL, candidate_targets, iou_labels
 from bucketrank.losses import self_balance
-
-# The target of a positive whose box does not overlap its object. It must exceed 0, the target of a negative.
-SMALLEST_LABEL = 1e-6
 
 # The targets (P,) of the quality branch, from the anchors, predicted boxes and objects of P positives.
 Quality = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -44,7 +42,7 @@ class Assigned:
     target_deltas: Tensor  # (P, 4) the deltas of the assigned objects
     quality_logits: Tensor | None = None  # (P,) of the branch that predicts how well a box fits
     quality_targets: Tensor | None = None  # (P,) from 0 to 1
-    smallest_label: float = SMALLEST_LABEL  # of a positive without overlap; at 0 a ranking loss takes it for a negative
+    min_label: float = MIN_LABEL  # of a positive without overlap; at 0 a ranking loss takes it for a negative
     positive_rows: Tensor | None = None  # (P,) if known; otherwise ``rows`` finds them, for which the host waits
 
     @property
@@ -59,14 +57,13 @@ class Assigned:
 
     def targets(self, values: Tensor | float) -> Tensor:
         """Return targets (R, C) for a loss: ``values`` (P,) at the positives' classes, -1 in ignored rows, else 0."""
-        targets = torch.zeros_like(self.logits)
-        targets[self.rows, self.labels[self.rows]] = values.to(targets.dtype) if isinstance(values, Tensor) else values
-        return targets.masked_fill_((self.labels == IGNORED)[:, None], -1)
+        columns, ignored = self.labels[self.rows], self.labels == IGNORED
+        return candidate_targets(self.logits, values, rows=self.rows, columns=columns, ignored=ignored)
 
     @cached_property
     def ious(self) -> Tensor:
-        """(P,) the IoU of each positive's box with its object, without gradient, at least ``smallest_label``."""
-        return paired_iou(self.boxes.detach(), self.objects).clamp(min=self.smallest_label)
+        """(P,) the IoU of each positive's box with its object as a label: without gradient, at least ``min_label``."""
+        return iou_labels(paired_iou(self.boxes.detach(), self.objects), min_label=self.min_label)
 
     @classmethod
     def from_candidates(
@@ -116,7 +113,7 @@ class Assigned:
         ground_truths: Sequence[dict[str, Tensor]],
         scales: Tensor,
         rows: Tensor | None = None,
-        smallest_label: float = SMALLEST_LABEL,
+        min_label: float = MIN_LABEL,
     ) -> list[Assigned]:
         """Build the inputs of a criterion from the layers of a DETR's decoder, all with the same ``matches``.
 
@@ -139,7 +136,7 @@ class Assigned:
                     objects=objects,
                     box_deltas=relative_boxes,
                     target_deltas=target_deltas,
-                    smallest_label=smallest_label,
+                    min_label=min_label,
                     positive_rows=rows,
                 )
             )

@@ -1,4 +1,4 @@
-"""Calibrated scores: fit a map from scores to probabilities on detections, and fold it into the last layer."""
+"""Calibration: fit a map from scores to probabilities, and fold it into the last classification layer."""
 
 from typing import TYPE_CHECKING
 

@@ -1,10 +1,11 @@
-"""Images with ground truth, and the detections of a model in them."""
+"""Calibrate a detector: detect in images with ground truth, match, fit a score map, fold it, and verify the result."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Protocol, get_args, runtime_checkable
 
@@ -16,14 +17,14 @@ from torch import Tensor, nn
 from bucketrank.data import CocoDataset, DataError, Split, eval_transform, find_splits, require_sound
 from bucketrank.evaluation import CalibrationErrors, Evaluator, MatchedDetections
 from bucketrank.evaluation.calibration.mapping import (
-    LEAST_COUNT,
+    MIN_COUNT,
     Calibration,
     CannotCalibrateError,
-    KeptLayers,
-    Method,
+    FitMethod,
+    FitTarget,
+    HeadBackup,
     ScoreHead,
     ScoreMap,
-    Target,
     fit_platt,
     fit_softmax,
     fold,
@@ -32,7 +33,7 @@ from bucketrank.evaluation.calibration.mapping import (
     require_both,
     unfoldable,
 )
-from bucketrank.evaluation.evaluator import LVIS_DETECTIONS
+from bucketrank.evaluation.evaluator import LVIS_MAX_DETECTIONS
 from bucketrank.evaluation.metrics import OVERLAP, Curve, best_threshold
 from bucketrank.suggestions import require_choice
 
@@ -40,13 +41,19 @@ Detections = Mapping[str, Tensor]
 Item = tuple[Any, Mapping[str, Any]]  # an image and its ground truth
 Data = Path | str | Split | CocoDataset | Iterable[Any]
 
+MAX_IMAGES = 500
+SAME_SCORE = 1e-5  # rounding difference between a detection's score and the softmax it was computed from
+SIDE = 1  # image side in a generated document; matching depends only on the IoU
+ROUNDING = 2e-3  # accepted difference between the folded model's scores and the map, in float32
+COARSE_ROUNDING = 0.05  # the same in float16 and bfloat16
+
 
 @dataclass(frozen=True)
 class Samples:
-    """Images with ground truth, one at a time, and a function that returns the detections in one image.
+    """Single images with ground truth, and a function that returns the detections in one image.
 
     A ground truth has ``boxes`` (n, 4) as corners, ``labels`` (n,) and, optionally, ``iscrowd``. With a ``split`` the
-    ground truth is read from its file instead, crowds included, and a target only names its ``image_id``.
+    ground truth, including crowds, is read from its file, and a target only names its ``image_id``.
     """
 
     items: Iterable[Item]
@@ -54,10 +61,10 @@ class Samples:
     split: Split | None = None
 
     @classmethod
-    def of(cls, data: Data, detect: Callable[[Any], Detections], *, most: int | None) -> Samples:
-        """Read ``data``: a folder (its training split), a split, or images or batches with their targets.
+    def of(cls, data: Data, detect: Callable[[Any], Detections], *, max_images: int | None) -> Samples:
+        """Use ``data``: a folder (its training split), a split, or images or batches with their targets.
 
-        At most ``most`` images are used. Of a folder or a split they are evenly spread; otherwise they are the first.
+        A folder or split gives ``max_images`` evenly spread images; other data give the first ones.
         """
         if isinstance(data, Path | str):
             splits = find_splits(data)
@@ -69,67 +76,72 @@ class Samples:
             require_sound(data, masks=False)
             data = CocoDataset(data, transform=eval_transform())
         if isinstance(data, CocoDataset):
-            return cls(SpreadImages(data, most), detect, data.split)
-        images = FirstImages(data, most)
+            return cls(SpreadImages(data, max_images), detect, data.split)
+        return cls.first(data, detect, max_images=max_images)
+
+    @classmethod
+    def first(
+        cls,
+        data: Iterable[Any],
+        detect: Callable[[Any], Detections],
+        *,
+        max_images: int | None,
+        unbatch: Callable[[Any], Iterable[Item]] | None = None,
+    ) -> Samples:
+        """Use the first ``max_images`` images; ``unbatch`` turns an item of ``data`` into (image, target) pairs."""
+        images = FirstImages(data, max_images, unbatch or unbatch_pairs)
         return cls(list(images) if isinstance(data, Iterator) else images, detect)  # a fit may read them twice
 
 
 @dataclass(frozen=True)
 class SpreadImages:
-    """Up to ``most`` images at equal distances in a data set."""
+    """Up to ``max_images`` evenly spread images of a data set."""
 
     images: CocoDataset
-    most: int | None
+    max_images: int | None
 
     def __iter__(self) -> Iterator[Item]:
         total = len(self.images)
-        count = total if self.most is None else min(self.most, total)
+        count = total if self.max_images is None else min(self.max_images, total)
         return (self.images[number * total // count] for number in range(count))
 
 
 @dataclass(frozen=True)
 class FirstImages:
-    """The first ``most`` images of an iterable of pairs (image, target), single or in batches."""
+    """The first ``max_images`` images of an iterable of single images or batches."""
 
     items: Iterable[Any]
-    most: int | None
+    max_images: int | None
+    unbatch: Callable[[Any], Iterable[Item]]
 
     def __iter__(self) -> Iterator[Item]:
-        count = 0
-        for images, targets in self.items:
-            batched = isinstance(targets, list | tuple)
-            for item in zip(images, targets, strict=True) if batched else [(images, targets)]:
-                if self.most is not None and count >= self.most:
-                    return
-                count += 1
-                yield item
+        return islice(chain.from_iterable(map(self.unbatch, self.items)), self.max_images)
 
 
-# Detections of a model on images with ground truth, matched by COCO's rule.
-
-
-SAME_SCORE = 1e-5  # a detection's score and the softmax it was computed from differ by rounding only
-SIDE = 1  # of the images in a generated document; boxes are matched by IoU alone
+def unbatch_pairs(pair: tuple[Any, Any]) -> Iterable[Item]:
+    """Split a pair (images, targets) into pairs; a pair (image, target) is left as it is."""
+    images, targets = pair
+    return zip(images, targets, strict=True) if isinstance(targets, list | tuple) else [(images, targets)]
 
 
 @dataclass(frozen=True)
 class Outcomes:
-    """Matched detections; a column of the head is the class of a detection, counted from 0."""
+    """Matched detections; a detection's class is a column of the head, counted from 0."""
 
-    matched: MatchedDetections  # at an IoU of 0.5
-    overlapping: MatchedDetections  # at any overlap
-    first_label: int  # the label of column 0 in the matched detections
-    logits: NDArray[np.float64] | None  # (n, columns) of all detections, for a softmax
+    matched: MatchedDetections  # matched at an IoU of 0.5
+    overlapping: MatchedDetections  # matched at any overlap
+    first_label: int  # label of column 0 in the matched detections
+    logits: NDArray[np.float64] | None  # (n, columns) logits of all detections, for a softmax
     first_image: tuple[NDArray[np.float64], NDArray[np.int64]]  # scores and columns
     first_item: Item  # the same image and its target
     images: int
 
     def columns(self, matched: MatchedDetections) -> NDArray[np.int64]:
-        """Return the column of each detection."""
+        """Convert the labels of detections to columns."""
         return matched.labels - self.first_label
 
     def mapped(self, score_map: ScoreMap) -> Outcomes:
-        """Return the same detections with calibrated scores."""
+        """Calibrate the scores of all detections."""
         both = [
             replace(each, scores=score_map(each.scores, self.columns(each)))
             for each in (self.matched, self.overlapping)
@@ -143,7 +155,7 @@ class Outcomes:
 
     @property
     def best_threshold(self) -> float:
-        """The score of the best F1; 0 if no detection is right."""
+        """The best-F1 score; 0 if no detection is right."""
         matched = self.matched
         curve = Curve.of(scores=matched.scores, right=matched.right, objects=int(matched.objects.sum()))
         threshold = best_threshold(curve)
@@ -154,7 +166,7 @@ class Outcomes:
 def collect(head: ScoreHead, samples: Samples) -> Outcomes:
     """Detect in all images and match the detections."""
     evaluator = None if samples.split is None else Evaluator(samples.split, style="auto")
-    most = LVIS_DETECTIONS if evaluator is not None and evaluator.style == "lvis" else None
+    max_detections = LVIS_MAX_DETECTIONS if evaluator is not None and evaluator.style == "lvis" else None
     first_item: Item | None = None
     results: list[dict[str, Tensor]] = []
     targets: list[Mapping[str, Any]] = []
@@ -164,9 +176,10 @@ def collect(head: ScoreHead, samples: Samples) -> Outcomes:
         with _logits_kept(head) as outputs:
             detected = samples.detect(inputs)
         detections = {name: detected[name].detach().cpu() for name in ("boxes", "labels", "scores")}
-        # In the order, and up to the number, of the evaluator's detections, to which the logits are matched.
-        kept = detections["scores"].argsort(descending=True, stable=True)[:most] if most is not None else ...
-        results.append({name: values[kept] for name, values in detections.items()})
+        if max_detections is not None:  # the logits need the same detections in the same order as in the evaluator
+            kept = detections["scores"].argsort(descending=True, stable=True)[:max_detections]
+            detections = {name: values[kept] for name, values in detections.items()}
+        results.append(detections)
         targets.append(target)
         if head.link == "softmax":
             rows.append(_rows_of(head, outputs, results[-1]))
@@ -184,7 +197,7 @@ def collect(head: ScoreHead, samples: Samples) -> Outcomes:
         image_ids = [int(target["image_id"]) for target in targets]
     evaluator.add(image_ids, results)
     logits = None
-    if rows:  # in the order of the evaluator's detections, that of the image ids
+    if rows:  # the evaluator sorts its detections by image id
         logits = torch.cat([rows[index] for index in np.argsort(image_ids, kind="stable")]).double().numpy()
     return Outcomes(
         matched=evaluator.matched(seen_only=True),
@@ -198,7 +211,7 @@ def collect(head: ScoreHead, samples: Samples) -> Outcomes:
 
 
 def _document(head: ScoreHead, targets: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the ground truth in COCO's format; category ids are columns counted from 1."""
+    """Convert the ground truth to COCO format; category ids are columns counted from 1."""
     annotations: list[dict[str, Any]] = []
     for number, target in enumerate(targets):
         boxes, labels = torch.as_tensor(target["boxes"]).double(), torch.as_tensor(target["labels"])
@@ -234,7 +247,7 @@ def _logits_kept(head: ScoreHead) -> Iterator[list[Tensor]]:
 
 
 def _rows_of(head: ScoreHead, outputs: list[Tensor], detections: Detections) -> Tensor:
-    """Return the logits (n, columns) behind each detection: the candidate whose softmax is its score."""
+    """Find the logits (n, columns) behind each detection: the candidate whose softmax is its score."""
     logits = torch.stack([each.detach().float().cpu().reshape(-1, head.columns) for each in outputs]).mean(0)
     if not len(detections["scores"]):
         return logits[:0]
@@ -248,33 +261,25 @@ def _rows_of(head: ScoreHead, outputs: list[Tensor], detections: Detections) -> 
     return logits[candidates]
 
 
-# Calibration of a detector: detect, fit, fold, verify.
-
-
-MOST_IMAGES = 500
-ROUNDING = 2e-3  # a score of the folded model and the score by the map differ by no more in float32
-COARSE_ROUNDING = 0.05  # in float16 and bfloat16
-
-
 @runtime_checkable
 class HasScoreHead(Protocol):
     """A detector that describes the head behind its scores."""
 
     def score_head(self) -> ScoreHead:
-        """Return the description."""
+        """Describe the head."""
 
 
 @dataclass(frozen=True)
 class FitSettings:
-    """The target of the fit, whether each class has a pair of its own, and the method, which depends on the head."""
+    """The target of the fit, whether each class gets its own pair, and the method, which depends on the head."""
 
-    target: Target = "match"
+    target: FitTarget = "match"
     per_class: bool = False
-    method: Method = "platt"
+    method: FitMethod = "platt"
 
     def __post_init__(self) -> None:
-        require_choice("calibrate: target", self.target, get_args(Target))
-        require_choice("calibrate: method", self.method, get_args(Method))
+        require_choice("calibrate: target", self.target, get_args(FitTarget))
+        require_choice("calibrate: method", self.method, get_args(FitMethod))
         if self.per_class and self.method == "temperature":
             raise ValueError("calibrate: per_class: expected False with method temperature, which classes share")
 
@@ -283,43 +288,43 @@ def calibrate(
     model: nn.Module,
     data: Data,
     *,
-    target: Target = "match",
+    target: FitTarget = "match",
     per_class: bool = False,
-    method: Method = "platt",
-    most: int | None = MOST_IMAGES,
+    method: FitMethod = "platt",
+    max_images: int | None = MAX_IMAGES,
 ) -> Calibration:
     """Turn the scores of a detector into probabilities, in place, and return the fitted map with its errors.
 
-    ``model`` is a detector of bucketrank; for models of torchvision and transformers call ``calibrate`` of
+    ``model`` is a bucketrank detector; for torchvision and transformers models use ``calibrate`` in
     ``bucketrank.integrations``. ``data`` is a data folder (its training split is used), a split, or an iterable of
-    pairs (image, target) as detectors take them, single or in batches. At most ``most`` images are used.
+    pairs (image, target) as detectors take them, single or in batches.
 
-    The detections are matched to the ground truth by COCO's rule at an IoU of 0.5. With ``method="platt"``,
+    The detections are matched to the ground truth by the COCO rule at an IoU of 0.5. With ``method="platt"``,
     ``p = sigmoid(a * logit + b)`` with a > 0 is fitted and folded into the last classification layer: ``weight * a``
-    and ``bias * a + b``. The order of the detections of an image stays, and so do NMS and AP. ``target="iou"`` fits
-    the expected IoU instead of the probability of a match. ``per_class`` fits a pair for each class with enough
-    detections: the order within a class stays, but limits that compare classes (the best 100 of an image) may keep
-    others. Minimum scores stored in the model are mapped with the scores.
+    and ``bias * a + b``. The detections in an image keep their order, so NMS and AP stay the same. ``target="iou"``
+    fits the expected IoU instead of the match probability. ``per_class`` fits a pair for each class with enough
+    detections: the order within a class stays, but top-k limits across classes may keep other detections. Minimum
+    scores stored in the model are mapped with the scores.
 
-    A softmax over the classes needs ``method="temperature"``: the logits are divided by a temperature and that of the
-    background is shifted. The order of detections may change slightly.
+    A softmax over the classes needs ``method="temperature"``: the logits are divided by a temperature and the
+    background logit is shifted. The order of detections may change slightly.
 
-    Raises CannotCalibrateError, and leaves the model as it was, for scores that are products with a predicted quality,
+    Raises CannotCalibrateError, and leaves the model unchanged, for scores that are products with a predicted quality,
     for too few right or wrong detections, and if higher scores are not right more often.
 
     Args:
-        model: a detector of bucketrank.
+        model: a bucketrank detector.
         data: data folder, split, or pairs of image and target.
-        target: ``"match"``, the probability of an IoU of at least 0.5 with an object, or ``"iou"``, the expected IoU.
-        per_class: fit each class on its own.
+        target: ``"match"``, the probability of a match at an IoU of 0.5, or ``"iou"``, the expected IoU.
+        per_class: fit each class separately.
         method: ``"platt"`` for sigmoid scores, ``"temperature"`` for a softmax.
-        most: maximum number of images; None for all.
+        max_images: maximum number of images; None for all.
     """
     settings = FitSettings(target, per_class, method)
     if not isinstance(model, HasScoreHead):
         raise TypeError(
-            f"calibrate: expected a detector of bucketrank, got {type(model).__name__}; for models of torchvision or "
-            "transformers use calibrate of bucketrank.integrations.torchvision or .transformers"
+            f"calibrate: expected a bucketrank detector, got {type(model).__name__}; for torchvision or transformers "
+            "models use calibrate in bucketrank.integrations.torchvision or .transformers"
         )
     device = next(model.parameters()).device
 
@@ -327,21 +332,22 @@ def calibrate(
         (detections,) = model([image.to(device)])
         return detections  # type: ignore[no-any-return]
 
-    calibration = calibrate_head(model, model.score_head(), Samples.of(data, detect, most=most), settings)
+    samples = Samples.of(data, detect, max_images=max_images)
+    calibration = calibrate_head(model, model.score_head(), samples, settings)
     model.stored_threshold = calibration.threshold(float(getattr(model, "stored_threshold", 0.0)))  # type: ignore[assignment]
     return calibration
 
 
 @torch.inference_mode(mode=False)  # the fit needs gradients
 def calibrate_head(model: nn.Module, head: ScoreHead, samples: Samples, settings: FitSettings) -> Calibration:
-    """Fit and fold the calibration of a model whose head is described; its modules keep their modes."""
+    """Fit a calibration and fold it into ``head``; the model's modules keep their modes."""
     _require_method(head, settings.method)
-    kept = KeptLayers(head)
+    backup = HeadBackup(head)
     modes = {module: module.training for module in model.modules()}
     model.eval()
-    shuffling = torch.random.get_rng_state()
+    rng_state = torch.random.get_rng_state()
     try:
-        # Autocast would round the scores, and keep copies of the weights from before they are folded.
+        # Autocast would round the scores and keep copies of the weights from before folding.
         with torch.autocast(next(model.parameters()).device.type, enabled=False):
             before = collect(head, samples)
             score_map = fitted(head, before, settings)
@@ -351,10 +357,10 @@ def calibrate_head(model: nn.Module, head: ScoreHead, samples: Samples, settings
                 _require_folded(head, samples, score_map, before)
             else:
                 fold_softmax(head, score_map.a[0], score_map.b[0])
-                torch.random.set_rng_state(shuffling)  # so that a loader that shuffles gives the same images again
+                torch.random.set_rng_state(rng_state)  # a shuffling loader then gives the same images again
                 after = collect(head, samples)
     except BaseException:
-        kept.restore()
+        backup.restore()
         raise
     finally:
         for module, mode in modes.items():
@@ -380,22 +386,22 @@ def fit(
     *,
     num_classes: int,
     first_label: int = 1,
-    target: Target = "match",
+    target: FitTarget = "match",
     per_class: bool = False,
 ) -> ScoreMap:
-    """Return the map for detections and ground truths of the same images, from any detector with sigmoid scores.
+    """Fit a score map to the detections of any detector with sigmoid scores.
 
-    Both are dicts per image as torchvision has them: ``boxes`` (n, 4) as corners, ``labels`` (n,), ``scores`` (n,) and,
-    optionally, ``iscrowd`` of the ground truth. Labels are from ``first_label`` on. Give the map and the last
-    classification layers to :func:`fold`.
+    ``detections`` and ``ground_truths`` hold one dict per image in torchvision's format: ``boxes`` (n, 4) as corners,
+    ``labels`` (n,), ``scores`` (n,) and, optionally, ``iscrowd`` in the ground truth. Labels start at ``first_label``.
+    Pass the map and the last classification layers to :func:`fold`.
 
     Args:
         detections: boxes, labels and scores per image.
         ground_truths: boxes and labels per image.
-        num_classes: number of classes of objects.
+        num_classes: number of object classes.
         first_label: label of the first class.
-        target: ``"match"``, the probability of an IoU of at least 0.5 with an object, or ``"iou"``, the expected IoU.
-        per_class: fit each class on its own.
+        target: ``"match"``, the probability of a match at an IoU of 0.5, or ``"iou"``, the expected IoU.
+        per_class: fit each class separately.
     """
     settings = FitSettings(target, per_class)
     head = ScoreHead("other", columns=num_classes, first_label=first_label)
@@ -404,10 +410,10 @@ def fit(
 
 
 def fitted(head: ScoreHead, outcomes: Outcomes, settings: FitSettings) -> ScoreMap:
-    """Return the map of highest likelihood.
+    """Fit the maximum-likelihood map.
 
-    A class with too few detections takes the pair of all classes, and so does one whose higher scores are not right
-    more often.
+    A class gets the pair fitted to all classes if it has too few detections or its higher scores are not right more
+    often.
     """
     require_both(outcomes.matched.right)
     matched = outcomes.matched if settings.target == "match" else outcomes.overlapping
@@ -434,10 +440,10 @@ def fitted(head: ScoreHead, outcomes: Outcomes, settings: FitSettings) -> ScoreM
 
 def _enough(matched: MatchedDetections, own: np.ndarray[Any, np.dtype[np.bool_]]) -> bool:
     right = int(matched.right[own].sum())
-    return min(right, int(own.sum()) - right) >= LEAST_COUNT and len(np.unique(matched.scores[own])) > 1
+    return min(right, int(own.sum()) - right) >= MIN_COUNT and len(np.unique(matched.scores[own])) > 1
 
 
-def _require_method(head: ScoreHead, method: Method) -> None:
+def _require_method(head: ScoreHead, method: FitMethod) -> None:
     expected = {"sigmoid": "platt", "softmax": "temperature"}.get(head.link)
     if expected is None or (expected != method and method == "platt"):
         raise CannotCalibrateError(f"calibrate: the scores of this model cannot be calibrated: {unfoldable(head)}")
@@ -448,12 +454,12 @@ def _require_method(head: ScoreHead, method: Method) -> None:
 
 
 def _require_folded(head: ScoreHead, samples: Samples, score_map: ScoreMap, before: Outcomes) -> None:
-    """Raise unless the folded model gives the first image the scores of the map, whatever the order of equal ones.
+    """Raise unless the folded model's scores in the first image are those of the map; equal scores may swap places.
 
-    With a pair per class, limits that compare classes may keep other detections, so that only the best detection of
-    each class is compared that has one before and after.
+    With one pair per class, top-k limits across classes may keep other detections. Then only the best detection of each
+    class is compared, for classes with detections before and after.
     """
-    first = replace(samples, items=[before.first_item])  # a loader that shuffles would give another image
+    first = replace(samples, items=[before.first_item])  # a shuffling loader would give another image
     now, now_columns = collect(head, first).first_image
     _, columns = before.first_image
     expected = score_map(*before.first_image)
@@ -469,5 +475,5 @@ def _require_folded(head: ScoreHead, samples: Samples, score_map: ScoreMap, befo
     if differences.max(initial=0.0) > (COARSE_ROUNDING if coarse else ROUNDING):
         raise CannotCalibrateError(
             "calibrate: the scores of the folded model differ from the map by "
-            f"{differences.max():.2g}; score_head() of this model does not describe its last classification layers"
+            f"{differences.max():.2g}; score_head() does not describe the model's last classification layers"
         )

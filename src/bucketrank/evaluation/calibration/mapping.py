@@ -1,4 +1,4 @@
-"""The last classification layers of a detector, and how their logits become the scores of detections."""
+"""Score maps: the description of a detector's last layers, the map, its maximum-likelihood fit, and its folding."""
 
 from __future__ import annotations
 
@@ -17,6 +17,18 @@ from bucketrank.data.problems import DataError, counted
 
 Layer = nn.Linear | nn.Conv2d
 Link = Literal["sigmoid", "softmax", "other"]
+FitTarget = Literal["match", "iou"]
+FitMethod = Literal["platt", "temperature"]
+Values = NDArray[np.float64]
+
+EPSILON = 1e-7  # a score of exactly 0 or 1 has no finite logit
+MIN_COUNT = 10  # right detections, and wrong detections, that a fit needs
+MIN_SLOPE = 1e-3  # below it, scores say nothing about right and wrong
+MAX_STEPS = 200
+SOFTMAX = (
+    "its classes share a softmax, into which a map of single scores cannot be folded; choose method temperature, which "
+    "may change the order of detections slightly"
+)
 
 
 class CannotCalibrateError(DataError):
@@ -25,16 +37,16 @@ class CannotCalibrateError(DataError):
 
 @dataclass(frozen=True)
 class ScoreHead:
-    """The description of a head that calibration needs.
+    """A detector's last classification layers, and how their logits become scores.
 
     ``link`` says how logits become scores: ``"sigmoid"`` of each logit, ``"softmax"`` with a background, or
     ``"other"``, such as a product with a predicted quality; ``reason`` then says why scores cannot be calibrated.
 
-    The outputs of ``layers`` are the logits, or their mean is. A layer has ``columns`` outputs per candidate, the
-    classes of an anchor next to each other; the class with the label ``first_label`` comes first. The outputs of
-    ``summands`` are added to the logits. A softmax has the column ``background``, and the outputs of ``logits`` (the
-    layers themselves by default) end in a dimension of ``columns``. ``thresholds`` are objects and the names of
-    their attributes that hold a minimum score.
+    The logits are the outputs of ``layers``, averaged if there are several. A layer has ``columns`` outputs per
+    candidate, the classes of an anchor next to each other; the class with the label ``first_label`` comes first. The
+    outputs of ``summands`` are added to the logits. A softmax has the column ``background``, and the outputs of
+    ``logits`` (by default ``layers``) end in a dimension of ``columns``. ``thresholds`` lists (object, attribute name)
+    pairs that hold a minimum score.
     """
 
     link: Link
@@ -63,21 +75,15 @@ class ScoreHead:
 
     @property
     def sources(self) -> tuple[nn.Module, ...]:
-        """The modules whose outputs are the logits, or are averaged to them."""
+        """The modules whose outputs, averaged if there are several, are the logits."""
         return self.logits or self.layers
-
-
-# The map from scores to calibrated scores.
-
-
-EPSILON = 1e-7  # a score of exactly 0 or 1 has no finite logit
 
 
 @dataclass(frozen=True)
 class ScoreMap:
-    """Calibrated score ``sigmoid(a * logit(score) + b)``, with one pair for all columns or a pair for each.
+    """Calibrated score ``sigmoid(a * logit(score) + b)``, with one pair (a, b) for all columns or one per column.
 
-    Every ``a`` is above 0, so that the order of the scores of a class stays.
+    Every ``a`` is above 0, so the scores of a class keep their order.
 
     >>> round(ScoreMap((2.0,), (1.0,)).threshold(0.5), 4)  # logit 0, sigmoid of 1
     0.7311
@@ -93,24 +99,24 @@ class ScoreMap:
 
     @property
     def per_class(self) -> bool:
-        """Whether each column has a pair of its own."""
+        """Whether each column has its own pair."""
         return len(self.a) > 1
 
-    def __call__(self, scores: NDArray[np.float64], columns: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the calibrated scores of detections of the classes in ``columns``, counted from 0."""
+    def __call__(self, scores: Values, columns: NDArray[np.int64]) -> Values:
+        """Calibrate the scores of detections whose classes are ``columns``, counted from 0."""
         pair = columns if self.per_class else np.zeros_like(columns)
         logits = np.asarray(self.a)[pair] * logit(scores) + np.asarray(self.b)[pair]
         return sigmoid(logits)
 
     @property
     def inverse(self) -> ScoreMap:
-        """The map from calibrated scores back."""
+        """The map from calibrated scores back to the original ones."""
         return ScoreMap(tuple(1 / a for a in self.a), tuple(-b / a for a, b in zip(self.a, self.b, strict=True)))
 
     def threshold(self, score: float) -> float:
-        """Return the minimum calibrated score of the same detections; 0 and 1 stay.
+        """Map a minimum score to the one that keeps the same detections; 0 and 1 stay.
 
-        With a pair for each column it is the lowest of their thresholds.
+        With one pair per column, the result is the lowest of their thresholds.
         """
         if not 0 < score < 1:
             return score
@@ -118,42 +124,32 @@ class ScoreMap:
         return float(self(np.full(len(self.a), score), everywhere).min())
 
 
-def logit(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the log-odds of scores; 0 and 1 are moved inward by EPSILON at most."""
+def logit(scores: Values) -> Values:
+    """Compute the log-odds of scores; 0 and 1 are moved inward by EPSILON at most."""
     clipped = np.clip(np.asarray(scores, dtype=np.float64), 1e-30, 1 - EPSILON)
     return np.log(clipped) - np.log1p(-clipped)
 
 
-def sigmoid(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the scores of logits, without overflow."""
+def sigmoid(logits: Values) -> Values:
+    """Compute the sigmoid without overflow."""
     return np.exp(-np.logaddexp(0.0, -logits))
-
-
-# Fits of calibration: the pair (a, b) of highest likelihood, in float64.
-
-
-Values = NDArray[np.float64]
-
-LEAST_COUNT = 10  # detections that are right, and that are wrong, which a fit needs
-LEAST_SLOPE = 1e-3  # below it, scores say nothing about right and wrong
-STEPS = 200
 
 
 def require_both(right: NDArray[np.bool_]) -> None:
     """Raise CannotCalibrateError unless enough detections are right and enough are wrong."""
     count = int(right.sum())
     wrong = len(right) - count
-    if min(count, wrong) < LEAST_COUNT:
+    if min(count, wrong) < MIN_COUNT:
         raise CannotCalibrateError(
-            f"calibrate: expected at least {LEAST_COUNT} detections that are right and {LEAST_COUNT} that are wrong, "
+            f"calibrate: expected at least {MIN_COUNT} detections that are right and {MIN_COUNT} that are wrong, "
             f"got {count} and {wrong}; train for longer, or give more images"
         )
 
 
 def smoothed(targets: Values) -> Values:
-    """Return targets moved inward, so that the fit stays finite where scores separate right and wrong (Platt, 1999).
+    """Move targets inward, so that the fit stays finite if scores separate right from wrong (Platt, 1999).
 
-    With p right and n wrong ones, 1 becomes (p + 1) / (p + 2) and 0 becomes 1 / (n + 2).
+    With p right and n wrong detections, 1 becomes (p + 1) / (p + 2) and 0 becomes 1 / (n + 2).
     """
     right = targets.sum()
     high, low = float((right + 1) / (right + 2)), float(1 / (len(targets) - right + 2))
@@ -162,9 +158,9 @@ def smoothed(targets: Values) -> Values:
 
 
 def fit_platt(logits: Values, targets: Values) -> tuple[float, float]:
-    """Return a and b of the most likely ``sigmoid(a * logit + b)``, a above 0; ``targets`` are from 0 to 1.
+    """Fit ``sigmoid(a * logit + b)`` with a above 0 by maximum likelihood; ``targets`` are from 0 to 1. Return (a, b).
 
-    CannotCalibrateError if higher scores are not right more often.
+    Raises CannotCalibrateError if higher scores are not right more often.
 
     >>> a, b = fit_platt(np.array([-3.0, -2, -1] * 50), np.array([0.0, 0, 1] * 25 + [0.0, 1, 1] * 25))
     >>> a > 0 and b > 0
@@ -184,9 +180,9 @@ def fit_platt(logits: Values, targets: Values) -> tuple[float, float]:
 
 
 def fit_softmax(logits: Values, columns: NDArray[np.int64], targets: Values, *, background: int) -> tuple[float, float]:
-    """Return a and b: the softmax of ``a * logits``, with ``b`` subtracted from the background, is most likely.
+    """Fit the softmax of ``a * logits``, with ``b`` subtracted from the background, by maximum likelihood.
 
-    ``logits`` is (n, C + 1) and ``columns`` (n,) the class of each detection. The temperature is 1 / a.
+    ``logits`` is (n, C + 1) and ``columns`` (n,) the class of each detection. Returns (a, b); the temperature is 1 / a.
     """
     rows, labels = torch.from_numpy(logits), torch.from_numpy(smoothed(targets))
     own = torch.from_numpy(columns)[:, None]
@@ -207,7 +203,7 @@ def _minimised(loss: Callable[[Tensor, Tensor], Tensor]) -> tuple[float, float]:
     with torch.enable_grad():
         values = torch.zeros(2, dtype=torch.float64, requires_grad=True)
         optimiser = torch.optim.LBFGS(
-            [values], max_iter=STEPS, tolerance_grad=1e-10, tolerance_change=1e-14, line_search_fn="strong_wolfe"
+            [values], max_iter=MAX_STEPS, tolerance_grad=1e-10, tolerance_change=1e-14, line_search_fn="strong_wolfe"
         )
 
         def evaluate() -> Tensor:
@@ -219,7 +215,7 @@ def _minimised(loss: Callable[[Tensor, Tensor], Tensor]) -> tuple[float, float]:
         optimiser.step(evaluate)
     log_slope, shift = values.tolist()
     slope = float(np.exp(log_slope))
-    if not np.isfinite([slope, shift]).all() or slope < LEAST_SLOPE:
+    if not np.isfinite([slope, shift]).all() or slope < MIN_SLOPE:
         raise CannotCalibrateError(
             "calibrate: expected detections that are right more often the higher their score is; these are not, so "
             "that no rising map fits; train for longer"
@@ -227,25 +223,16 @@ def _minimised(loss: Callable[[Tensor, Tensor], Tensor]) -> tuple[float, float]:
     return slope, shift
 
 
-# Folding of a calibration into the last classification layers, so that every framework sees calibrated scores.
-
-
-SOFTMAX = (
-    "its classes share a softmax, into which a map of single scores cannot be folded; choose method temperature, which "
-    "may change the order of detections slightly"
-)
-
-
 @torch.no_grad()
 def fold(head: ScoreHead, score_map: ScoreMap) -> None:
-    """Change the layers of a sigmoid head in place: ``weight * a`` and ``bias * a + b``.
+    """Fold a map into the layers of a sigmoid head in place: ``weight * a`` and ``bias * a + b``.
 
-    The arithmetic is in float64 and the result is rounded once to the dtype of the layer. Minimum scores in
-    ``head.thresholds`` are mapped, too, so that the same detections pass them.
+    The arithmetic is in float64; the result is rounded once to the layer's dtype. Minimum scores in
+    ``head.thresholds`` are also mapped, so that the same detections pass them.
 
     Args:
-        head: the last classification layers and their minimum scores.
-        score_map: the map to fold in.
+        head: last classification layers and their minimum scores.
+        score_map: map to fold in.
     """
     if head.link != "sigmoid":
         raise CannotCalibrateError(f"fold: expected a head with sigmoid scores, got another: {unfoldable(head)}")
@@ -253,20 +240,21 @@ def fold(head: ScoreHead, score_map: ScoreMap) -> None:
         raise ValueError(f"fold: expected one pair or {head.columns}, one per class, got {len(score_map.a)}")
     if any(layer.weight.shape[0] % len(score_map.a) for layer in head.summands):
         raise CannotCalibrateError(
-            "fold: the logits of this model have a summand that all classes share; fit one pair for all classes"
+            "fold: expected one pair for all classes, got one per class; the logits of this model have a summand that "
+            "all classes share"
         )
     for layer in _distinct(head.layers):
         _scale(layer, _per_output(score_map.a, layer), _per_output(score_map.b, layer))
     for layer in _distinct(head.summands):
         _scale(layer, _per_output(score_map.a, layer), torch.zeros(layer.weight.shape[0], dtype=torch.float64))
-    torch.clear_autocast_cache()  # its copies of the weights are old now
+    torch.clear_autocast_cache()  # it holds copies of the old weights
     for owner, name in head.thresholds:
         setattr(owner, name, score_map.threshold(float(getattr(owner, name))))
 
 
 @torch.no_grad()
 def fold_softmax(head: ScoreHead, a: float, b: float) -> None:
-    """Change the layers of a softmax head in place: all logits times ``a``, and the background's less ``b``."""
+    """Scale all logits of a softmax head by ``a`` in place, and subtract ``b`` from the background logit."""
     if head.link != "softmax" or head.background is None:
         raise CannotCalibrateError(f"fold_softmax: expected a softmax head, got a head with link {head.link!r}")
     shifts = [0.0] * head.columns
@@ -277,12 +265,12 @@ def fold_softmax(head: ScoreHead, a: float, b: float) -> None:
 
 
 def unfoldable(head: ScoreHead) -> str:
-    """Return why a map of single scores cannot be folded into this head."""
+    """Explain why a map of single scores cannot be folded into this head."""
     return SOFTMAX if head.link == "softmax" else head.reason
 
 
-class KeptLayers:
-    """A copy of the layers and thresholds of a head, to restore them if a calibration fails."""
+class HeadBackup:
+    """A copy of a head's layers and thresholds, restored if a calibration fails."""
 
     def __init__(self, head: ScoreHead) -> None:
         layers = [*head.layers, *head.summands]
@@ -290,7 +278,7 @@ class KeptLayers:
         self._thresholds = [(owner, name, getattr(owner, name)) for owner, name in head.thresholds]
 
     def restore(self) -> None:
-        """Give layers and thresholds their former values."""
+        """Restore the layers and thresholds."""
         for layer, state in self._states:
             layer.load_state_dict(state)
         for owner, name, value in self._thresholds:
@@ -298,12 +286,12 @@ class KeptLayers:
 
 
 def _distinct(layers: Iterable[Layer]) -> list[Layer]:
-    """Return the layers without repetition: decoder layers may share one, under one name or several."""
+    """Drop repeated layers: decoder layers may share one, under one or several names."""
     return list({id(layer.weight): layer for layer in layers}.values())
 
 
 def _per_output(values: Iterable[float], layer: Layer) -> Tensor:
-    """Return a value per output of a layer whose outputs are the classes of one anchor after the other."""
+    """Repeat one value per class for each anchor, because a layer's outputs list the classes anchor by anchor."""
     once = torch.tensor(list(values), dtype=torch.float64)
     return once.repeat(layer.weight.shape[0] // len(once))
 
@@ -317,47 +305,40 @@ def _scale(layer: Layer, factors: Tensor, shifts: Tensor) -> None:
     bias.copy_(bias.double() * factors + shifts)
 
 
-# The outcome of a calibration: the map, the errors before and after, and the data behind them.
-
-
-Target = Literal["match", "iou"]
-Method = Literal["platt", "temperature"]
-
-
 @dataclass(frozen=True)
 class Calibration:
-    """A fitted and folded calibration; the errors are those of the images it was fitted on.
+    """A fitted and folded calibration; the errors are measured on the images of the fit.
 
     ``platt`` maps a score to ``sigmoid(a * logit + b)``. ``temperature`` divides the logits of a softmax by 1 / a and
-    subtracts b from that of the background. ``target`` is ``match``, the probability of an IoU of at least 0.5 with an
-    object, or ``iou``, the expected IoU.
+    subtracts b from the background logit. ``target`` is ``match``, the probability that a detection overlaps an object
+    with an IoU of at least 0.5, or ``iou``, the expected IoU.
     """
 
-    method: Method  # platt or temperature
-    target: Target  # match or iou
+    method: FitMethod  # platt or temperature
+    target: FitTarget  # match or iou
     a: tuple[float, ...]  # one for all classes, or one per class
-    b: tuple[float, ...]  # as many numbers as a has
+    b: tuple[float, ...]  # same length as a
     d_ece: tuple[float, float]  # D-ECE before and after
     la_ece: tuple[float, float]  # LaECE before and after
-    images: int  # number of images of the fit
-    detections: int  # number of detections of the fit
+    images: int  # number of images
+    detections: int  # number of detections
     right: int  # number of detections that match an object at an IoU of 0.5
-    best_threshold: float  # the calibrated score of the best F1 on these images
+    best_threshold: float  # calibrated score with the best F1 on these images
 
     @property
     def score_map(self) -> ScoreMap:
-        """The pairs as a map of scores, for method ``platt``."""
+        """The pairs as a score map, for method ``platt``."""
         return ScoreMap(self.a, self.b)
 
     @property
     def keeps_order(self) -> bool:
-        """Whether the detections of an image keep their order in all classes together."""
+        """Whether the detections in an image keep their order across classes."""
         return self.method == "platt" and len(self.a) == 1
 
     def threshold(self, score: float) -> float:
-        """Return the minimum score that shows the same detections after calibration as ``score`` did before.
+        """Map a minimum score to the one that keeps the same detections after calibration.
 
-        No single score does so with a pair per class or after a temperature; then it is the score of the best F1 on
+        No single score does so with one pair per class or with a temperature; the result is then the best-F1 score on
         the images of the fit.
         """
         if self.keeps_order:
@@ -365,7 +346,7 @@ class Calibration:
         return self.best_threshold if score > 0 else score
 
     def after(self, earlier: Calibration | None) -> Calibration:
-        """Return the calibration from the trained logits on, if the logits had been calibrated before."""
+        """Combine this calibration with an ``earlier`` one, so that the result starts from the trained logits."""
         if earlier is None:
             return self
         count = max(len(self.a), len(earlier.a))
@@ -384,12 +365,12 @@ class Calibration:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON; :meth:`from_dict` reads them."""
+        """Convert to plain values for JSON, which :meth:`from_dict` reads."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Calibration:
-        """Return the calibration that :meth:`to_dict` described; ValueError or TypeError if it is not valid."""
+        """Rebuild a calibration from :meth:`to_dict`; raise ValueError or TypeError if it is not valid."""
         values = dict(content)
         for name in ("a", "b", "d_ece", "la_ece"):
             values[name] = tuple(float(each) for each in values[name])
@@ -398,7 +379,7 @@ class Calibration:
         values["best_threshold"] = float(values["best_threshold"])
         result = cls(**values)
         ScoreMap(result.a, result.b)
-        known = result.method in get_args(Method) and result.target in get_args(Target)
+        known = result.method in get_args(FitMethod) and result.target in get_args(FitTarget)
         if not known or len(result.d_ece) != 2 or len(result.la_ece) != 2 or math.isnan(result.best_threshold):
             raise ValueError("expected a calibration with method, target and errors before and after")
         return result

@@ -1,4 +1,4 @@
-"""Replace the losses of an existing torchvision detector by a ranking loss, in place, and calibrate its scores.
+"""Switch an existing torchvision detector to a ranking loss, in place, and calibrate its scores.
 
 >>> import torch
 >>> from torchvision.models.detection import retinanet_resnet50_fpn
@@ -12,7 +12,7 @@
 
 from bucketrank.integrations.torchvision.signatures import check_signatures
 
-check_signatures()  # before the import below, which subclasses what is checked
+check_signatures()  # must run before the imports below, which subclass the checked classes
 
 from bucketrank.integrations.torchvision.scores import calibrate, score_head  # noqa: E402
 from bucketrank.integrations.torchvision.switch import undo, use_ranking_loss  # noqa: E402

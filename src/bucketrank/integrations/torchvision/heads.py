@@ -1,4 +1,4 @@
-"""Boxes decoded from box deltas alone, in units of the anchor."""
+"""torchvision heads with a ranking loss: RetinaNet, FCOS, SSD, the RPN and the RoI heads, and the parts they share."""
 
 from __future__ import annotations
 
@@ -14,29 +14,31 @@ from torchvision.models.detection.ssd import SSD
 from torchvision.ops import generalized_box_iou_loss
 
 from bucketrank.boxes import paired_iou
-from bucketrank.integrations.ranking_loss import RankingLoss
+from bucketrank.integrations.ranking_loss import RankingLoss, candidate_targets, weighted_mean
+
+Targets = list[dict[str, Tensor]]
+
+BACKGROUND, IGNORED = -1, -2  # the values of torchvision's Matcher
+RPN_WEIGHT = 0.2  # factor on all RPN terms, as in the published recipes
 
 
 def relative_boxes(coder: BoxCoder, deltas: Tensor) -> Tensor:
-    """Decode box deltas (P, 4) against the unit box: each box comes in units of its own anchor.
+    """Decode box deltas (P, 4) against the unit box, so that each box is relative to its own anchor.
 
-    IoU and GIoU do not change when both boxes are shifted and scaled together. A prediction and its target that are
-    encoded against the same anchor can therefore be compared without the anchor.
+    IoU and GIoU do not change when both boxes are shifted and scaled together. So a prediction and a target that are
+    encoded against the same anchor can be compared without the anchor.
     """
     deltas = deltas.float()
     boxes: Tensor = coder.decode_single(deltas, deltas.new_tensor([0, 0, 1, 1]).expand(len(deltas), 4))
     return boxes
 
 
-# Log-odds of a softmax classifier: one sigmoid logit per class, without changing the classifier's weights.
-
-
 def log_odds(logits: Tensor) -> Tensor:
-    """Return the log-odds of the softmax, ``s_c = z_c - log sum_{k != c} exp z_k``: ``sigmoid(s) = softmax(z)``.
+    """Compute the log-odds of the softmax, ``s_c = z_c - log sum_{k != c} exp z_k``: ``sigmoid(s) = softmax(z)``.
 
     The cost is O(C) per row. Both branches avoid cancellation: a probability p of at most 1/2 gives
-    ``log p - log(1 - p)``. Only the largest logit of a row can have p above 1/2, and its sum over the other classes
-    is computed explicitly.
+    ``log p - log(1 - p)``. Only the largest logit of a row can have p above 1/2; its sum over the other classes is
+    computed explicitly.
 
     >>> z = torch.tensor([[1.0, 2.0, 40.0]])
     >>> log_odds(z)  # the last: 40 - log(e^1 + e^2)
@@ -50,10 +52,7 @@ def log_odds(logits: Tensor) -> Tensor:
     return torch.where(is_top, logits - others, log_p - torch.log1p(-log_p.exp()))
 
 
-# Check of the ground-truth labels in torchvision's targets.
-
-
-def check_label_shapes(targets: list[dict[str, Tensor]]) -> None:
+def check_label_shapes(targets: Targets) -> None:
     """Raise unless every box has one label."""
     for index, target in enumerate(targets):
         if "labels" not in target:
@@ -68,7 +67,7 @@ def check_label_shapes(targets: list[dict[str, Tensor]]) -> None:
             )
 
 
-def check_labels(targets: list[dict[str, Tensor]], *, first: int, last: int) -> None:
+def check_labels(targets: Targets, *, first: int, last: int) -> None:
     """Raise unless every box has one label, from ``first`` to ``last``.
 
     The check costs one device sync. torchvision itself syncs several times in the same step.
@@ -88,33 +87,30 @@ def check_labels(targets: list[dict[str, Tensor]], *, first: int, last: int) -> 
     )
 
 
-# The losses of one head: a ranking loss for its logits and GIoU loss for its boxes.
-
-
-BACKGROUND, IGNORED = -1, -2  # the numbers of torchvision's Matcher
-
-
 def head_terms(
     ranking_loss: RankingLoss, logits: Tensor, labels: Tensor, *, boxes: Tensor, objects: Tensor
 ) -> dict[str, Tensor]:
-    """Return ``rank``, ``sort`` (Rank & Sort only) and ``box`` for R candidates, P of which are positives.
+    """Compute ``rank``, ``sort`` (Rank & Sort only) and ``box`` for R candidates, P of which are positives.
 
     ``logits`` is (R, C). ``labels`` (R,) holds a column of ``logits``, ``BACKGROUND`` or ``IGNORED``. ``boxes`` (P, 4)
     are the predicted boxes of the positives, in the order of ``labels``, and ``objects`` (P, 4) their ground truth.
-    The box term is the mean GIoU loss, weighted by the confidences of the positives. It is then self-balanced to the
+    The box term is the mean GIoU loss, weighted by the confidence of the positives. It is then self-balanced to the
     ranking terms, or multiplied by ``box_weight`` if that is set.
     """
     positives = torch.where(labels >= 0)[0]
     boxes, objects = boxes.float(), objects.float()
 
-    targets = torch.zeros_like(logits, dtype=torch.float32)
-    targets[labels == IGNORED] = -1
-    targets[positives, labels[positives]] = ranking_loss.labels(paired_iou(boxes, objects))
+    targets = candidate_targets(
+        logits.detach().float(),
+        ranking_loss.labels(paired_iou(boxes, objects)),
+        rows=positives,
+        columns=labels[positives],
+        ignored=labels == IGNORED,
+    )
     terms = ranking_loss.terms(logits, targets)
 
     confidences = logits[positives].detach().float().sigmoid().amax(1)
-    errors = generalized_box_iou_loss(boxes, objects)
-    box_loss = (errors * confidences).sum() / confidences.sum().clamp(min=1e-10)
+    box_loss = weighted_mean(generalized_box_iou_loss(boxes, objects), confidences)
     return terms | {"box": ranking_loss.weigh_box_loss(box_loss, terms.values())}
 
 
@@ -123,28 +119,38 @@ def named(terms: dict[str, Tensor], scores: str, boxes: str, *, weight: float = 
     return {boxes if name == "box" else f"{scores}_{name}": weight * term for name, term in terms.items()}
 
 
-# RetinaNet, FCOS and SSD: one ranking over all anchors of all levels and images and over all classes.
+class DenseBatch:
+    """The A anchors of each of B images with their matched objects; P anchors are positive.
 
-
-Targets = list[dict[str, Tensor]]
-
-
-class AnchorMatches:
-    """The objects that the A anchors of a batch of B images are matched to; P anchors are positive.
-
-    ``labels`` (B, A) is the label of the matched object, -1 for background and -2 for ignored anchors. ``positives``
-    (B, A) marks the anchors with an object. ``anchors`` (P, 4) and ``objects`` (P, 4) are the boxes of the positives
-    and of their objects.
+    ``columns`` (B, A) is the logit column of the matched object, BACKGROUND or IGNORED. ``deltas``, ``anchors`` and
+    ``objects`` (P, 4) are the predicted box deltas, the anchors and the object boxes of the positives. All anchors and
+    classes of all levels and images form one ranking.
     """
 
-    def __init__(self, targets: Targets, anchors: list[Tensor], matches: list[Tensor]) -> None:
-        self.labels = torch.stack(matches)
-        self.positives = self.labels >= 0
-        objects = [match[match >= 0] for match in matches]
-        labels = torch.cat([t["labels"][o] for t, o in zip(targets, objects, strict=True)])
-        self.labels[self.positives] = labels.to(self.labels.dtype)
-        self.objects = torch.cat([t["boxes"][o] for t, o in zip(targets, objects, strict=True)])
-        self.anchors = torch.stack(anchors)[self.positives]
+    def __init__(
+        self,
+        targets: Targets,
+        head_outputs: dict[str, Tensor],
+        anchors: list[Tensor],
+        matches: list[Tensor],
+        *,
+        first_label: int,
+    ) -> None:
+        check_labels(targets, first=first_label, last=head_outputs["cls_logits"].shape[-1] - 1)
+        self.columns = torch.stack(matches)
+        positives = self.columns >= 0
+        matched = [(target, match[match >= 0]) for target, match in zip(targets, matches, strict=True)]
+        labels = torch.cat([target["labels"][objects] for target, objects in matched])
+        self.columns[positives] = labels.to(self.columns.dtype) - first_label
+        self.objects = torch.cat([target["boxes"][objects] for target, objects in matched])
+        self.anchors = torch.stack(anchors)[positives]
+        self.deltas = head_outputs["bbox_regression"][positives].float()
+
+    def terms(self, ranking_loss: RankingLoss, logits: Tensor, boxes: Tensor) -> dict[str, Tensor]:
+        """Compute the loss terms of logits (B, A, C) and the decoded boxes (P, 4) of the positives."""
+        columns = self.columns.flatten()
+        terms = head_terms(ranking_loss, logits.flatten(0, 1), columns, boxes=boxes, objects=self.objects)
+        return named(terms, "classification", "bbox_regression")
 
 
 class RankingRetinaNetHead(RetinaNetHead):
@@ -155,13 +161,9 @@ class RankingRetinaNetHead(RetinaNetHead):
     def compute_loss(
         self, targets: Targets, head_outputs: dict[str, Tensor], anchors: list[Tensor], matched_idxs: list[Tensor]
     ) -> dict[str, Tensor]:
-        check_labels(targets, first=0, last=head_outputs["cls_logits"].shape[-1] - 1)
-        matches = AnchorMatches(targets, anchors, matched_idxs)
-        deltas = head_outputs["bbox_regression"][matches.positives].float()
-        boxes = self.regression_head.box_coder.decode_single(deltas, matches.anchors)
-        logits = head_outputs["cls_logits"].flatten(0, 1)
-        terms = head_terms(self.ranking_loss, logits, matches.labels.flatten(), boxes=boxes, objects=matches.objects)
-        return named(terms, "classification", "bbox_regression")
+        batch = DenseBatch(targets, head_outputs, anchors, matched_idxs, first_label=0)
+        boxes = self.regression_head.box_coder.decode_single(batch.deltas, batch.anchors)
+        return batch.terms(self.ranking_loss, head_outputs["cls_logits"], boxes)
 
 
 class RankingFCOSHead(FCOSHead):
@@ -172,17 +174,13 @@ class RankingFCOSHead(FCOSHead):
     def compute_loss(
         self, targets: Targets, head_outputs: dict[str, Tensor], anchors: list[Tensor], matched_idxs: list[Tensor]
     ) -> dict[str, Tensor]:
-        check_labels(targets, first=0, last=head_outputs["cls_logits"].shape[-1] - 1)
-        matches = AnchorMatches(targets, anchors, matched_idxs)
-        deltas = head_outputs["bbox_regression"][matches.positives].float()
-        boxes = self.box_coder.decode(deltas, matches.anchors)
-        logits = head_outputs["cls_logits"].flatten(0, 1)
-        terms = head_terms(self.ranking_loss, logits, matches.labels.flatten(), boxes=boxes, objects=matches.objects)
-
-        # Of the parent's losses only the centerness is used. The other outputs are detached to save their graph.
+        batch = DenseBatch(targets, head_outputs, anchors, matched_idxs, first_label=0)
+        boxes = self.box_coder.decode(batch.deltas, batch.anchors)
+        terms = batch.terms(self.ranking_loss, head_outputs["cls_logits"], boxes)
+        # Only the parent's centerness loss is used. The other outputs are detached to save their graph.
         outputs = {name: value if name == "bbox_ctrness" else value.detach() for name, value in head_outputs.items()}
         own = super().compute_loss(targets, outputs, anchors, matched_idxs)
-        return named(terms, "classification", "bbox_regression") | {"bbox_ctrness": own["bbox_ctrness"]}
+        return terms | {"bbox_ctrness": own["bbox_ctrness"]}
 
 
 class RankingSSD(SSD):
@@ -193,24 +191,14 @@ class RankingSSD(SSD):
     def compute_loss(
         self, targets: Targets, head_outputs: dict[str, Tensor], anchors: list[Tensor], matched_idxs: list[Tensor]
     ) -> dict[str, Tensor]:
-        check_labels(targets, first=1, last=head_outputs["cls_logits"].shape[-1] - 1)
-        matches = AnchorMatches(targets, anchors, matched_idxs)
-        deltas = head_outputs["bbox_regression"][matches.positives].float()
-        boxes = self.box_coder.decode_single(deltas, matches.anchors)
-        logits = log_odds(head_outputs["cls_logits"])[..., 1:].flatten(0, 1)
-        columns = torch.where(matches.positives, matches.labels - 1, matches.labels).flatten()  # no background column
-        terms = head_terms(self.ranking_loss, logits, columns, boxes=boxes, objects=matches.objects)
-        return named(terms, "classification", "bbox_regression")
-
-
-# The region proposal network (RPN): one ranking over all anchors of the batch, without sampling.
-
-
-HEAD_WEIGHT = 0.2  # multiplies all terms of the RPN, as in the published recipes
+        batch = DenseBatch(targets, head_outputs, anchors, matched_idxs, first_label=1)
+        boxes = self.box_coder.decode_single(batch.deltas, batch.anchors)
+        logits = log_odds(head_outputs["cls_logits"])[..., 1:]  # drops the background
+        return batch.terms(self.ranking_loss, logits, boxes)
 
 
 class RankingRPN(RegionProposalNetwork):
-    """``RegionProposalNetwork`` with a ranking loss."""
+    """``RegionProposalNetwork`` with one ranking over all anchors of the batch, without sampling."""
 
     ranking_loss: RankingLoss
 
@@ -227,22 +215,19 @@ class RankingRPN(RegionProposalNetwork):
         return terms, terms["box"]
 
     def forward(
-        self, images: ImageList, features: dict[str, Tensor], targets: list[dict[str, Tensor]] | None = None
+        self, images: ImageList, features: dict[str, Tensor], targets: Targets | None = None
     ) -> tuple[list[Tensor], dict[str, Tensor]]:
         boxes, losses = super().forward(images, features, targets)
-        if losses:  # the parent stores the dict of terms from compute_loss as "loss_objectness"
-            losses = named(losses["loss_objectness"], "loss_objectness", "loss_rpn_box_reg", weight=HEAD_WEIGHT)
+        if losses:  # the parent stores the terms from compute_loss as "loss_objectness"
+            losses = named(losses["loss_objectness"], "loss_objectness", "loss_rpn_box_reg", weight=RPN_WEIGHT)
         return boxes, losses
 
 
-# The RoI heads: one ranking over all proposals and objects of the batch and over all classes, without sampling.
-
-
 class RankingRoIHeads(RoIHeads):
-    """``RoIHeads`` with a ranking loss over the log-odds of its classifier.
+    """``RoIHeads`` with one ranking over all proposals, objects and classes of the batch, without sampling.
 
     The classifier stays a softmax with background. The sigmoid of a class's log-odds equals its softmax probability,
-    so ranking the log-odds ranks the scores of inference, and the parent's post-processing needs no change.
+    so ranking the log-odds ranks the inference scores, and the parent's post-processing needs no change.
     """
 
     ranking_loss: RankingLoss
@@ -252,11 +237,11 @@ class RankingRoIHeads(RoIHeads):
         return [torch.where(image_labels >= 0)[0] for image_labels in labels]
 
     def select_training_samples(
-        self, proposals: list[Tensor], targets: list[dict[str, Tensor]] | None
+        self, proposals: list[Tensor], targets: Targets | None
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
         proposals, matches, labels, deltas = super().select_training_samples(proposals, targets)
         self.proposal_targets = torch.cat(labels), torch.cat(deltas)
-        # The returned labels choose the proposals for the mask and keypoint heads: keep the parent's limit for them.
+        # The returned labels choose the proposals for the mask and keypoint heads, which keep the parent's limit.
         limit = int(self.fg_bg_sampler.batch_size_per_image * self.fg_bg_sampler.positive_fraction)
         return proposals, matches, [limit_positives(image_labels, limit) for image_labels in labels], deltas
 
@@ -265,19 +250,19 @@ class RankingRoIHeads(RoIHeads):
         features: dict[str, Tensor],
         proposals: list[Tensor],
         image_shapes: list[tuple[int, int]],
-        targets: list[dict[str, Tensor]] | None = None,
+        targets: Targets | None = None,
     ) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
         if not self.training:
             result, losses = super().forward(features, proposals, image_shapes, targets)
             return result, losses
 
-        check_label_shapes(targets or [])  # before the parent uses the labels
+        check_label_shapes(targets or [])  # must run before the parent uses the labels
         # The parent's box loss is a module-level function, which cannot be overridden. Let the parent compute it,
-        # discard it, and rank the outputs of the predictor instead.
+        # discard it, and rank the predictor outputs instead.
         predictions: list[tuple[Tensor, Tensor]] = []
 
         def keep_outputs(_module: nn.Module, _inputs: object, outputs: tuple[Tensor, Tensor]) -> None:
-            # Here, because the parent's loss fails for a label beyond the last class and treats label 0 as background.
+            # Check now: the parent's loss fails for a label beyond the last class and treats label 0 as background.
             check_labels(targets or [], first=1, last=outputs[0].shape[1] - 1)
             predictions.append(outputs)
 
@@ -292,13 +277,13 @@ class RankingRoIHeads(RoIHeads):
         return result, box_losses | others
 
     def box_losses(self, logits: Tensor, deltas: Tensor, labels: Tensor, target_deltas: Tensor) -> dict[str, Tensor]:
-        """Return the losses of R proposals.
+        """Compute the losses of R proposals.
 
         ``logits`` is (R, 1 + C), ``deltas`` (R, 4 + 4C), ``labels`` (R,) with 0 for background, ``target_deltas``
         (R, 4).
         """
         positives = torch.where(labels > 0)[0]
-        deltas = deltas.reshape(len(deltas), -1, 4)[positives, labels[positives]]  # the deltas of the object's class
+        deltas = deltas.reshape(len(deltas), -1, 4)[positives, labels[positives]]  # deltas of the object's class
         terms = head_terms(
             self.ranking_loss,
             log_odds(logits)[:, 1:],
@@ -310,7 +295,7 @@ class RankingRoIHeads(RoIHeads):
 
 
 def limit_positives(labels: Tensor, limit: int) -> Tensor:
-    """Return ``labels`` with at most ``limit`` positives, chosen at random; the other positives become background."""
+    """Keep at most ``limit`` positives, chosen at random; the other positives become background."""
     positives = torch.where(labels > 0)[0]
     dropped = positives[torch.randperm(len(positives), device=labels.device)[limit:]]
     return labels.index_fill(0, dropped, 0)

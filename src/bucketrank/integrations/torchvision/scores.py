@@ -1,4 +1,4 @@
-"""Calibrated scores for torchvision's detectors."""
+"""Calibrate the scores of torchvision detectors."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torchvision.models.detection import FCOS, FasterRCNN, RetinaNet
 from torchvision.models.detection.ssd import SSD
 
 from bucketrank.evaluation.calibration import Calibration, ScoreHead
-from bucketrank.evaluation.calibration.fitting import MOST_IMAGES, Data, FitSettings, Samples, calibrate_head
-from bucketrank.evaluation.calibration.mapping import Method, Target
+from bucketrank.evaluation.calibration.fitting import MAX_IMAGES, Data, FitSettings, Samples, calibrate_head
+from bucketrank.evaluation.calibration.mapping import FitMethod, FitTarget
 
-CENTRENESS = (
-    "FCOS multiplies the class score by the centerness and takes the root, so that a map of the class score would "
-    "change the order of detections"
+CENTERNESS = (
+    "FCOS multiplies the class score by the centerness and takes the root, so a map of the class score would change "
+    "the order of detections"
 )
 
 
@@ -24,10 +24,10 @@ def calibrate(
     model: nn.Module,
     data: Data,
     *,
-    target: Target = "match",
+    target: FitTarget = "match",
     per_class: bool = False,
-    method: Method = "platt",
-    most: int | None = MOST_IMAGES,
+    method: FitMethod = "platt",
+    max_images: int | None = MAX_IMAGES,
 ) -> Calibration:
     """Turn the scores of a torchvision detector into probabilities, in place; return the fitted map with its errors.
 
@@ -37,12 +37,12 @@ def calibrate(
     score is a product.
 
     Args:
-        model: a detector of torchvision.
+        model: a torchvision detector.
         data: pairs of image and target, single or in batches.
-        target: ``"match"``, the probability of an IoU of at least 0.5 with an object, or ``"iou"``, the expected IoU.
-        per_class: fit each class on its own.
+        target: ``"match"``, the probability of a match at an IoU of 0.5, or ``"iou"``, the expected IoU.
+        per_class: fit each class separately.
         method: ``"platt"`` for sigmoid scores, ``"temperature"`` for a softmax.
-        most: maximum number of images; None for all.
+        max_images: maximum number of images; None for all.
     """
     untyped_model: Any = model
     head = score_head(model)
@@ -53,17 +53,17 @@ def calibrate(
         return detections
 
     settings = FitSettings(target, per_class, method)
-    samples = Samples.of(data, detect, most=most)
-    if samples.split is not None:  # the labels of a data set start at 1; RetinaNet has a score for label 0, too
+    samples = Samples.of(data, detect, max_images=max_images)
+    if samples.split is not None:  # data set labels start at 1, but RetinaNet also scores label 0
         samples = replace(samples, detect=lambda image: _without_label_0(detect(image)))
     return calibrate_head(model, head, samples, settings)
 
 
 def score_head(model: nn.Module) -> ScoreHead:
-    """Return the last classification layers of a torchvision detector; labels are columns of their outputs.
+    """Describe the last classification layers of a torchvision detector; labels are columns of their outputs.
 
     Args:
-        model: a detector of torchvision.
+        model: a torchvision detector.
     """
     untyped_model: Any = model
     if isinstance(model, RetinaNet):
@@ -72,7 +72,7 @@ def score_head(model: nn.Module) -> ScoreHead:
         thresholds = ((model, "score_thresh"),)
         return ScoreHead("sigmoid", layers=(layer,), columns=columns, first_label=0, thresholds=thresholds)
     if isinstance(model, FCOS):
-        return ScoreHead("other", reason=CENTRENESS)
+        return ScoreHead("other", reason=CENTERNESS)
     if isinstance(model, FasterRCNN):
         layer = untyped_model.roi_heads.box_predictor.cls_score
         return ScoreHead("softmax", layers=(layer,), columns=layer.out_features, first_label=0, background=0)
@@ -98,5 +98,5 @@ def _without_label_0(detections: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 
 
 def _last_layer(block: Any) -> Any:
-    """Return the convolution of a block of SSD; a block of SSDLite ends in it."""
+    """Return an SSD block's convolution; an SSDLite block ends in it."""
     return block[-1] if isinstance(block, nn.Sequential) else block

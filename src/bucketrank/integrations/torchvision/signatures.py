@@ -1,4 +1,4 @@
-"""Signatures of the torchvision methods that the adapter overrides or calls, checked when it is imported."""
+"""Check, at import, the signatures of the torchvision methods that the adapter overrides or calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ SUPPORTED = "0.21 to 0.29"
 
 
 def check_signatures() -> None:
-    """Raise ImportError, naming the supported versions, if a method of torchvision has unexpected parameters."""
+    """Raise ImportError, naming the supported versions, if a torchvision method has unexpected parameters."""
     try:
         import torchvision
         from torchvision.models.detection import _utils, fcos, retinanet, roi_heads, rpn, ssd

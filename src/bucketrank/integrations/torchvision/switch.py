@@ -25,7 +25,7 @@ from bucketrank.integrations.torchvision.heads import (
 
 Model = TypeVar("Model", bound=nn.Module)
 
-# The submodules that compute losses, and those with a score threshold; "" is the model itself.
+# Submodules that compute losses, and submodules with a score threshold; "" is the model itself.
 SUBMODULES: dict[type[nn.Module], tuple[list[str], list[str]]] = {
     FasterRCNN: (["rpn", "roi_heads"], ["rpn", "roi_heads"]),  # MaskRCNN and KeypointRCNN are subclasses
     RetinaNet: (["head"], [""]),
@@ -39,7 +39,7 @@ RANKING_CLASSES: dict[type[nn.Module], type[nn.Module]] = {
     FCOSHead: RankingFCOSHead,
     SSD: RankingSSD,
 }
-ORIGINAL = "_before_ranking"  # the attribute of the model that holds its Original
+ORIGINAL = "_before_ranking"  # model attribute that holds its Original
 
 
 @dataclass
@@ -60,26 +60,25 @@ def use_ranking_loss(
 ) -> Model:
     """Give ``model`` a ranking loss, in place: FasterRCNN, MaskRCNN, KeypointRCNN, RetinaNet, FCOS or SSD.
 
-    ``loss`` is ``"rs"`` (Rank & Sort) or ``"ap"``. ``method`` and ``delta`` are those of the losses. The logits of all
-    classes, anchors and images of a batch form one ranking, without sampling. In the loss dict ``<name>_rank`` and
+    ``loss`` is ``"rs"`` (Rank & Sort) or ``"ap"``. ``method`` and ``delta`` are passed to the loss. The logits of all
+    classes, anchors and images in a batch form one ranking, without sampling. In the loss dict ``<name>_rank`` and
     ``<name>_sort`` replace the classification loss.
 
-    Boxes are trained by GIoU loss. By default its value is self-balanced to that of the ranking terms of the same
-    head, for ``"rs"`` and ``"ap"`` alike. The published code self-balances Rank & Sort only and gives AP loss a weight
-    tuned per detector (2 in ATSS, 1 in PAA); a number for ``box_weight`` multiplies the GIoU loss instead of
-    balancing it.
+    Boxes are trained with GIoU loss. By default it is self-balanced to the ranking terms of the same head, for both
+    ``"rs"`` and ``"ap"``. The published code self-balances only Rank & Sort and gives AP loss a weight tuned per
+    detector (2 in ATSS, 1 in PAA). A number for ``box_weight`` multiplies the GIoU loss instead of balancing it.
 
-    No parameter is changed, added or removed. Where the classifier is a softmax with background (RoI heads, SSD) the
+    No parameter is changed, added or removed. If the classifier is a softmax with background (RoI heads, SSD), the
     log-odds of its probabilities are ranked, so predictions do not change. The score thresholds are set to 0, because
-    the scores become ranks; inference still keeps the best ``detections_per_img``.
+    the scores become ranks; inference still keeps the top ``detections_per_img``.
 
     A second call replaces the settings. :func:`undo` restores the model's own loss.
 
     Args:
-        model: a detector of torchvision.
+        model: a torchvision detector.
         loss: ``"rs"`` (Rank & Sort) or ``"ap"``.
         method: how the ranks are computed: ``"exact"``, ``"pairwise"`` or ``"bucketed"``.
-        delta: half the width of the ramp of the smoothed step; by default 0.5 for Rank & Sort and 1 for AP loss.
+        delta: logits closer than this count as partly tied; by default 0.5 for Rank & Sort and 1 for AP loss.
         box_weight: factor on the box losses; by default they are self-balanced.
     """
     ranking_loss = RankingLoss(loss=loss, method=method, delta=delta, box_weight=box_weight)
@@ -100,7 +99,7 @@ def use_ranking_loss(
 
 
 def undo(model: Model) -> Model:
-    """Restore the model's own loss and its score thresholds, in place; the parameters keep their values.
+    """Restore the model's own loss and score thresholds, in place; the parameters keep their values.
 
     Raises ``TypeError`` for a model that :func:`use_ranking_loss` does not support, and ``ValueError`` for a supported
     model that has no ranking loss.
@@ -132,7 +131,7 @@ def _check_model(caller: str, model: object) -> None:
 
 
 def _submodules(model: nn.Module) -> tuple[list[Any], list[Any]]:
-    """Return the submodules of a supported ``model`` that compute losses, and those with a score threshold."""
+    """List the submodules of a supported ``model`` that compute losses, and those with a score threshold."""
     owners, thresholded = next(names for supported, names in SUBMODULES.items() if isinstance(model, supported))
     return [model.get_submodule(name) for name in owners], [model.get_submodule(name) for name in thresholded]
 

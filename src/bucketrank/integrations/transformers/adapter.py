@@ -1,4 +1,4 @@
-"""Give a model of transformers a ranking loss, and restore its own."""
+"""Switch a transformers model to a ranking loss, and back."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from bucketrank.choices import Method
-from bucketrank.integrations.ranking_loss import LossName, RankingLoss, is_weight
-from bucketrank.integrations.transformers.criterion import Target, check_targets
+from bucketrank.integrations.ranking_loss import LossName, RankingLoss, Target, is_weight
+from bucketrank.integrations.transformers.criterion import check_targets
 from bucketrank.integrations.transformers.layouts import (
     LossInput,
     LossOutput,
@@ -59,15 +59,15 @@ REFUSED = {
     "RfDetrForInstanceSegmentation": _MASKS,
 }
 
-# The families whose models make denoising queries of the targets, before the loss sees them.
+# Families whose models build denoising queries from the targets before the loss sees them.
 DENOISING = (rt_detr_loss, d_fine_loss, deimv2_loss)
 
 
 class LossFunction:
     """The ``model.loss_function`` of a model with a ranking loss.
 
-    It is not a module: transformers would register a module as a part of the model and keep its own loss. It is not a
-    closure, so that the model can be copied and pickled.
+    It is not a module, because transformers would register a module as a submodule and keep its own loss. It is not a
+    closure, so the model can be copied and pickled.
     """
 
     def __init__(self, family_loss: FamilyLoss, settings: Settings) -> None:
@@ -106,17 +106,17 @@ class LossFunction:
             return self.family_loss(inputs, self.settings)
 
     def check_before_denoising(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Check the targets before a model makes denoising queries of them: a hook of the model itself."""
+        """Check the targets before the model builds denoising queries from them: a pre-forward hook of the model."""
         images = kwargs.get("pixel_values", args[0] if args else None)
         if kwargs.get("labels") is not None and images is not None:
             check_targets(kwargs["labels"], images=len(images), classes=model.config.num_labels)
 
     def keep_proposals(self, _module: nn.Module, _inputs: Any, outputs: Any) -> None:
-        """Keep the encoder's proposals, which the model does not pass to its loss: a hook of its inner model."""
+        """Keep the encoder proposals, which the model does not pass to its loss: a hook of the inner model."""
         self.proposals = (outputs.enc_outputs_class, outputs.enc_outputs_coord_logits)
 
     def drop_proposals(self, _module: nn.Module, _inputs: Any, _outputs: Any) -> None:
-        """Release the proposals after each call: a hook of the model itself."""
+        """Release the proposals after each call: a hook of the model."""
         self.proposals = None
 
 
@@ -132,12 +132,12 @@ def use_ranking_loss(
     """Replace the classification loss of ``model`` by a ranking loss; change the model in place and return it.
 
     ``loss`` is ``"rs"`` (Rank & Sort, whose labels are the IoUs of matched boxes) or ``"ap"``. ``method`` and ``delta``
-    are those of the losses. ``class_cost`` replaces the weight of the class in the Hungarian matching; the paper
-    doubles it, from 2 to 4.
+    are passed to the loss. ``class_cost`` replaces the class weight in the Hungarian matching; the paper doubles it,
+    from 2 to 4.
 
-    By default L1 and GIoU loss are each self-balanced to the ranking loss of the same layer, for ``"rs"`` and ``"ap"``
-    alike, so the model's weights for them have no effect. The published code self-balances Rank & Sort only and gives
-    AP loss a fixed weight; a number for ``box_weight`` does so here: L1 and GIoU loss keep the model's weights,
+    By default L1 and GIoU loss are each self-balanced to the ranking loss of the same layer, for both ``"rs"`` and
+    ``"ap"``, so the model's weights for them have no effect. The published code self-balances only Rank & Sort and
+    gives AP loss a fixed weight. With a number for ``box_weight``, L1 and GIoU loss keep the model's weights,
     multiplied by that number.
 
     A second call replaces the settings. :func:`undo` restores the model's own loss. The loss is not saved with the
@@ -147,9 +147,9 @@ def use_ranking_loss(
         model: a detection transformer.
         loss: ``"rs"`` (Rank & Sort) or ``"ap"``.
         method: how the ranks are computed: ``"exact"``, ``"pairwise"`` or ``"bucketed"``.
-        delta: half the width of the ramp of the smoothed step; by default 0.5 for Rank & Sort and 1 for AP loss.
+        delta: logits closer than this count as partly tied; by default 0.5 for Rank & Sort and 1 for AP loss.
         box_weight: factor on the box losses; by default they are self-balanced.
-        class_cost: weight of the class in the Hungarian matching; by default the model's own.
+        class_cost: class weight in the Hungarian matching; by default the model's own.
     """
     settings = Settings(RankingLoss(loss, method, delta, box_weight), class_cost)
     family_loss = supported_family("use_ranking_loss", model)
@@ -197,14 +197,14 @@ def undo(model: Model) -> Model:
 
 
 def _ranking_function(model: nn.Module) -> LossFunction | None:
-    """Return the loss function of a model with a ranking loss, None for a model with its own loss."""
+    """Return the model's ranking loss function, or None if the model has its own loss."""
     function = model.__dict__.get("_loss_function")
     return function if isinstance(function, LossFunction) else None
 
 
 def supported_family(caller: str, model: nn.Module) -> FamilyLoss:
-    """Return the loss of the model's family; raise ``TypeError`` if the model is not supported."""
-    # Compared by name, because importing the classes would import all of these models.
+    """Find the loss of the model's family; raise ``TypeError`` if the model is not supported."""
+    # Classes are compared by name, because importing them would import all of these models.
     bases = [base.__name__ for base in type(model).__mro__ if base.__module__.startswith("transformers.")]
     name = type(model).__name__
     for base in bases:
@@ -212,7 +212,7 @@ def supported_family(caller: str, model: nn.Module) -> FamilyLoss:
             raise TypeError(f"{caller}: expected a detector with sigmoid scores, got {name}: {REFUSED[base]}")
         if base in FAMILY_LOSSES:
             config: Any = model.config
-            if not getattr(config, "use_focal_loss", True):  # RT-DETR with the loss of DETR
+            if not getattr(config, "use_focal_loss", True):  # RT-DETR with the DETR loss
                 raise TypeError(f"{caller}: expected config.use_focal_loss to be True, got False: {_SOFTMAX}")
             return FAMILY_LOSSES[base]
     raise TypeError(
@@ -222,7 +222,7 @@ def supported_family(caller: str, model: nn.Module) -> FamilyLoss:
 
 
 def _at_least_float32(value: Any) -> Any:
-    """Return float tensors, also inside tuples, in float32 or a wider dtype, and any other value unchanged."""
+    """Convert float tensors, also inside tuples, to float32 or wider; return any other value unchanged."""
     if isinstance(value, tuple):
         return tuple(_at_least_float32(part) for part in value)
     if not isinstance(value, Tensor) or not value.is_floating_point():

@@ -1,4 +1,4 @@
-"""Checks of the targets that a training step passes to a model as ``labels``."""
+"""The ranking criterion for transformers: check the targets, rank all layers in one call, and weigh the box losses."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bucketrank.integrations.ranking_loss import Matching, RankingLoss, centre_size_iou
+from bucketrank.integrations.ranking_loss import Matching, RankingLoss, Target, centre_size_iou
 from bucketrank.losses import self_balance
 
 KEYS = ("class_labels", "boxes")
 TENSORS = "a dict with the tensors class_labels and boxes"
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+CLASSIFICATION = ("labels", "vfl", "mal")  # names of the classification loss in the library's criteria
+BOX_TERMS = ("loss_bbox", "loss_giou")
+RANKING_TERMS = ("loss_rank", "loss_sort")
 
 
 def check_targets(targets: Any, *, images: int, classes: int) -> None:
@@ -71,14 +74,8 @@ def _check_boxes(boxes: Tensor, name: str) -> None:
         )
 
 
-# The rankings of all layers of one training step, in one call of the ranking loss.
-
-
-Target = dict[str, Tensor]
-
-
 class Layer(NamedTuple):
-    """The queries of a layer and the objects matched to them; ``logits`` is (B, Q, C), ``boxes`` (B, Q, 4)."""
+    """A layer's queries and the objects matched to them; ``logits`` is (B, Q, C), ``boxes`` (B, Q, 4)."""
 
     logits: Tensor
     boxes: Tensor
@@ -87,9 +84,9 @@ class Layer(NamedTuple):
 
 
 class Positives(NamedTuple):
-    """The matched queries of all layers, numbered through the concatenated tensors of all layers."""
+    """The matched queries of all layers, as indices into the concatenated tensors of all layers."""
 
-    queries: Tensor  # (P,) rows of the boxes (sum of B Q, 4)
+    queries: Tensor  # (P,) rows in the boxes (sum of B Q, 4)
     entries: Tensor  # (P,) positions in the flat logits (sum of B Q C,)
     classes: Tensor  # (P,)
     object_boxes: Tensor  # (P, 4)
@@ -98,21 +95,21 @@ class Positives(NamedTuple):
 def rank_layers(ranking_loss: RankingLoss, layers: Sequence[Layer]) -> dict[str, Tensor]:
     """Rank all (query, class) pairs of each layer, over the whole batch; the matched pairs are the positives.
 
-    Each term has one value per layer. The number of operations does not depend on the numbers of layers and images.
+    Each term has one value per layer. The number of operations does not depend on the number of layers or images.
     """
     logits = _join([layer.logits for layer in layers], -1)
     boxes = _join([layer.boxes.detach() for layer in layers], -1, 4)
     positives = _positives(layers)
     ious = centre_size_iou(boxes[positives.queries], positives.object_boxes)
     targets = torch.zeros_like(logits)
-    # On a device nobody has checked the class labels. As an index, a negative one would train another query.
+    # Class labels on a device are unchecked. A negative one, used as an index, would train another query.
     labels = ranking_loss.labels(ious).masked_fill(positives.classes < 0, torch.nan)
     targets[positives.entries] = labels.to(targets.dtype)
     return ranking_loss.terms(logits, targets, sizes=[layer.logits.numel() for layer in layers])
 
 
 def matching_on(device: torch.device, matching: Matching) -> Matching:
-    """Copy a matching to ``device`` in one transfer, for which the host does not wait."""
+    """Copy a matching to ``device`` in one transfer, without a device sync."""
     if all(queries.device.type == device.type for queries, _ in matching):
         return matching
     lengths = [len(queries) for queries, _ in matching]
@@ -122,8 +119,8 @@ def matching_on(device: torch.device, matching: Matching) -> Matching:
 
 
 def _join(tensors: Sequence[Tensor], *shape: int) -> Tensor:
-    """Concatenate tensors (B, Q, ...) after they are viewed in ``shape``."""
-    # Layers are mostly strided views of one stack. In their own shape one operation copies all that are of one shape.
+    """Concatenate tensors (B, Q, ...), each viewed in ``shape``."""
+    # Layers are mostly strided views of one stack: one operation copies all layers of equal shape, before the view.
     by_shape = groupby(tensors, key=lambda tensor: tensor.shape[1:])
     groups = [torch.cat(list(group)).view(shape) for _, group in by_shape]
     return groups[0] if len(groups) == 1 else torch.cat(groups)
@@ -132,7 +129,7 @@ def _join(tensors: Sequence[Tensor], *shape: int) -> Tensor:
 def _positives(layers: Sequence[Layer]) -> Positives:
     pairs = [pair for layer in layers for pair in layer.matching]
     queries, objects = (torch.cat([pair[side] for pair in pairs]) for side in (0, 1))
-    # The encoder's proposals may have targets of their own. Layers share all other targets.
+    # The encoder proposals may have their own targets. All other layers share theirs.
     target_lists = list({id(layer.targets): layer.targets for layer in layers}.values())
     targets = [target for each in target_lists for target in each]
     lengths = [len(matched) for matched, _ in pairs]
@@ -147,7 +144,7 @@ def _positives(layers: Sequence[Layer]) -> Positives:
 
 
 def _offsets(layers: Sequence[Layer], target_lists: Sequence[list[Target]]) -> list[tuple[int, int, int, int]]:
-    """Return, for each image of each layer, its first query, first entry, number of classes and first object."""
+    """Find the first query, first entry, number of classes and first object of each image in each layer."""
     first_objects, number = {}, 0
     for targets in target_lists:
         numbers = []
@@ -165,16 +162,8 @@ def _offsets(layers: Sequence[Layer], target_lists: Sequence[list[Target]]) -> l
     return offsets
 
 
-# The criterion of transformers with its classification loss replaced by a ranking loss.
-
-
-CLASSIFICATION = ("labels", "vfl", "mal")  # the names of the classification loss in the library's criteria
-BOX_TERMS = ("loss_bbox", "loss_giou")
-RANKING_TERMS = ("loss_rank", "loss_sort")
-
-
 class RankingCriterion:
-    """A new criterion of the library whose layers are ranked, all in one call, instead of classified one by one.
+    """A library criterion that ranks all layers in one call instead of classifying them one by one.
 
     ``class_cost``, if not None, replaces the class cost of its matcher.
     """
@@ -183,7 +172,7 @@ class RankingCriterion:
         self.library, self.ranking_loss = library, ranking_loss
         self.library_loss = library.get_loss
         self.layers: list[Layer] = []
-        # The matchings on the device of the logits, each with the library's matching, by the id of the latter.
+        # id of a library matching: that matching, and its copy on the logits' device.
         self.on_device: dict[int, tuple[Matching, Matching]] = {}
         library.get_loss = self.get_loss
         if class_cost is not None:
@@ -192,9 +181,9 @@ class RankingCriterion:
     def get_loss(
         self, loss: str, outputs: dict[str, Tensor], targets: list[Target], indices: Matching, num_boxes: float
     ) -> dict[str, Tensor]:
-        """Return a loss of one layer as the library does, but only keep the layer where it is to be classified."""
+        """Compute a layer's loss like the library, but for a classification loss only store the layer."""
         if id(indices) not in self.on_device:
-            # The library indexes with tensors on the CPU: on a GPU every such index would be a transfer and a wait.
+            # The library indexes with CPU tensors: on a GPU every such index would cost a transfer and a device sync.
             self.on_device[id(indices)] = indices, matching_on(outputs["logits"].device, indices)
         matching = self.on_device[id(indices)][1]
         if loss in CLASSIFICATION:
@@ -204,24 +193,24 @@ class RankingCriterion:
         return terms
 
     def box_losses(self, outputs: dict[str, Any], targets: list[Target]) -> dict[str, Tensor]:
-        """Return the terms of the library's criterion for all layers, without those that classify."""
+        """Compute the library's terms for all layers, except the classification terms."""
         losses: dict[str, Tensor] = self.library(outputs, targets)
         return losses
 
     def with_rankings(self, losses: dict[str, Tensor], *, weight: float = 1) -> dict[str, Tensor]:
         """Add the ranking terms of all layers, times ``weight``, before the box terms of their layer.
 
-        ``losses`` are the terms of :meth:`box_losses`. L1 and GIoU loss of every layer are self-balanced, each to the
-        ranking loss of that layer. With a ``box_weight`` they stay as they are: the fixed weights enter in the sum.
+        ``losses`` are the terms of :meth:`box_losses`. L1 and GIoU loss of every layer are each self-balanced to the
+        layer's ranking loss. With a ``box_weight`` they stay unchanged: the sum applies the fixed weights.
         """
         suffixes = [key.removeprefix("loss_bbox") for key in losses if key.startswith("loss_bbox")]
         values = [weight * term for term in rank_layers(self.ranking_loss, self.layers).values()]
-        # This object and the library's criterion refer to each other, so Python frees them late. Free the layers now.
+        # This object and the library's criterion refer to each other, so Python frees them late: release the layers.
         self.layers, self.on_device = [], {}
         totals = torch.stack(values).sum(0)
-        # The library computes the box terms of the layers in the order in which it classifies the layers.
-        of_layers = zip(suffixes, zip(*(value.unbind() for value in values), strict=True), totals, strict=True)
-        rankings = {suffix: (terms, total) for suffix, terms, total in of_layers}
+        # The library computes box terms in the same layer order as classification terms.
+        layer_terms = zip(*(value.unbind() for value in values), strict=True)
+        rankings = dict(zip(suffixes, zip(layer_terms, totals, strict=True), strict=True))
         complete = {}
         for key, value in losses.items():
             stem = next((stem for stem in BOX_TERMS if key.startswith(stem)), None)
@@ -237,7 +226,7 @@ class RankingCriterion:
 
 
 def weighted_sum(losses: dict[str, Tensor], weights: Mapping[str, float]) -> Tensor:
-    """Sum the terms of all layers, each times the weight under its name without the layer's suffix."""
+    """Sum the terms of all layers, each times the weight named like it without the layer suffix."""
     return torch.stack(
         [weight * value for key, value in losses.items() for stem, weight in weights.items() if key.startswith(stem)]
     ).sum()

@@ -1,11 +1,9 @@
-"""The layouts in which families of models pass the outputs of their layers to the loss.
-
-There are three layouts:
+"""The loss of each model family, which depends on the layout of its layer outputs.
 
 - Deformable DETR, DAB-DETR and Conditional DETR stack the layers first: ``(L, B, Q, C)``.
-- RT-DETR, D-FINE and DEIMv2 stack the batch first, with the DN denoising queries before the others in every layer:
+- RT-DETR, D-FINE and DEIMv2 stack the batch first, with DN denoising queries before the others in every layer:
   ``(B, L, DN + Q, C)``.
-- LW-DETR and RF-DETR stack the layers first and hold G groups of queries, each matched on its own: ``(L, B, G Q, C)``.
+- LW-DETR and RF-DETR stack the layers first and hold G separately matched query groups: ``(L, B, G Q, C)``.
 """
 
 from __future__ import annotations
@@ -16,12 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bucketrank.integrations.ranking_loss import RankingLoss
+from bucketrank.integrations.ranking_loss import RankingLoss, Target
 from bucketrank.integrations.transformers.criterion import (
     BOX_TERMS,
     RANKING_TERMS,
     RankingCriterion,
-    Target,
     weighted_sum,
 )
 from bucketrank.integrations.transformers.library import library_class
@@ -45,8 +42,8 @@ class LossInput:
     labels: list[Target]
     boxes: Tensor
     config: Any
-    layer_logits: Tensor | None  # of all decoder layers
-    layer_boxes: Tensor | None
+    layer_logits: Tensor | None  # logits of all decoder layers
+    layer_boxes: Tensor | None  # boxes of all decoder layers
     extras: dict[str, Any]  # arguments that only some families pass
     proposals: tuple[Tensor, Tensor] | None  # two-stage Deformable DETR: logits and box logits of every encoder token
 
@@ -99,7 +96,7 @@ def deimv2_loss(inputs: LossInput, settings: Settings) -> LossOutput:
 
 
 def _weights(config: Any, ranking_loss: RankingLoss, class_weight: float) -> dict[str, float]:
-    """Return the weight of each term: the class weight, and for boxes with a fixed weight the model's own times it."""
+    """Weigh each term by the class weight; with a ``box_weight``, weigh box terms by it times the model's weight."""
     weights = dict.fromkeys((*RANKING_TERMS, *BOX_TERMS), class_weight)
     if ranking_loss.box_weight is not None:
         weights["loss_bbox"] = ranking_loss.box_weight * config.bbox_loss_coefficient
@@ -130,10 +127,10 @@ def _layers_first(inputs: LossInput) -> tuple[dict[str, Any], list[dict[str, Ten
 def _proposal_losses(
     criterion: RankingCriterion, proposals: tuple[Tensor, Tensor], labels: list[Target]
 ) -> dict[str, Tensor]:
-    """Return the losses of the encoder's proposals in Deformable DETR, for which transformers has no loss.
+    """Compute the losses of Deformable DETR's encoder proposals, for which transformers has no loss.
 
-    The model keeps the tokens with the highest logit of class 0, for objects of any class. So only this logit is ranked
-    and every object is of class 0. A token on padding has infinite box logits; no object is matched to such a box.
+    The model keeps the tokens with the highest logit of class 0, for objects of any class. So only this logit is
+    ranked, and every object gets class 0. A token on padding has infinite box logits; no object is matched to it.
     """
     logits, box_logits = proposals
     objects = [{**target, "class_labels": torch.zeros_like(target["class_labels"])} for target in labels]
@@ -156,7 +153,7 @@ def _denoising_detr_loss(
 ) -> LossOutput:
     ranking_loss = settings.ranking_loss
     criterion = RankingCriterion(library_criterion(inputs.config), ranking_loss, settings.class_cost)
-    weights = criterion.library.weight_dict  # these criteria multiply their terms by their weights themselves
+    weights = criterion.library.weight_dict  # these criteria apply their weights themselves
     if ranking_loss.box_weight is not None:
         weights |= {term: ranking_loss.box_weight * weights[term] for term in BOX_TERMS}
     denoising = inputs.extras.get("denoising_meta_values")
@@ -186,8 +183,8 @@ def _denoising_detr_loss(
 def _unstacked(stacks: dict[str, Tensor]) -> list[dict[str, Tensor]]:
     """Split stacks (B, L, ...) into L layers, aligned at the last layer.
 
-    D-FINE and DEIMv2 make one more prediction before their first layer, without distributions of box edges, so the
-    stacks of distributions are shorter by one. The distributions of the last layer are targets for the other layers.
+    D-FINE and DEIMv2 make one more prediction before their first layer, without box-edge distributions, so the
+    distribution stacks are shorter by one. The last layer's distributions are targets for the other layers.
     """
     teacher = {}
     if "pred_corners" in stacks:

@@ -1,4 +1,4 @@
-"""Functions and classes of transformers that the adapter relies on, checked when it is imported."""
+"""Check, at import, the transformers functions and classes that the adapter relies on."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _REFINED = (*_DENOISED, "predicted_corners", "initial_reference_points")
 _TERM = ("self", "loss", "outputs", "targets", "indices", "num_boxes")
 _MATCHER = ("class_cost", "bbox_cost", "giou_cost")
 
-# The first parameters of each function or class, by module of transformers.loss. The models call our loss with the
-# arguments of the library's own loss.
+# Module in transformers.loss: function or class: its first parameters. Models call our loss with the arguments of the
+# library's loss.
 EXPECTED = {
     "loss_deformable_detr": {
         "DeformableDetrForObjectDetectionLoss": _CALL,
@@ -62,7 +62,7 @@ def check_library() -> None:
     if not isinstance(loss_function, property) or loss_function.fset is None:
         _refuse(version, "PreTrainedModel.loss_function to be a property with a setter", repr(loss_function))
     for module, functions in EXPECTED.items():
-        # Some models were added after 5.0. A version without their loss has no such models either.
+        # Some models were added after 5.0. A version without their loss does not have these models either.
         if find_spec(f"transformers.loss.{module}") is None:
             continue
         for name, parameters in functions.items():
@@ -72,7 +72,7 @@ def check_library() -> None:
 
 
 def library_class(module: str, name: str) -> Any:
-    """Return a class or function of ``transformers.loss``, imported here because its module is slow to import."""
+    """Import a class or function of ``transformers.loss`` on first use, because its module is slow to import."""
     return getattr(import_module(f"transformers.loss.{module}"), name)
 
 

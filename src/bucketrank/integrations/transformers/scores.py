@@ -1,42 +1,41 @@
-"""Calibrated scores for the detection transformers of transformers."""
+"""Calibrate the scores of detection transformers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from bucketrank.evaluation.calibration import Calibration, ScoreHead
-from bucketrank.evaluation.calibration.fitting import MOST_IMAGES, FitSettings, Samples, calibrate_head
-from bucketrank.evaluation.calibration.mapping import Target
+from bucketrank.evaluation.calibration.fitting import MAX_IMAGES, FitSettings, Samples, calibrate_head
+from bucketrank.evaluation.calibration.mapping import FitTarget
 from bucketrank.integrations.ranking_loss import corners
 from bucketrank.integrations.transformers.adapter import supported_family
 
-DETECTIONS = 100  # per image, as the image processors of the library keep them
+MAX_DETECTIONS = 100  # per image, as in the library's image processors
 
 
 def calibrate(
     model: nn.Module,
     batches: Iterable[Mapping[str, Any]],
     *,
-    target: Target = "match",
+    target: FitTarget = "match",
     per_class: bool = False,
-    most: int | None = MOST_IMAGES,
+    max_images: int | None = MAX_IMAGES,
 ) -> Calibration:
     """Turn the scores of a detection transformer into probabilities, in place; return the fitted map with its errors.
 
-    ``batches`` are those of training, without augmentation: mappings with ``pixel_values``, maybe ``pixel_mask``, and
-    ``labels`` with ``class_labels`` and ``boxes`` per image. The detections of an image are the 100 highest scores of
-    all queries and classes. The other arguments are those of :func:`~bucketrank.evaluation.calibration.calibrate`.
+    ``batches`` are training batches without augmentation: mappings with ``pixel_values``, optional ``pixel_mask``, and
+    ``labels`` with ``class_labels`` and ``boxes`` per image. The detections in an image are the top 100 over all
+    queries and classes. The other arguments are those of :func:`~bucketrank.evaluation.calibration.calibrate`.
 
     Args:
         model: a detection transformer.
-        batches: batches as in training, without augmentation.
-        target: ``"match"``, the probability of an IoU of at least 0.5 with an object, or ``"iou"``, the expected IoU.
-        per_class: fit each class on its own.
-        most: maximum number of images; None for all.
+        batches: training batches without augmentation.
+        target: ``"match"``, the probability of a match at an IoU of 0.5, or ``"iou"``, the expected IoU.
+        per_class: fit each class separately.
+        max_images: maximum number of images; None for all.
     """
     head = score_head(model)
     untyped_model: Any = model
@@ -45,18 +44,17 @@ def calibrate(
     def detect(inputs: Mapping[str, Any]) -> Mapping[str, Tensor]:
         outputs = untyped_model(**{name: value.to(device) for name, value in inputs.items()})
         scores = outputs.logits[0].float().sigmoid()
-        best = scores.flatten().topk(min(DETECTIONS, scores.numel()))
+        best = scores.flatten().topk(min(MAX_DETECTIONS, scores.numel()))
         columns = scores.shape[1]
         boxes = corners(outputs.pred_boxes[0].float())[best.indices // columns]
         return {"boxes": boxes, "labels": best.indices % columns, "scores": best.values}
 
-    images = SingleImages(batches, most)
-    items = list(images) if isinstance(batches, Iterator) else images  # a fit may read them twice
-    return calibrate_head(model, head, Samples(items, detect), FitSettings(target, per_class))
+    samples = Samples.first(batches, detect, max_images=max_images, unbatch=_single_images)
+    return calibrate_head(model, head, samples, FitSettings(target, per_class))
 
 
 def score_head(model: nn.Module) -> ScoreHead:
-    """Return the classification layer whose logits a detection transformer returns; labels count from 0.
+    """Describe the classification layer whose logits a detection transformer returns; labels count from 0.
 
     Args:
         model: a detection transformer.
@@ -66,7 +64,7 @@ def score_head(model: nn.Module) -> ScoreHead:
     columns = int(untyped_model.config.num_labels)
     decoder = getattr(untyped_model.model, "decoder", None)
     single = getattr(untyped_model, "class_embed", None) or getattr(untyped_model, "class_labels_classifier", None)
-    if isinstance(single, nn.Linear):  # the same for all decoder layers
+    if isinstance(single, nn.Linear):  # all decoder layers share it
         return ScoreHead("sigmoid", layers=(single,), columns=columns, first_label=0)
     index = getattr(decoder, "eval_idx", untyped_model.config.decoder_layers - 1)
     # The model and its decoder each have a list of layers, with tied weights.
@@ -82,24 +80,10 @@ def score_head(model: nn.Module) -> ScoreHead:
     )
 
 
-@dataclass(frozen=True)
-class SingleImages:
-    """The first ``most`` images of batches, one at a time, with ground truth as corners in units of the image."""
-
-    batches: Iterable[Mapping[str, Any]]
-    most: int | None
-
-    def __iter__(self) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-        count = 0
-        for batch in self.batches:
-            for number, label in enumerate(batch["labels"]):
-                if self.most is not None and count >= self.most:
-                    return
-                count += 1
-                inputs = {
-                    name: value[number : number + 1]
-                    for name, value in batch.items()
-                    if name != "labels" and isinstance(value, Tensor)
-                }
-                target = {"boxes": corners(label["boxes"]), "labels": label["class_labels"]}
-                yield inputs, target | {name: label[name] for name in ("iscrowd",) if name in label}
+def _single_images(batch: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Split a batch into batches of one image, with ground-truth boxes as relative corners."""
+    tensors = {name: value for name, value in batch.items() if name != "labels" and isinstance(value, Tensor)}
+    for number, label in enumerate(batch["labels"]):
+        inputs = {name: value[number : number + 1] for name, value in tensors.items()}
+        target = {"boxes": corners(label["boxes"]), "labels": label["class_labels"]}
+        yield inputs, target | {name: label[name] for name in ("iscrowd",) if name in label}
