@@ -176,7 +176,7 @@ def test_a_retinanet_after_some_training_steps(loss, tmp_path, one_thread):
     """After a few steps most scores of RS are equal to rounding."""
     model = small_detector("retinanet", loss=loss).train()
     optimiser = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    shapes = Shapes(size=96, fewest=8, most=8)
+    shapes = Shapes(size=96, min_objects=8, max_objects=8)
     for step in range(40):
         images, targets = [], []
         for number in range(4):

@@ -110,7 +110,7 @@ def test_a_run_folder_is_read_and_never_written_to(trained: TrainedDetector, tmp
     run = tmp_path / "run"
     save_weights(run / "weights.safetensors", trained.model, trained.meta)
     assert bucketrank.from_pretrained(run).meta == trained.meta
-    with pytest.raises(WeightsError, match="got the folder of a run; choose another"):
+    with pytest.raises(WeightsError, match="got a run folder; choose another"):
         trained.save_pretrained(run)
     assert [file.name for file in run.iterdir()] == ["weights.safetensors"]
 
@@ -239,12 +239,12 @@ def test_errors_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
         use_hub(monkeypatch, address, tmp_path / "cache")
         for name, message in {
             "me/other-model": "expected model.safetensors in the repository on 127.0.0.1, got none; choose a "
-            "repository that push_to_hub of a bucketrank detector wrote (pickles are not read)",
+            "repository that push_to_hub of a bucketrank detector wrote (pickles are never loaded)",
             "me/no-such-model": "expected a file, a folder or a repository on 127.0.0.1, got none of that name; check "
             "the name, and log in with hf auth login if the repository is private",
             "me/not--valid": "expected a file, a folder or a repository on 127.0.0.1, got none of that name",
             "gated/model": "expected access to the repository on 127.0.0.1, got none; ask for access on its page",
-            "me/not-ours": "not weights of a bucketrank run",
+            "me/not-ours": "not bucketrank weights",
         }.items():
             assert main(["predict", name, "a.png"]) == 1
             assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""A trained detector in use: predictions, evaluation, calibration, export to ONNX, and sharing on the hub."""
+"""Use a trained detector: predict, evaluate, calibrate, export to ONNX, and share it on the hub."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Evaluate a weights file on a data set: average precision, calibration errors and the best score threshold."""
+"""Evaluate a weights file on a data set, and calibrate it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from bucketrank.detectors.mask_rcnn import MaskRCNN
 from bucketrank.devices import resolve_device
 from bucketrank.evaluation import CalibrationErrors, EvaluationResult, Evaluator
 from bucketrank.evaluation.calibration import Calibration, calibrate
-from bucketrank.evaluation.calibration.fitting import MOST_IMAGES
-from bucketrank.evaluation.calibration.mapping import Method, Target
+from bucketrank.evaluation.calibration.fitting import MAX_IMAGES
+from bucketrank.evaluation.calibration.mapping import FitMethod, FitTarget
 from bucketrank.recipes import from_dict
 from bucketrank.suggestions import printable
 from bucketrank.weights.atomic import require_no_folder, write_text
-from bucketrank.weights.files import Meta, WeightsError, save_weights, scores_in_words
+from bucketrank.weights.files import Meta, WeightsError, describe_scores, save_weights
 from bucketrank.weights.load import load_model
 
 
@@ -41,15 +41,15 @@ class EvaluationSetup:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The metrics of boxes and, if the model has them, masks; and the threshold with the best F1 on this data."""
+    """Box metrics, mask metrics if the model has masks, calibration errors, and the best-F1 threshold on this data."""
 
-    boxes: EvaluationResult  # metrics of the boxes
-    masks: EvaluationResult | None  # metrics of the masks; None without masks
-    masks_in_boxes: EvaluationResult | None  # metrics of the masks in the ground-truth boxes; None unless asked for
+    boxes: EvaluationResult  # box metrics
+    masks: EvaluationResult | None  # mask metrics; None without masks
+    masks_in_boxes: EvaluationResult | None  # mask metrics in the ground-truth boxes; None unless requested
     errors: CalibrationErrors  # calibration errors of the boxes
-    threshold: float  # score of the best F1 on these images
+    threshold: float  # best-F1 score on these images
     images: int  # number of images
-    meta: Meta  # the description in the weights file
+    meta: Meta  # description in the weights file
 
 
 def evaluate(
@@ -61,25 +61,25 @@ def evaluate(
     batch_size: int = 1,
     workers: int = 0,
     device: str = "auto",
-    most: int | None = None,
+    max_images: int | None = None,
     detections: Path | None = None,
     given_boxes: bool = False,
 ) -> Evaluation:
-    """Evaluate a weights file on a split of the data folder ``data``, or on its first ``most`` images.
+    """Evaluate a weights file on a split of the data folder ``data``, or on its first ``max_images`` images.
 
-    Detections of every score count. ``detections`` is a file to write them to, in COCO's result format.
+    Detections of every score count. ``detections`` is a file to write them to, as COCO results.
 
     Args:
-        weights: weights file, folder of a run or of ``save_pretrained``, or a name on the hub.
-        data: folder of the data set.
+        weights: weights file, run folder, ``save_pretrained`` folder, or hub repository.
+        data: data set folder.
         split: ``"val"`` or ``"train"``.
         layout: layout of the data folder; by default the first that fits.
         batch_size: images per batch.
         workers: data-loading workers.
         device: a torch device; auto is cuda if available.
-        most: evaluate only the first N images; by default all.
+        max_images: evaluate only the first N images; by default all.
         detections: file to write the detections to.
-        given_boxes: also evaluate the masks in the ground-truth boxes, which measures masks alone.
+        given_boxes: also evaluate masks in the ground-truth boxes, which measures only the masks.
     """
     if detections is not None:
         require_no_folder(detections, "detections.json")
@@ -89,7 +89,7 @@ def evaluate(
         raise DataError(
             f"{weights}: --given-boxes: expected a Mask R-CNN, got {type(setup.model).__name__}; leave the flag out"
         )
-    indices = range(len(setup.images) if most is None else min(most, len(setup.images)))
+    indices = range(len(setup.images) if max_images is None else min(max_images, len(setup.images)))
     loader = ImageLoader(setup.images, sampler=list(indices), batch_size=batch_size, num_workers=workers)
     evaluator = setup.evaluator
     in_boxes = Evaluator(setup.images.split, masks=True, style=evaluator.style) if masked is not None else None
@@ -103,7 +103,7 @@ def evaluate(
                 in_boxes.add(image_ids, masked.detect_in_boxes(on_device, given))
     if detections is not None:
         write_text(detections, json.dumps(evaluator.detections))
-    seen_only = most is not None
+    seen_only = max_images is not None
     threshold = evaluator.best_threshold(seen_only=seen_only)
     return Evaluation(
         boxes=evaluator.result("boxes", seen_only=seen_only),
@@ -119,7 +119,7 @@ def evaluate(
 def prepare_evaluation(
     weights: Path | str, data: Path | str, *, split: str = "val", layout: str | None = None, device: str = "auto"
 ) -> EvaluationSetup:
-    """Load a weights file and a split of the data folder ``data``; DataError unless the classes are the same."""
+    """Load a weights file and a split of the data folder ``data``; raise DataError unless the classes are the same."""
     model, meta = load_model(weights)
     chosen = _find_split(data, split, layout)
     require_sound(chosen, masks=model.masks)
@@ -133,7 +133,7 @@ def prepare_evaluation(
     style = from_dict(meta.recipe, source=str(weights)).data.style
     try:
         evaluator = Evaluator(chosen, masks=model.masks, style=style)
-    except ValueError as error:  # the rules of LVIS need more than COCO's annotations have
+    except ValueError as error:  # LVIS rules need more than COCO annotations have
         raise DataError(f"{chosen.annotations}: {error}") from error
     torch_device = resolve_device(device)
     return EvaluationSetup(model.to(torch_device), meta, images, evaluator, torch_device)
@@ -143,12 +143,12 @@ def _find_split(data: Path | str, split: str, layout: str | None) -> Split:
     splits = find_splits(data, layout=layout)
     chosen = {"val": splits.val, "train": splits.train}.get(split)
     if chosen is None:
-        raise DataError(f"{data}: there is no split {split!r}; expected val or train, if the folder has both")
+        raise DataError(f"{data}: expected a split {split!r}, got none; choose val or train, if the folder has both")
     return chosen
 
 
 def print_evaluation(console: Console, evaluation: Evaluation) -> None:
-    """Print COCO's metrics, the AP of each class, the calibration errors and the threshold."""
+    """Print the metrics, the AP of each class, the calibration errors and the threshold."""
     masks = evaluation.masks
     results = {"boxes": evaluation.boxes, "masks": masks, "masks in given boxes": evaluation.masks_in_boxes}
     shown = {name: result.columns for name, result in results.items() if result is not None}
@@ -165,7 +165,7 @@ def print_evaluation(console: Console, evaluation: Evaluation) -> None:
     errors = evaluation.errors
     console.print(
         f"calibration error of boxes: D-ECE {errors.d_ece:.4f}, LaECE {errors.la_ece:.4f}. "
-        f"{scores_in_words(evaluation.meta)}",
+        f"{describe_scores(evaluation.meta)}",
         highlight=False,
         soft_wrap=True,
     )
@@ -181,9 +181,6 @@ def _percent(value: float) -> str:
     return "-" if math.isnan(value) else f"{100 * value:.1f}"
 
 
-# Calibrate a weights file: read it, fit, fold, and write it with the calibration in its description.
-
-
 def calibrate_weights(
     weights: Path | str,
     data: Path | str,
@@ -191,28 +188,28 @@ def calibrate_weights(
     *,
     split: str = "train",
     layout: str | None = None,
-    target: Target = "match",
+    target: FitTarget = "match",
     per_class: bool = False,
-    method: Method = "platt",
-    most: int | None = MOST_IMAGES,
+    method: FitMethod = "platt",
+    max_images: int | None = MAX_IMAGES,
     device: str = "auto",
 ) -> Calibration:
     """Calibrate the scores of a weights file on a split of the data folder ``data``; write it to ``out``.
 
-    By default the file itself is replaced. The training split is the usual choice, so that the validation split stays
-    untouched. A calibrated file may be calibrated again. CannotCalibrateError if the scores cannot be calibrated; then
-    nothing is written.
+    By default the file itself is replaced. The training split is the usual choice, because it leaves the validation
+    split untouched. A calibrated file may be calibrated again. Raises CannotCalibrateError, and writes nothing, if the
+    scores cannot be calibrated.
 
     Args:
-        weights: weights file, folder of a run or of ``save_pretrained``, or a name on the hub.
-        data: folder of the data set.
-        out: the file to write; by default the weights file is replaced.
+        weights: weights file, run folder, ``save_pretrained`` folder, or hub repository.
+        data: data set folder.
+        out: file to write; by default the weights file is replaced.
         split: images to fit on: ``"train"`` or ``"val"``.
         layout: layout of the data folder; by default the first that fits.
-        target: ``"match"``, the probability of an IoU of at least 0.5 with an object, or ``"iou"``, the expected IoU.
-        per_class: fit each class on its own.
+        target: ``"match"``, the probability of a match at an IoU of 0.5, or ``"iou"``, the expected IoU.
+        per_class: fit each class separately.
         method: ``"platt"`` for sigmoid scores, ``"temperature"`` for a softmax.
-        most: maximum number of images; None for all.
+        max_images: maximum number of images; None for all.
         device: a torch device; auto is cuda if available.
     """
     if out is None and not Path(weights).is_file():
@@ -220,6 +217,8 @@ def calibrate_weights(
             f"{weights}: expected a weights file to replace, got no such file; choose the file with --out"
         )
     setup = prepare_evaluation(weights, data, split=split, layout=layout, device=device)
-    calibration = calibrate(setup.model, setup.images, target=target, per_class=per_class, method=method, most=most)
+    calibration = calibrate(
+        setup.model, setup.images, target=target, per_class=per_class, method=method, max_images=max_images
+    )
     save_weights(weights if out is None else out, setup.model.cpu(), setup.meta.calibrated(calibration))
     return calibration

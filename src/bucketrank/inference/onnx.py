@@ -1,7 +1,7 @@
-"""Detections that differ between two runtimes only because scores are equal to rounding.
+"""Export a whole detector to ONNX, and verify the file by comparing its detections in onnxruntime with torch's.
 
-Where two overlapping candidates have the same score, rounding decides which of them non-maximum suppression keeps. The
-choice then decides which further candidates are suppressed and which are beyond the limit of detections.
+Detections may differ without an error: if two overlapping candidates have equal scores, rounding decides which one NMS
+keeps. That choice decides which further candidates are suppressed or cut off by the detection limit.
 """
 
 from __future__ import annotations
@@ -37,139 +37,43 @@ from bucketrank.suggestions import is_out_of_memory
 from bucketrank.weights.atomic import require_no_folder, require_no_input, write
 from bucketrank.weights.load import load_model
 
-TIE = 1e-6  # scores that differ by no more than this are equal to rounding
-IOU_ROUNDING = 1e-3
-
 Array = NDArray[Any]
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """The boxes (R, 4) of a dense detector before any selection, in pixels of the input, and their scores (R, C)."""
-
-    boxes: Tensor
-    scores: Tensor
-    nms: float  # IoU above which the lower of two boxes of a class is suppressed
-
-    @classmethod
-    def of(cls, model: Detector, image: Tensor) -> Candidates | None:
-        """Return the candidates in an image (1, 3, H, W); None for other detectors, and with score voting."""
-        if not isinstance(model, DenseDetector) or model.vote:
-            return None
-        batch, _ = model.transform([image[0]])
-        features = model.neck(model.backbone(batch.tensors))
-        output = model.head(features)
-        boxes = model.coder.decode_single(output.box_deltas[0].float(), torch.cat(model.anchors(features)))
-        size = batch.image_sizes[0]
-        boxes = resize_boxes(clip_boxes_to_image(boxes, size), list(size), list(image.shape[-2:]))
-        return cls(boxes, model.scores(output)[0], model.nms)
-
-    def contain(self, box: Array, label: int, score: float, *, box_limit: float, score_limit: float) -> bool:
-        """Return whether a detection is one of the candidates, within the limits; labels count from 1."""
-        near = (self.boxes - torch.from_numpy(box)).abs().amax(1) <= box_limit
-        return bool((near & ((self.scores[:, label - 1] - score).abs() <= score_limit)).any())
-
-    def have_tie(self, box: Array, label: int, score: float) -> bool:
-        """Return whether another candidate of the same class has the same score and overlaps, so that one is kept."""
-        tied = (self.scores[:, label - 1] - score).abs() <= TIE
-        competing = box_iou(torch.from_numpy(box)[None], self.boxes[tied])[0] > self.nms - IOU_ROUNDING
-        return int(competing.sum()) > 1  # the detection itself is among them
-
-
-def tied_detections(
-    candidates: Candidates,
-    one: dict[str, Array],
-    other: dict[str, Array],
-    unpaired: tuple[list[int], list[int]],
-    *,
-    limits: tuple[float, float],
-) -> tuple[int, int]:
-    """Return how many of the unpaired detections of ``one`` and of ``other`` follow from equal scores.
-
-    A detection does if it is one of the candidates, within ``limits`` of box and score, and
-
-    - a candidate that competes with it has the same score; or
-    - it competes with an unpaired detection on the other side that follows from equal scores; or
-    - its score is not above the lowest on the other side by more than rounding: the limit of detections cut it off.
-    """
-    sides = (one, other)
-    open_rows: list[set[int]] = [set(), set()]
-    explained: list[set[int]] = [set(), set()]
-    for side, (detections, rows) in enumerate(zip(sides, unpaired, strict=True)):
-        lowest = float(sides[1 - side]["scores"].min(initial=0.0 if not len(sides[1 - side]["scores"]) else 1.0))
-        at_limit = len(detections["scores"]) == len(sides[1 - side]["scores"])
-        for row in rows:
-            box, label, score = (
-                detections["boxes"][row],
-                int(detections["labels"][row]),
-                float(detections["scores"][row]),
-            )
-            if not candidates.contain(box, label, score, box_limit=limits[0], score_limit=limits[1]):
-                continue
-            if candidates.have_tie(box, label, score) or (at_limit and score <= lowest + TIE):
-                explained[side].add(row)
-            else:
-                open_rows[side].add(row)
-    changed = True
-    while changed:
-        changed = False
-        for side in (0, 1):
-            for row in sorted(open_rows[side]):
-                if _competes(sides[side], row, sides[1 - side], explained[1 - side], candidates.nms):
-                    open_rows[side].remove(row)
-                    explained[side].add(row)
-                    changed = True
-    return len(explained[0]), len(explained[1])
-
-
-def _competes(detections: dict[str, Array], row: int, others: dict[str, Array], rows: set[int], nms: float) -> bool:
-    """Return whether a detection overlaps one of these rows of the others, of the same class, by more than ``nms``."""
-    same = [each for each in sorted(rows) if others["labels"][each] == detections["labels"][row]]
-    if not same:
-        return False
-    overlaps = box_iou(
-        torch.from_numpy(detections["boxes"][row])[None], torch.from_numpy(others["boxes"][np.array(same)])
-    )
-    return bool((overlaps > nms - IOU_ROUNDING).any())
-
-
-# Export of a whole detector to ONNX, verified by comparing its detections in onnxruntime with torch's.
-
+Arrays = Mapping[str, Array]
 
 OPSET = 17
-PROPERTY = "bucketrank"  # in the metadata; marks a file as ours
+PROPERTY = "bucketrank"  # metadata key that marks a file as ours
 OUTPUTS = ("boxes", "labels", "scores", "masks")
 
 # Two detections are the same if their classes are equal and they differ by no more than this.
-BOX_TOLERANCE = 1e-4  # as a fraction of the image's longer side
+BOX_TOLERANCE = 1e-4  # fraction of the image's longer side
 SCORE_TOLERANCE = 1e-4
-MASK_TOLERANCE = 1e-2  # for any pixel of a mask, from 0 to 1
-# Two boxes may overlap by almost exactly the limit of the NMS; rounding then decides which of them is kept.
-MAX_UNPAIRED = 0.02  # as a fraction of the detections
-
-Arrays = Mapping[str, NDArray[Any]]
+MASK_TOLERANCE = 1e-2  # difference of any mask pixel, from 0 to 1
+# Two boxes may overlap by almost exactly the NMS threshold; rounding then decides which one is kept.
+MAX_UNPAIRED = 0.02  # fraction of the detections
+TIE = 1e-6  # scores that differ by no more than this are equal up to rounding
+IOU_ROUNDING = 1e-3
 
 
 class ExportError(RuntimeError):
-    """Failed export: torch cannot write the detector as ONNX, or the exported detections differ."""
+    """The export failed: torch cannot write the detector as ONNX, or the exported detections differ."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Largest differences between the exported detector and the original, over all images compared."""
+    """Largest differences between the exported detector and the original, over all compared images."""
 
-    images: int  # number of images compared
-    detections: int  # number of detections compared
+    images: int  # number of compared images
+    detections: int  # number of compared detections
     unpaired: int  # number of detections without a counterpart on the other side
     tied: int  # number of unpaired detections explained by scores that are equal up to rounding
-    box: float  # largest difference of two box coordinates in pixels
-    score: float  # largest difference of two scores
-    mask: float  # largest difference of two mask pixels, from 0 to 1; 0 without masks
+    box: float  # largest difference between box coordinates, in pixels
+    score: float  # largest difference between scores
+    mask: float  # largest difference between mask pixels, from 0 to 1; 0 without masks
 
     def __str__(self) -> str:
         paired = self.detections - self.unpaired
         masks = f", masks to {self.mask:.1g}" if self.mask else ""
-        tied = f"; {self.tied} others differ because scores are equal, so that rounding decides" if self.tied else ""
+        tied = f"; {self.tied} others differ because scores are equal up to rounding" if self.tied else ""
         return (
             f"{paired} of {self.detections} detections in {self.images} images agree: boxes to {self.box:.1g} "
             f"pixels, scores to {self.score:.1g}{masks}{tied}"
@@ -202,21 +106,21 @@ def export_onnx(
     """Export ``model`` to ONNX for images of ``size`` (height, width) and verify that onnxruntime matches torch.
 
     The graph's input ``image`` is (1, 3, height, width), RGB from 0 to 1. Scaling, normalising and NMS are part of the
-    graph. The outputs are ``boxes`` (n, 4) in the pixels of the input, ``labels`` (n,) from 1, ``scores`` (n,), best
-    first, and, for a detector with masks, ``masks`` (n, 1, height, width). The metadata hold ``classes`` and
-    ``category_ids``, both as JSON, and ``threshold``. The graph itself returns detections below the threshold too.
+    graph. The outputs are ``boxes`` (n, 4) in input pixels, ``labels`` (n,) from 1, ``scores`` (n,), highest first,
+    and, for a detector with masks, ``masks`` (n, 1, height, width). The metadata hold ``classes`` and
+    ``category_ids``, both as JSON, and ``threshold``. The graph also returns detections below the threshold.
 
     The detections are compared in the argument ``image``, its mirror image and its enlarged centre, or in drawn shapes
     if no image is given. Raises ExportError and writes no file if they differ by more than the tolerances on the page
     "Predict and export". For RetinaNet and ATSS, detections may also differ because scores are equal up to rounding.
-    An existing file is replaced only if it is an earlier export; DataError otherwise.
+    An existing file is replaced only if it is an earlier export; otherwise DataError is raised.
 
     Args:
         model: a detector.
-        path: the file to write.
-        size: height and width of the images that the graph takes.
+        path: file to write.
+        size: height and width of the input images.
         classes: names of label 1, 2, ...
-        category_ids: ids of the same labels in the annotations, for the metadata.
+        category_ids: annotation ids of the same labels, for the metadata.
         threshold: minimum score to report, for the metadata.
         image: image for the comparison; by default drawn shapes.
     """
@@ -307,21 +211,20 @@ def _is_our_export(path: Path) -> bool:
     if not path.is_file():
         return False
     try:
-        # By default the format would depend on the name of the file.
+        # The default format depends on the file name.
         model = onnx.load(path, format="protobuf", load_external_data=False)
-    except Exception:  # noqa: BLE001 (the errors of protobuf and of the system share no narrower class)
+    except Exception:  # noqa: BLE001 (protobuf and system errors share no narrower class)
         return False
     return any(entry.key == PROPERTY for entry in model.metadata_props)
 
 
 def comparison_images(size: tuple[int, int], image: Image.Image | None = None) -> list[Tensor]:
-    """Return three tensors (1, 3, height, width): the image, its mirror image and its enlarged centre.
+    """Make three tensors (1, 3, height, width): the image, its mirror image and its enlarged centre.
 
-    Their numbers of detections usually differ. A graph with a fixed number of detections therefore fails the
-    comparison.
+    They usually have different numbers of detections, so a graph with a fixed number fails the comparison.
     """
     height, width = size
-    full = image or Image.fromarray(Shapes(size=max(32, min(512, *size)), fewest=8, most=8).draw(0).pixels)
+    full = image or Image.fromarray(Shapes(size=max(32, min(512, *size)), min_objects=8, max_objects=8).draw(0).pixels)
     full = full.convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
     centre = (width // 4, height // 4, max(width * 3 // 4, width // 4 + 1), max(height * 3 // 4, height // 4 + 1))
     views = (
@@ -333,7 +236,7 @@ def comparison_images(size: tuple[int, int], image: Image.Image | None = None) -
 
 
 def compare(expected: Arrays, actual: Arrays, *, longer_side: int, candidates: Candidates | None = None) -> Agreement:
-    """Pair each expected detection with the actual one of the same class whose box is closest, within the tolerances.
+    """Pair each expected detection with the actual one of the same class and nearest box, within the tolerances.
 
     ``longer_side`` of the image is in pixels. With ``candidates``, unpaired detections that follow from equal scores
     are counted as tied.
@@ -376,7 +279,7 @@ def _trace(traced: TracedDetector, image: Tensor, path: Path) -> None:
     names = list(traced.names)
     try:
         with warnings.catch_warnings(), _stdout_discarded():
-            # Tracing warns about every shape it records as fixed; the comparison finds those that matter.
+            # Tracing warns about every shape it records as fixed; the comparison finds the ones that matter.
             warnings.simplefilter("ignore")
             torch.onnx.export(
                 traced,
@@ -396,7 +299,7 @@ def _trace(traced: TracedDetector, image: Tensor, path: Path) -> None:
 
 @contextmanager
 def _stdout_discarded() -> Iterator[None]:
-    """Discard what C++ writes to standard output: the exporter prints the whole graph when it fails."""
+    """Discard C++ output to stdout: the exporter prints the whole graph when it fails."""
     sys.stdout.flush()
     stdout = os.dup(1)
     devnull = os.open(os.devnull, os.O_WRONLY)
@@ -425,7 +328,7 @@ def _write_metadata(
     onnx.helper.set_model_props(model, properties)
     for node in model.graph.node:
         for attribute in node.attribute if node.op_type == "Loop" else ():
-            # The trace holds the shapes of the first iteration; onnxruntime warns when a later one differs.
+            # The trace holds the first iteration's shapes; onnxruntime warns when a later one differs.
             for value in (*attribute.g.output, *attribute.g.value_info):
                 value.type.tensor_type.ClearField("shape")
     onnx.checker.check_model(model)
@@ -474,3 +377,93 @@ def _compare_all(
         score=max(one.score for one in agreements),
         mask=max(one.mask for one in agreements),
     )
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Boxes (R, 4) of a dense detector before any selection, in input pixels, and their scores (R, C)."""
+
+    boxes: Tensor
+    scores: Tensor
+    nms: float  # IoU above which the lower of two boxes of a class is suppressed
+
+    @classmethod
+    def of(cls, model: Detector, image: Tensor) -> Candidates | None:
+        """Compute the candidates in an image (1, 3, H, W); None for other detectors, and with score voting."""
+        if not isinstance(model, DenseDetector) or model.vote:
+            return None
+        batch, _ = model.transform([image[0]])
+        features = model.neck(model.backbone(batch.tensors))
+        output = model.head(features)
+        boxes = model.coder.decode_single(output.box_deltas[0].float(), torch.cat(model.anchors(features)))
+        size = batch.image_sizes[0]
+        boxes = resize_boxes(clip_boxes_to_image(boxes, size), list(size), list(image.shape[-2:]))
+        return cls(boxes, model.scores(output)[0], model.nms)
+
+    def contain(self, box: Array, label: int, score: float, *, box_limit: float, score_limit: float) -> bool:
+        """Return whether a detection is one of the candidates, within the limits; labels count from 1."""
+        near = (self.boxes - torch.from_numpy(box)).abs().amax(1) <= box_limit
+        return bool((near & ((self.scores[:, label - 1] - score).abs() <= score_limit)).any())
+
+    def have_tie(self, box: Array, label: int, score: float) -> bool:
+        """Return whether another candidate of the class overlaps with the same score, so that NMS keeps only one."""
+        tied = (self.scores[:, label - 1] - score).abs() <= TIE
+        competing = box_iou(torch.from_numpy(box)[None], self.boxes[tied])[0] > self.nms - IOU_ROUNDING
+        return int(competing.sum()) > 1  # the detection itself is among them
+
+
+def tied_detections(
+    candidates: Candidates,
+    one: dict[str, Array],
+    other: dict[str, Array],
+    unpaired: tuple[list[int], list[int]],
+    *,
+    limits: tuple[float, float],
+) -> tuple[int, int]:
+    """Count the unpaired detections in ``one`` and in ``other`` that follow from equal scores.
+
+    A detection does if it is one of the candidates, within the box and score ``limits``, and
+
+    - a candidate that competes with it has the same score; or
+    - it competes with an unpaired detection on the other side that follows from equal scores; or
+    - its score exceeds the lowest on the other side only by rounding: the detection limit cut it off.
+    """
+    sides = (one, other)
+    open_rows: list[set[int]] = [set(), set()]
+    explained: list[set[int]] = [set(), set()]
+    for side, (detections, rows) in enumerate(zip(sides, unpaired, strict=True)):
+        lowest = float(sides[1 - side]["scores"].min(initial=0.0 if not len(sides[1 - side]["scores"]) else 1.0))
+        at_limit = len(detections["scores"]) == len(sides[1 - side]["scores"])
+        for row in rows:
+            box, label, score = (
+                detections["boxes"][row],
+                int(detections["labels"][row]),
+                float(detections["scores"][row]),
+            )
+            if not candidates.contain(box, label, score, box_limit=limits[0], score_limit=limits[1]):
+                continue
+            if candidates.have_tie(box, label, score) or (at_limit and score <= lowest + TIE):
+                explained[side].add(row)
+            else:
+                open_rows[side].add(row)
+    changed = True
+    while changed:
+        changed = False
+        for side in (0, 1):
+            for row in sorted(open_rows[side]):
+                if _competes(sides[side], row, sides[1 - side], explained[1 - side], candidates.nms):
+                    open_rows[side].remove(row)
+                    explained[side].add(row)
+                    changed = True
+    return len(explained[0]), len(explained[1])
+
+
+def _competes(detections: dict[str, Array], row: int, others: dict[str, Array], rows: set[int], nms: float) -> bool:
+    """Return whether a detection overlaps one of these rows of the same class in ``others`` by more than ``nms``."""
+    same = [each for each in sorted(rows) if others["labels"][each] == detections["labels"][row]]
+    if not same:
+        return False
+    overlaps = box_iou(
+        torch.from_numpy(detections["boxes"][row])[None], torch.from_numpy(others["boxes"][np.array(same)])
+    )
+    return bool((overlaps > nms - IOU_ROUNDING).any())

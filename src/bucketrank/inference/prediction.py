@@ -1,4 +1,4 @@
-"""Detections in images, from Python."""
+"""Predict: detections in images from Python, and in image files with drawings and one JSON file as the result."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from faster_coco_eval.core import mask as rle_codec
 from numpy.typing import NDArray
 from PIL import Image
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
+from bucketrank.console import progress_bar
 from bucketrank.data.images import BROKEN, SUFFIXES, Pixels, read_image, rgb8
 from bucketrank.data.problems import DataError, counted
 from bucketrank.detectors import Detector
@@ -29,10 +29,18 @@ from bucketrank.drawing import draw
 from bucketrank.evaluation.evaluator import coco_records
 from bucketrank.suggestions import printable
 from bucketrank.weights.atomic import MAX_NAME_BYTES, TEMPORARY, shortened, write, write_text
-from bucketrank.weights.files import Meta, scores_in_words
+from bucketrank.weights.files import Meta, describe_scores
 from bucketrank.weights.load import load_model
 
 ImageInput = str | Path | Image.Image | NDArray[np.uint8] | Tensor
+
+JSON_NAME = "predictions.json"
+IMAGE_FOLDER = "pictures"
+DESCRIPTION = "detections by bucketrank predict"  # marks predictions.json and, as a comment, every drawn JPEG file
+JPEG_QUALITY = 92
+MAX_JPEG_SIDE = 65_500  # pixels; the encoder refuses more
+# Exceptions that a detector may raise for one image, such as lack of device memory.
+FAILURES = (ArithmeticError, LookupError, MemoryError, RuntimeError, ValueError)
 
 
 def predict(
@@ -43,7 +51,7 @@ def predict(
     batch_size: int = 1,
     device: str = "auto",
 ) -> list[dict[str, Tensor]]:
-    """Return the detections in each image, best first, as tensors on the CPU.
+    """Detect objects in each image; the detections are sorted by score and are tensors on the CPU.
 
     ``images`` are file names, PIL images, arrays (H, W, 3) of uint8, or tensors (3, H, W) of uint8 or of floats from 0
     to 1. ``threshold`` is the minimum score to report. By default it is the threshold stored with the weights, which
@@ -52,7 +60,7 @@ def predict(
 
     Args:
         model: a detector.
-        images: the images, in any of the forms above.
+        images: images in any of the forms above.
         threshold: minimum score to report; by default the stored threshold.
         batch_size: images per batch.
         device: a torch device; auto is cuda if available.
@@ -60,7 +68,7 @@ def predict(
     >>> from bucketrank.detectors import build
     >>> small = {"channels": 32, "min_size": 96, "max_size": 128}
     >>> model = build("atss", num_classes=3, backbone="test_resnet", **small)
-    >>> # Without training, every image has 100 detections with low scores.
+    >>> # An untrained detector finds 100 detections with low scores in every image.
     >>> (detections,) = predict(model, [torch.zeros(3, 80, 100)])
     >>> {name: tuple(value.shape) for name, value in detections.items()}
     {'boxes': (100, 4), 'scores': (100,), 'labels': (100,)}
@@ -83,7 +91,7 @@ def predict(
 
 
 def as_tensor(image: ImageInput) -> Tensor:
-    """Return the image as the input of a detector: a tensor (3, H, W) of floats from 0 to 1.
+    """Convert an image to a detector input: a tensor (3, H, W) of floats from 0 to 1.
 
     The EXIF orientation of a file is applied, so that photographs are upright.
     """
@@ -116,22 +124,12 @@ def _at_least(detections: dict[str, Tensor], threshold: float) -> dict[str, Tens
     return {name: values[kept].cpu() for name, values in detections.items()}
 
 
-# The folder that predictions are written to: which files it may replace, and the names of the drawn images.
-
-
-JSON_NAME = "predictions.json"
-IMAGE_FOLDER = "pictures"
-DESCRIPTION = "detections by bucketrank predict"  # in predictions.json, and as the comment of every drawn JPEG file
-JPEG_QUALITY = 92
-LONGEST_JPEG_SIDE = 65_500  # pixels; the encoder refuses more
-
-
 def find_images(sources: Iterable[Path], *, skip: Path) -> list[tuple[Path, str]]:
-    """Return the image files among ``sources`` and below its folders, each with the name to report it by.
+    """List the image files among ``sources`` and in their folders, each with a unique name for the results.
 
-    The name is the path relative to the folder among ``sources`` or, if there are several sources, to the folder that
-    contains them all. No two files have the same name. Each file is listed once. Files in ``skip``, the folder to write
-    to, are not listed. Raise DataError if a source does not exist.
+    The name is the path relative to the source folder or, if there are several sources, to their common parent folder.
+    Each file is listed once. Files in ``skip``, the output folder, are left out. Raises DataError if a source does not
+    exist.
     """
     skipped = skip.resolve()
     sources = list(sources)
@@ -156,15 +154,15 @@ def find_images(sources: Iterable[Path], *, skip: Path) -> list[tuple[Path, str]
 
 
 def drawn_names(names: Sequence[str]) -> list[str]:
-    """Return the path of the drawn image of each name: below pictures/, ending in .jpg, all different.
+    """Choose a unique path below pictures/, ending in .jpg, for the drawn image of each name.
 
-    Names that differ only in upper and lower case count as equal: some file systems do not distinguish them. A name
-    that would be too long for a file system is shortened.
+    Names that differ only in case count as equal, because some file systems do not distinguish them. A name that is too
+    long for a file system is shortened.
 
     >>> drawn_names(["a/cat.png", "b/cat.png", "a/cat.JPG"])
     ['pictures/a/cat.jpg', 'pictures/b/cat.jpg', 'pictures/a/cat-2.jpg']
     """
-    # A folder may be named like a file: cat.jpg/1.png next to cat.png.
+    # A folder may have the name of a file: cat.jpg/1.png next to cat.png.
     taken = {str(parent).lower() for name in names for parent in PurePosixPath(name).parents}
     drawn = []
     for name in names:
@@ -183,9 +181,9 @@ def _drawn_name(name: str, number: int) -> str:
 
 
 def require_replaceable(out: Path, drawn: Iterable[str] = ()) -> None:
-    """Raise DataError if a file in ``out`` would be overwritten that ``bucketrank predict`` did not write.
+    """Raise DataError if a file in ``out`` that ``bucketrank predict`` did not write would be overwritten.
 
-    The folder must be new, be empty, or hold earlier predictions, complete or interrupted. ``drawn`` are the images to
+    The folder must be new or empty, or hold earlier predictions, complete or interrupted. ``drawn`` are the images to
     write, relative to ``out``.
     """
     if not out.exists():
@@ -207,10 +205,10 @@ def require_replaceable(out: Path, drawn: Iterable[str] = ()) -> None:
 
 def save_drawing(image: Image.Image, path: Path) -> None:
     """Write a drawn image as JPEG, atomically, with the comment that marks it as ours."""
-    if max(image.size) > LONGEST_JPEG_SIDE:
-        scale = LONGEST_JPEG_SIDE / max(image.size)
+    if max(image.size) > MAX_JPEG_SIDE:
+        scale = MAX_JPEG_SIDE / max(image.size)
         image = image.resize((max(1, int(image.width * scale)), max(1, int(image.height * scale))))
-    # Encoded in memory: Pillow's error about a full disk says only "encoder error -2".
+    # Encode in memory: on a full disk, Pillow's error is only "encoder error -2".
     content = io.BytesIO()
     image.save(content, format="JPEG", quality=JPEG_QUALITY, comment=DESCRIPTION)
     write(path, lambda temporary: temporary.write_bytes(content.getbuffer()))
@@ -226,16 +224,13 @@ def _is_our_document(path: Path) -> bool:
 
 
 def _is_temporary(path: Path) -> bool:
-    """Return whether a file is one that another call is writing, or that a killed call left."""
-    match = TEMPORARY.fullmatch(path.name)
-    return match is not None and not path.is_symlink()
+    """Return whether another call is writing this file, or a killed call left it."""
+    return TEMPORARY.fullmatch(path.name) is not None and not path.is_symlink()
 
 
 def _is_our_drawing(path: Path) -> bool:
     if not path.is_file():
         return False
-    if not path.is_symlink() and path.stat().st_size == 0:  # what earlier versions left after a crash
-        return True
     try:
         with Image.open(path, formats=["JPEG"]) as image:
             return image.info.get("comment") == DESCRIPTION.encode()
@@ -243,16 +238,9 @@ def _is_our_drawing(path: Path) -> bool:
         return False
 
 
-# Prediction on image files: writes the images with their detections drawn, and one JSON file.
-
-
-# Exceptions that a detector may raise for one image, such as lack of device memory.
-FAILURES = (ArithmeticError, LookupError, MemoryError, RuntimeError, ValueError)
-
-
 @dataclass
 class Predictions:
-    """All detections of a call, collected for one JSON document in COCO's format whose annotations have a score."""
+    """All detections of a call, collected for one JSON document in COCO format whose annotations have a score."""
 
     meta: Meta
     threshold: float
@@ -271,7 +259,7 @@ class Predictions:
             self.annotations.append(record | {"id": len(self.annotations) + 1, "area": round(area, 3), "iscrowd": 0})
 
     def document(self) -> dict[str, Any]:
-        """Return the document to write as JSON."""
+        """Build the JSON document."""
         categories = zip(self.meta.category_ids, self.meta.classes, strict=True)
         return {
             "info": {"description": DESCRIPTION, "threshold": self.threshold},
@@ -289,29 +277,27 @@ def predict_files(
     threshold: float | None = None,
     device: str = "auto",
     batch_size: int = 1,
-    console: Console | None = None,
 ) -> int:
     """Predict on image files and write the results to the folder ``out``; return the number of skipped files.
 
     ``sources`` are image files and folders; folders are searched recursively. ``out`` gets ``predictions.json`` and,
     in ``pictures/``, the images with their detections drawn. ``threshold`` is the minimum score to draw and write
     (default: the threshold stored with the weights). An image that cannot be read, or on which the detector fails, is
-    reported and skipped. Raise DataError, before anything is written, if a source does not exist, or if ``out`` has
+    reported and skipped. Raises DataError, before anything is written, if a source does not exist, or if ``out`` has
     files that would be overwritten and are not earlier predictions.
 
     Args:
-        weights: weights file, folder of a run or of ``save_pretrained``, or a name on the hub.
+        weights: weights file, run folder, ``save_pretrained`` folder, or hub repository.
         sources: image files and folders.
-        out: folder for the results.
+        out: output folder.
         threshold: minimum score to draw and write; by default the stored threshold.
         device: a torch device; auto is cuda if available.
         batch_size: images per batch.
-        console: where progress is printed; by default the terminal.
     """
     if threshold is not None and not math.isfinite(threshold):
         raise DataError(f"threshold: expected a finite number, got {threshold}; scores are from 0 to 1")
     out = Path(out)
-    console = console or Console()
+    console = Console()
     resolved = resolve_device(device)
     require_replaceable(out)
     files = find_images(sources, skip=out)
@@ -339,7 +325,7 @@ def predict_files(
         highlight=False,
         soft_wrap=True,
     )
-    console.print(scores_in_words(meta), highlight=False, soft_wrap=True)
+    console.print(describe_scores(meta), highlight=False, soft_wrap=True)
     for path in (out / IMAGE_FOLDER, out / JSON_NAME):
         console.print(f"wrote {printable(path)}", highlight=False, markup=False, soft_wrap=True)
     if skipped:
@@ -360,8 +346,7 @@ def _predict_all(
 ) -> int:
     """Predict batch by batch; return the number of files that were skipped."""
     skipped = 0
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with progress_bar(console) as progress:
         task = progress.add_task("predicting", total=len(files))
         for first in range(0, len(files), batch_size):
             batch = range(first, min(first + batch_size, len(files)))
@@ -388,7 +373,7 @@ def _predict_all(
 def _detections_or_errors(
     model: Detector, images: dict[int, Pixels], *, threshold: float, device: str
 ) -> dict[int, dict[str, Tensor] | DataError]:
-    """Return the detections of each image; if the batch fails, each image is tried alone."""
+    """Detect in a batch; if it fails, try each image separately."""
     try:
         tensors = [as_tensor(pixels) for pixels in images.values()]
         results = predict(model, tensors, threshold=threshold, batch_size=max(1, len(images)), device=device)

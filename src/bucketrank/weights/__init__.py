@@ -1,4 +1,4 @@
-"""Model files: weights with their recipe, classes and threshold; writing, reading and building the model again."""
+"""Weights: our weights files with recipe, classes and threshold, the hub, and torchvision and timm weights."""
 
 from typing import TYPE_CHECKING
 

@@ -1,6 +1,7 @@
-"""Writing of safetensors files whose bytes depend on their content alone.
+"""Atomic writes: a file is complete or does not exist, even if the process is killed.
 
-The library writes the metadata in a random order and creates the file readable for its owner alone, whatever the umask.
+Safetensors files get reproducible bytes. The safetensors library writes the metadata in random order and ignores the
+umask: only the owner could read its files.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ from torch import Tensor
 
 from bucketrank.data.problems import DataError
 
-ALIGNMENT = 8  # of the first tensor, in bytes
-DTYPES = {  # the format's names; tensors with larger elements come first, which keeps every tensor aligned
+TEMPORARY = re.compile(r"\.(?P<name>.+)\.\d+")  # a file name between a dot and the process id
+MAX_NAME_BYTES = 255  # the limit of all common file systems
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+ALIGNMENT = 8  # bytes; alignment of the first tensor
+DTYPES = {  # dtype names of the format; tensors with larger elements come first, which keeps every tensor aligned
     torch.complex64: "C64",
     torch.float64: "F64",
     torch.int64: "I64",
@@ -39,7 +43,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
     """Write tensors and metadata, each sorted by name; tensors that share memory are written separately."""
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES:
-            raise TypeError(f"{path}: expected {name} to have a dtype of safetensors, got {tensor.dtype}")
+            raise TypeError(f"{path}: expected {name} to have a safetensors dtype, got {tensor.dtype}")
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header: dict[str, object] = {"__metadata__": dict(sorted(metadata.items()))}
     end = 0
@@ -56,14 +60,6 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
             flat = tensors[name].detach().cpu().contiguous().reshape(-1)
             if flat.numel():
                 file.write(flat.view(torch.uint8).numpy().data)
-
-
-# Atomic writing: a file exists complete or not at all, whenever the process is killed.
-
-
-TEMPORARY = re.compile(r"\.(?P<name>.+)\.\d+")  # a file's name between a dot and the id of the process
-MAX_NAME_BYTES = 255  # of a file name, on all common file systems
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DiskFullError(DataError):
@@ -87,13 +83,13 @@ def write_text(path: Path, text: str) -> None:
 
 
 def require_no_folder(path: Path, name: str) -> None:
-    """Raise DataError if ``path``, a file to write, is a folder; the message suggests the file ``name`` in it."""
+    """Raise DataError if the output file ``path`` is a folder; the message suggests the file ``name`` in it."""
     if path.is_dir():
         raise DataError(f"{path}: expected a file to write, got a folder; give a file such as {path / name}")
 
 
 def require_no_input(path: Path, inputs: Iterable[Path | str | None]) -> None:
-    """Raise DataError if ``path``, a file to write, is one of the files that the command reads."""
+    """Raise DataError if the output file ``path`` is one of the files that the command reads."""
     for each in inputs:
         if each is not None and path.exists() and Path(each).exists() and path.samefile(each):
             raise DataError(f"{path}: expected a new file to write, got an input of the command; choose another --out")
@@ -102,7 +98,7 @@ def require_no_input(path: Path, inputs: Iterable[Path | str | None]) -> None:
 def write(path: Path, save: Callable[[Path], object], *, before_rename: Callable[[], object] = lambda: None) -> None:
     """Write to a temporary file in the same folder, flush it to the disk, then rename it.
 
-    ``before_rename`` is called when the new file is complete and the old one still exists.
+    ``before_rename`` is called once the new file is complete, while the old one still exists.
     """
     temporary = temporary_path(path)
     with disk_full_named(path):
@@ -119,20 +115,20 @@ def write(path: Path, save: Callable[[Path], object], *, before_rename: Callable
 
 
 def temporary_path(path: Path) -> Path:
-    """Return a hidden path next to ``path``; a name at the limit of file systems is shortened for it."""
+    """Return a hidden path next to ``path``; a name near the length limit is shortened."""
     process = f".{os.getpid()}"
     name = shortened(path.name, MAX_NAME_BYTES - 1 - len(process))
     return path.with_name(f".{name}{process}")
 
 
 def shortened(name: str, size: int) -> str:
-    """Return the start of a file name that has at most ``size`` bytes."""
+    """Cut a file name to at most ``size`` bytes."""
     return os.fsencode(name)[:size].decode("utf-8", "ignore") if len(os.fsencode(name)) > size else name
 
 
 @contextmanager
 def disk_full_named(path: Path) -> Iterator[None]:
-    """Turn the system's error about a full disk into one that names the file and says what to do."""
+    """Turn a disk-full error into one that names the file and says what to do."""
     try:
         yield
     except OSError as error:
@@ -142,9 +138,9 @@ def disk_full_named(path: Path) -> Iterator[None]:
 
 
 def remove_temporary_files(folder: Path, is_ours: Callable[[str], bool]) -> int:
-    """Remove what killed processes left of files whose name ``is_ours`` accepts; return the number of bytes.
+    """Remove temporary files that killed processes left, if ``is_ours`` accepts the file name; return the freed bytes.
 
-    No other process may write into the folder meanwhile.
+    No other process may write to the folder at the same time.
     """
     freed = 0
     for path in _files_in(folder):
@@ -160,7 +156,7 @@ def _files_in(folder: Path) -> Iterable[Path]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush renames in a folder to the disk, where the system supports it."""
+    """Flush renames in a folder to the disk, if the system supports it."""
     if hasattr(os, "O_DIRECTORY"):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:

@@ -1,4 +1,7 @@
-"""Weights files: safetensors with recipe, classes and threshold in the metadata. Pickles are never read."""
+"""Weights files: find, read and write safetensors with recipe, classes and threshold in the metadata.
+
+Pickles are never loaded.
+"""
 
 from __future__ import annotations
 
@@ -15,40 +18,45 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from bucketrank.data.annotations import is_text, usable_id
+from bucketrank.data.annotations import is_id, is_text
 from bucketrank.data.problems import DataError
 from bucketrank.evaluation.calibration.mapping import Calibration
 from bucketrank.weights.atomic import write_tensors
 
 FORMAT = "1"
+RUN_FILE = "weights.safetensors"  # file name in a run folder
+HUB_FILE = "model.safetensors"  # file name in a save_pretrained folder and in a hub repository
+CONFIG_FILE = "config.json"  # a copy of the description for readers
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*", re.ASCII)
+MEANINGS = {"match": "the probability of a match at IoU 0.5", "iou": "the expected IoU"}
 
 
 class WeightsError(DataError):
-    """Not a weights file of a bucketrank run, or a damaged one; the message says which."""
+    """Not a bucketrank weights file, or a damaged one; the message says which."""
 
 
 @dataclass(frozen=True)
 class Meta:
     """The description inside a weights file.
 
-    ``threshold`` is the minimum score to report: the one with the best F1 on the validation set, or 0 if none could be
-    chosen. ``images`` are the numbers of images that the run used, ``train`` and ``val``; files of earlier versions
-    have none. ``calibration`` is the map from the trained logits to probabilities, which the tensors already hold. None
-    means that the scores are those of the loss. Those of a ranking loss are ranks, so that 0.5 means nothing.
+    ``threshold`` is the minimum score to report: the best-F1 score on the validation set, or 0 if none could be chosen.
+    ``images`` counts the images of the run, ``train`` and ``val``. ``calibration`` is the map from the trained logits
+    to probabilities, already folded into the tensors. None means uncalibrated scores. For a ranking loss these are
+    ranks, so 0.5 has no meaning.
     """
 
     classes: list[str]  # names of label 1, 2, ...
-    category_ids: list[int]  # ids of the same labels in the annotations
+    category_ids: list[int]  # annotation ids of the same labels
     threshold: float  # minimum score to report
-    recipe: dict[str, Any]  # the settings of the run, as groups
+    recipe: dict[str, Any]  # settings of the run, in groups
     metrics: dict[str, float] = field(default_factory=dict)  # metrics on the validation set
     versions: dict[str, str] = field(default_factory=dict)  # versions of the packages that trained it
-    calibration: Calibration | None = None  # None if the scores are those of the loss
-    images: dict[str, int] = field(default_factory=dict)  # numbers of images, train and val
+    calibration: Calibration | None = None  # None if the scores are not calibrated
+    images: dict[str, int] = field(default_factory=dict)  # number of images, train and val
     origin: dict[str, str] = field(default_factory=dict)  # file name and SHA-256 of a converted checkpoint
 
     def calibrated(self, calibration: Calibration) -> Meta:
-        """Return the description after a calibration: threshold, minimum score of the recipe and errors are its own."""
+        """Update the threshold, the recipe's minimum score and the errors after a calibration."""
         detector = dict(self.recipe.get("detector", {}))
         if detector.get("score_threshold") and calibration.method == "platt":
             detector["score_threshold"] = calibration.score_map.threshold(float(detector["score_threshold"]))
@@ -63,12 +71,12 @@ class Meta:
 
 
 def save_weights(path: Path | str, model: torch.nn.Module | Mapping[str, Tensor], meta: Meta) -> None:
-    """Write the tensors of a model or of its state with their description, atomically.
+    """Write a model's tensors with their description, atomically.
 
     Args:
-        path: the file to write.
+        path: file to write.
         model: a model, or its state.
-        meta: the description.
+        meta: description of the model.
     """
     state = model.state_dict() if isinstance(model, torch.nn.Module) else model
     metadata = {
@@ -90,26 +98,26 @@ def save_weights(path: Path | str, model: torch.nn.Module | Mapping[str, Tensor]
 
 
 def read_weights(path: Path | str) -> tuple[dict[str, Tensor], Meta]:
-    """Return the tensors and the description of a weights file; WeightsError if it is not one.
+    """Read the tensors and the description of a weights file; raise WeightsError if it is not one.
 
     Args:
-        path: the weights file.
+        path: weights file.
     """
     path = Path(path)
     if not path.is_file():
-        raise WeightsError(f"{path}: there is no such file; training writes weights.safetensors into its run folder")
+        raise WeightsError(f"{path}: the file does not exist; training writes weights.safetensors into its run folder")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, OSError) as error:
         raise WeightsError(
-            f"{path}: not a safetensors file ({error}); pickles are not read, whatever their name"
+            f"{path}: not a safetensors file ({error}); pickles are never loaded, even if renamed"
         ) from error
     if metadata.get("bucketrank") != FORMAT:
         raise WeightsError(
-            f"{path}: not weights of a bucketrank run (no recipe and classes inside); "
-            "weights of a backbone are given by --backbone.weights"
+            f"{path}: not bucketrank weights (no recipe and classes inside); pass backbone weights with "
+            "--backbone.weights"
         )
     try:
         return state, _described(metadata)
@@ -121,7 +129,7 @@ def _described(metadata: Mapping[str, str]) -> Meta:
     classes, numbers = json.loads(metadata["classes"]), json.loads(metadata["category_ids"])
     if not isinstance(classes, list) or not classes or not all(map(is_text, classes)):
         raise ValueError("expected classes to be a list of names")
-    if not isinstance(numbers, list) or not all(map(usable_id, numbers)) or len({*numbers}) != len(classes):
+    if not isinstance(numbers, list) or not all(map(is_id, numbers)) or len({*numbers}) != len(classes):
         raise ValueError("expected category_ids to be as many different whole numbers as there are classes")
     groups = [json.loads(metadata.get(name, "{}")) for name in ("recipe", "metrics", "versions", "images", "origin")]
     if not all(isinstance(each, dict) for each in groups):
@@ -130,7 +138,7 @@ def _described(metadata: Mapping[str, str]) -> Meta:
     if not all(isinstance(number, int) for number in images.values()):
         raise TypeError("expected images to be whole numbers")
     threshold = float(metadata["threshold"])
-    if not 0 <= threshold <= 1:  # NaN, too, under which nothing would be reported
+    if not 0 <= threshold <= 1:  # also refuses NaN, with which nothing would be reported
         raise ValueError(f"expected threshold to be a score from 0 to 1, got {threshold}")
     calibration = json.loads(metadata["calibration"]) if "calibration" in metadata else None
     return Meta(
@@ -146,20 +154,11 @@ def _described(metadata: Mapping[str, str]) -> Meta:
     )
 
 
-# The weights file behind a name: a file, the file in a folder, or the file of a model repository on the hub.
-
-
-RUN_FILE = "weights.safetensors"  # in the folder of a run
-HUB_FILE = "model.safetensors"  # in a folder of save_pretrained and in a repository; the hub's name for it
-CONFIG_FILE = "config.json"  # a copy of the description for readers
-REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*", re.ASCII)
-
-
 def find_weights(source: Path | str, **download: Any) -> Path:
-    """Return the weights file that ``source`` names, downloaded if it is on the hub.
+    """Find the weights file that ``source`` names; download it if it is on the hub.
 
-    ``source`` is a weights file, the folder of a run, a folder of ``save_pretrained``, or a model repository on the
-    hub, like ``"owner/name"``. A file or folder of that name comes first. ``download`` are further arguments of
+    ``source`` is a weights file, a run folder, a ``save_pretrained`` folder, or a hub repository like ``"owner/name"``.
+    An existing file or folder of that name takes precedence. ``download`` are further arguments of
     ``huggingface_hub.hf_hub_download``, like ``revision``.
     """
     path = Path(source)
@@ -177,7 +176,7 @@ def find_weights(source: Path | str, **download: Any) -> Path:
 
 
 def is_repository(source: Path | str) -> bool:
-    """Return whether ``source`` has the form of a model repository on the hub, like ``"owner/name"``.
+    """Return whether ``source`` has the form of a hub repository, like ``"owner/name"``.
 
     >>> is_repository("owner/name"), is_repository("runs/first/best.safetensors"), is_repository("a/b.safetensors")
     (True, False, False)
@@ -187,7 +186,7 @@ def is_repository(source: Path | str) -> bool:
 
 
 def _download(repository: str, **download: Any) -> Path:
-    """Return the weights file of a repository from the hub or from its cache."""
+    """Get a repository's weights file from the hub or its cache."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -199,7 +198,7 @@ def _download(repository: str, **download: Any) -> Path:
 
 @contextmanager
 def _repository_errors(repository: str) -> Iterator[None]:
-    """Turn the errors of the hub's library into messages with what was expected and what to do."""
+    """Turn ``huggingface_hub`` errors into messages with what was expected and what to do."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -219,7 +218,7 @@ def _repository_errors(repository: str) -> Iterator[None]:
         except RemoteEntryNotFoundError as error:
             raise WeightsError(
                 f"{repository}: expected {HUB_FILE} in the repository on {host}, got none; choose a repository that "
-                "push_to_hub of a bucketrank detector wrote (pickles are not read)"
+                "push_to_hub of a bucketrank detector wrote (pickles are never loaded)"
             ) from error
         except RevisionNotFoundError as error:
             text = f"{repository}: expected a branch, tag or commit of the repository on {host}, got none of that name"
@@ -236,14 +235,8 @@ def _repository_errors(repository: str) -> Iterator[None]:
             ) from error
 
 
-# The meaning of the scores of a weights file, in one sentence.
-
-
-MEANINGS = {"match": "the probability of a match at IoU 0.5", "iou": "the expected IoU"}
-
-
-def scores_in_words(meta: Meta) -> str:
-    """Return a sentence about the scores of a weights file: what they were calibrated to, or that they were not."""
+def describe_scores(meta: Meta) -> str:
+    """Say in one sentence what the scores were calibrated to, or that they were not calibrated."""
     if meta.calibration is None:
         return "Scores are not calibrated: bucketrank calibrate makes them probabilities."
     return f"Scores are calibrated to {MEANINGS[meta.calibration.target]} ({meta.calibration})."

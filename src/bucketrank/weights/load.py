@@ -1,4 +1,4 @@
-"""From a weights file to the detector that it describes."""
+"""Build a detector from a weights file, or start one from the weights of an earlier run or of torchvision."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from bucketrank.suggestions import is_out_of_memory
 from bucketrank.weights.files import Meta, WeightsError, find_weights, read_weights
 from bucketrank.weights.torchvision import load_from_torchvision
 
-SPARE_ELEMENTS = 2**26  # that building may allocate beyond the file's, such as a classifier that is dropped again
+SPARE_ELEMENTS = 2**26  # parameters that building may allocate beyond the file's, such as a dropped classifier
+TORCHVISION, PUBLISHED = "torchvision:", "mmdet:"
 
 
 def load_model(path: Path | str) -> tuple[Detector, Meta]:
-    """Return the detector of a weights file, in evaluation mode on the CPU, and the description of the file.
+    """Load the detector of a weights file, in evaluation mode on the CPU, and the description in the file.
 
-    ``path`` is a weights file, the folder of a run, a folder of ``save_pretrained``, or a model repository on the hub,
-    like ``"owner/name"``. A file or folder of that name comes first.
+    ``path`` is a weights file, a run folder, a ``save_pretrained`` folder, or a hub repository like ``"owner/name"``.
+    An existing file or folder of that name takes precedence.
 
     Args:
-        path: the weights, as described above.
+        path: weights as described above.
     """
     path = find_weights(path)
     state, meta = read_weights(path)
@@ -52,7 +53,7 @@ def load_model(path: Path | str) -> tuple[Detector, Meta]:
             f"{path}: expected enough memory for the detector, got too little ({_first_line(error)}); close other "
             "programs or use a machine with more memory"
         ) from error
-    # What the parts of a detector, timm and transformers raise for invalid settings.
+    # Exceptions that detector parts, timm and transformers raise for invalid settings.
     except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise _does_not_build(path, error) from error
     _require_same_dtypes(path, state, model.state_dict())
@@ -70,9 +71,9 @@ def _does_not_build(path: Path, error: Exception) -> WeightsError:
 
 
 def _require_stored_config(path: Path, recipe: Recipe) -> None:
-    """Raise WeightsError for a model of transformers without its configuration.
+    """Raise WeightsError for a transformers model without its configuration.
 
-    Otherwise its name, which the author of the file chose, would be looked up as a folder or on the hub.
+    Otherwise its name, which the file's author chose, would be looked up as a folder or on the hub.
     """
     if isinstance(recipe.detector, TransformersSettings) and recipe.detector.config is None:
         raise WeightsError(
@@ -82,9 +83,9 @@ def _require_stored_config(path: Path, recipe: Recipe) -> None:
 
 
 def _require_same_dtypes(path: Path | str, state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Raise WeightsError where floats were expected and other numbers came, or the other way round.
+    """Raise WeightsError if a tensor is floating-point and should not be, or the other way round.
 
-    Torch would convert them: complex numbers with a warning, floats to whole numbers without one.
+    Torch would convert it: complex numbers with a warning, floats to whole numbers without one.
     """
     for name, tensor in state.items():
         if name in expected and tensor.is_floating_point() != expected[name].is_floating_point():
@@ -118,17 +119,17 @@ def build_detector(recipe: Recipe, *, num_classes: int) -> Detector:
     """Build the detector of a recipe.
 
     Args:
-        recipe: the recipe of the detector.
-        num_classes: number of classes of objects.
+        recipe: recipe of the detector.
+        num_classes: number of object classes.
     """
     backbone = recipe.backbone if detector_spec(recipe.detector.name).backbone else None
     return build(recipe.detector, num_classes=num_classes, backbone=backbone, loss=recipe.loss, inputs=recipe.inputs)
 
 
 def without_weights(recipe: Recipe) -> Recipe:
-    """Return the recipe for a detector whose weights come from elsewhere: those that it names are not read.
+    """Remove the weights that a recipe names, for a detector whose weights come from elsewhere.
 
-    What is frozen depends on whether there are weights, so that is written down explicitly.
+    The frozen layers depend on whether the recipe names weights, so they are set explicitly.
     """
     backbone = recipe.backbone
     if backbone.weights is not None:
@@ -142,9 +143,9 @@ def without_weights(recipe: Recipe) -> Recipe:
 
 
 def load_matching_weights(model: Detector, path: str) -> list[str]:
-    """Load every tensor of a weights file whose name and shape match; return the names that keep their values.
+    """Load every tensor of a weights file whose name and shape match; return the names of the unchanged tensors.
 
-    The calibration inside the file is undone, so that training starts from the logits of the earlier run.
+    The calibration in the file is undone, so that training starts from the logits of the earlier run.
     """
     state = _trained_state(find_weights(path))
     own = model.state_dict()
@@ -153,7 +154,7 @@ def load_matching_weights(model: Detector, path: str) -> list[str]:
     missing = [name for name in own if name.startswith(model.backbone_prefix) and name not in matching]
     if missing:
         raise WeightsError(
-            f"{path}: {len(missing)} tensors of the backbone are missing or have another shape, like {missing[0]}; "
+            f"{path}: {len(missing)} backbone tensors are missing or have another shape, like {missing[0]}; "
             "init needs a run with the same backbone"
         )
     model.load_state_dict(matching, strict=False)
@@ -161,14 +162,14 @@ def load_matching_weights(model: Detector, path: str) -> list[str]:
 
 
 def _trained_state(path: Path) -> Mapping[str, Tensor]:
-    """Return the tensors of a weights file as they were before its calibration.
+    """Read the tensors of a weights file as they were before its calibration.
 
-    The detector of the file says which layers were calibrated; a detector with another loss may score differently.
+    The file's own detector says which layers were calibrated; a detector with another loss may score differently.
     """
     state, meta = read_weights(path)
     if meta.calibration is None:
         return state
-    with torch.random.fork_rng(devices=[]):  # building draws random numbers, and the run has its own
+    with torch.random.fork_rng(devices=[]):  # building draws random numbers, which must not change the run
         model, _ = load_model(path)
     try:
         inverse = meta.calibration.score_map.inverse
@@ -181,19 +182,12 @@ def _trained_state(path: Path) -> Mapping[str, Tensor]:
     return model.state_dict()
 
 
-# The weights that a run starts from: those of an earlier run, or torchvision's.
-
-
-TORCHVISION, PUBLISHED = "torchvision:", "mmdet:"
-
-
 def load_initial_weights(model: Detector, init: str, *, classes: Sequence[str] | None = None) -> list[str]:
-    """Load the weights that ``init`` names; return the names of the tensors that keep their values.
+    """Load the weights that ``init`` names; return the names of the unchanged tensors.
 
-    ``init`` is a weights file of an earlier run, ``torchvision:MODEL`` for torchvision's COCO weights, or
-    ``torchvision:FILE.safetensors`` for the state of a torchvision model, or ``mmdet:FILE.pth`` for a checkpoint of
-    MMDetection. ``classes`` are the names of the model's
-    classes.
+    ``init`` is a weights file of an earlier run, ``torchvision:MODEL`` for torchvision's COCO weights,
+    ``torchvision:FILE.safetensors`` for a torchvision state dict, or ``mmdet:FILE.pth`` for an MMDetection checkpoint.
+    ``classes`` are the model's class names.
     """
     if init.startswith(TORCHVISION):
         return load_from_torchvision(model, init.removeprefix(TORCHVISION), classes=classes)

@@ -1,4 +1,7 @@
-"""Access to the Hugging Face hub, or to its cache."""
+"""Weights from elsewhere: the Hugging Face hub, safetensors files, timm backbones and torchvision detectors.
+
+Only safetensors files are read. torchvision's own downloads are checked by hash and unpickled as tensors only.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,24 @@ from torch import Tensor, nn
 from torchvision.models import get_model_weights
 
 CONNECT_SECONDS = 5
+CONVERT = "convert a file you trust with safetensors.torch.save_file(torch.load(file, weights_only=True), ...)"
+# Layers whose shape depends on the number of classes, as prefixes of their tensor names.
+CLASS_LAYERS = (
+    "roi_heads.box_predictor.",
+    "roi_heads.mask_predictor.mask_fcn_logits.",
+    "head.classification_head.cls_logits.",
+    "head.classification_head.module_list.",  # SSD
+)
+OTHER_WEIGHTS = (
+    "pass a file with --detector.weights FILE.safetensors, or start from random weights with --detector.weights null"
+)
+SIZE_MISMATCH = re.compile(r"size mismatch for ([\w.]+):")  # part of torch's message
+COUNTER = "num_batches_tracked"  # exists in batch norms, but not in frozen ones
 
 
 @contextmanager
 def downloading(name: str) -> Iterator[None]:
-    """Run a download of the weights of ``name``; a failure becomes a ConnectionError that says what to do."""
+    """Turn a failed download of the weights of ``name`` into a ConnectionError that says what to do."""
     remedy = "pass a file with --backbone.weights FILE.safetensors, or start from random weights with "
     with hub_access(f"backbone.weights: the pretrained weights of {name}", remedy + "--backbone.weights null"):
         yield
@@ -33,9 +49,9 @@ def downloading(name: str) -> Iterator[None]:
 
 @contextmanager
 def hub_access(content: str, remedy: str, *, action: str = "downloaded") -> Iterator[None]:
-    """Let ``content`` be downloaded (or ``action``); a failure becomes a ConnectionError with reason and ``remedy``.
+    """Turn a failure to download (or ``action``) ``content`` into a ConnectionError with reason and ``remedy``.
 
-    If the hub is unreachable only the cache is read, because the hub's library would retry for a minute.
+    If the hub is unreachable, only the cache is read, because ``huggingface_hub`` would retry for a minute.
     """
     with hub_offline(offline=not is_reachable(constants.ENDPOINT)):
         try:
@@ -48,7 +64,7 @@ def hub_access(content: str, remedy: str, *, action: str = "downloaded") -> Iter
 
 @contextmanager
 def hub_offline(*, offline: bool = True) -> Iterator[None]:
-    """Let the hub's library read only its cache; with ``offline`` False, leave its setting as it is."""
+    """Let ``huggingface_hub`` read only its cache; with ``offline`` False, keep its setting."""
     before = constants.HF_HUB_OFFLINE
     constants.HF_HUB_OFFLINE = before or offline
     try:
@@ -58,7 +74,7 @@ def hub_offline(*, offline: bool = True) -> Iterator[None]:
 
 
 def is_reachable(address: str) -> bool:
-    """Return whether the host accepts a connection within CONNECT_SECONDS; assumed true behind a proxy."""
+    """Return whether the host accepts a connection within CONNECT_SECONDS; always True behind a proxy."""
     if {"all", "https"} & set(getproxies()):
         return True
     parts = urlsplit(address)
@@ -70,16 +86,10 @@ def is_reachable(address: str) -> bool:
     return True
 
 
-# Tensors from a .safetensors file that a setting names. Pickles are never read.
-
-
-CONVERT = "convert a file you trust with safetensors.torch.save_file(torch.load(file, weights_only=True), ...)"
-
-
 def read_safetensors(path: Path, *, setting: str, others: str) -> dict[str, Tensor]:
-    """Return the tensors of a file; ``others`` are the values of the setting that are no file, for the message.
+    """Read the tensors of the file that a setting names; ``others`` are accepted values that are not file names.
 
-    FileNotFoundError if there is no such file, ValueError if it holds anything else or nothing.
+    Raises FileNotFoundError if the file does not exist, and ValueError if it has other contents or none.
     """
     if not path.exists():
         raise FileNotFoundError(f"{setting}: expected {others} or an existing .safetensors file, got {path}")
@@ -96,21 +106,17 @@ def read_safetensors(path: Path, *, setting: str, others: str) -> dict[str, Tens
     return state
 
 
-# Weights files of backbones. Only safetensors are read, never pickles.
-
-
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a .safetensors file."""
+def read_backbone_weights(path: Path) -> dict[str, Tensor]:
+    """Read the .safetensors file that ``backbone.weights`` names."""
     return read_safetensors(path, setting="backbone.weights", others="null, pretrained")
 
 
 def check_timm_weights(name: str, weights: str) -> None:
     """Raise unless a file has exactly the tensors of timm's whole model; its classifier may differ or be absent.
 
-    timm never loads strictly into a model with ``features_only``: it drops the tensors of the head, and ignores
-    missing ones.
+    timm never loads strictly into a model with ``features_only``: it drops the head's tensors and ignores missing ones.
     """
-    state = read_weights(Path(weights))
+    state = read_backbone_weights(Path(weights))
     configuration = timm.get_pretrained_cfg(name)
     classifiers = configuration.classifier if configuration is not None else None
     for classifier in [classifiers] if isinstance(classifiers, str) else classifiers or ():
@@ -127,14 +133,11 @@ def check_timm_weights(name: str, weights: str) -> None:
         ) from error
 
 
-# The COCO weights of torchvision's detectors, from the cache of torch.hub or downloaded.
-
-
 def coco_weights(name: str, *, setting: str, remedy: str) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the tensors of torchvision's COCO weights for the model ``name``, and the name of each label.
+    """Get torchvision's COCO weights for the model ``name`` from the torch.hub cache or by download, and label names.
 
-    torchvision checks the hash of a download, and only tensors are unpickled. A failure becomes a ConnectionError
-    that starts with the ``setting`` and ends with the ``remedy``.
+    torchvision checks the hash of a download, and only tensors are unpickled. A failure becomes a ConnectionError that
+    starts with the ``setting`` and ends with the ``remedy``.
     """
     weights = get_model_weights(name).DEFAULT
     cached = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlsplit(weights.url).path).name
@@ -142,7 +145,7 @@ def coco_weights(name: str, *, setting: str, remedy: str) -> tuple[dict[str, Ten
         if not cached.exists() and not is_reachable(weights.url):
             raise ConnectionError(f"no connection to {urlsplit(weights.url).hostname}")
         state: dict[str, Tensor] = weights.get_state_dict(progress=True, check_hash=True, weights_only=True)
-    # RuntimeError: a download has another hash, or the file in the cache is damaged.
+    # RuntimeError means that a download has another hash or the cached file is damaged.
     except (EOFError, OSError, RuntimeError, pickle.UnpicklingError) as error:
         reason = str(error).partition("\n")[0]
         raise ConnectionError(
@@ -152,29 +155,12 @@ def coco_weights(name: str, *, setting: str, remedy: str) -> tuple[dict[str, Ten
     return state, list(weights.meta["categories"])
 
 
-# Weights of torchvision's detectors: its COCO weights, or a .safetensors file with the same names.
-
-
-# The layers whose shape depends on the number of classes, as parts of the names of their tensors.
-CLASS_LAYERS = (
-    "roi_heads.box_predictor.",
-    "roi_heads.mask_predictor.mask_fcn_logits.",
-    "head.classification_head.cls_logits.",
-    "head.classification_head.module_list.",  # SSD
-)
-OTHER_WEIGHTS = (
-    "pass a file with --detector.weights FILE.safetensors, or start from random weights with --detector.weights null"
-)
-SIZE_MISMATCH = re.compile(r"size mismatch for ([\w.]+):")  # in the message of torch
-COUNTER = "num_batches_tracked"  # of batch norms; frozen ones have none
-
-
 def load_torchvision_weights(model: nn.Module, name: str, weights: str) -> list[str]:
-    """Load ``weights`` (coco or a file) into a model; return the names of tensors that keep their initial values.
+    """Load ``weights`` (coco or a file) into a torchvision detector; return the names of the unchanged tensors.
 
-    Only tensors of class layers may keep them, where the number of classes differs. Names of earlier versions of
-    torchvision, which most of its COCO weights have, are renamed by torchvision itself. ValueError for weights of
-    another architecture, ConnectionError if a download fails.
+    Only class layers may stay unchanged, if the number of classes differs. Most COCO weights use tensor names of
+    earlier torchvision versions, which torchvision itself renames. Raises ValueError for weights of another
+    architecture, and ConnectionError if a download fails.
     """
     if weights == "coco":
         state, _ = coco_weights(name, setting="detector.weights", remedy=OTHER_WEIGHTS)

@@ -1,4 +1,4 @@
-"""The table of tensors of torchvision's detectors, and of the tensors of our detectors that they become."""
+"""Load torchvision's Faster R-CNN, Mask R-CNN and RetinaNet weights into our detectors of the same architecture."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from bucketrank.suggestions import nearest
 from bucketrank.weights.files import WeightsError
 from bucketrank.weights.sources import coco_weights, read_safetensors
 
-# How a tensor changes on its way. torchvision's labels count the background as label 0; our classes do not.
+# Conversion of a tensor. torchvision counts the background as label 0; our classes do not include it.
 Change = Literal[
     "none",
-    "variance",  # of a batch norm, for our epsilon
-    "deltas",  # (4 * anchors, ...) rows of box deltas, for our weights of the deltas
+    "variance",  # batch norm variance, adapted to our epsilon
+    "deltas",  # (4 * anchors, ...) rows of box deltas, adapted to our delta weights
     "classes",  # (labels, ...) with the background first; ours has it last, or not at all
     "class_boxes",  # (4 * labels, ...)
     "class_masks",  # (labels, ...)
     "anchor_classes",  # (anchors * labels, ...)
 ]
-CLASS_CHANGES = ("classes", "class_boxes", "class_masks", "anchor_classes")  # of layers that depend on the classes
+CLASS_CHANGES = ("classes", "class_boxes", "class_masks", "anchor_classes")  # layers that depend on the classes
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """A pattern of torchvision's names, our name with the groups of the pattern, and the change of the tensor."""
+    """A pattern for torchvision tensor names, our name with its groups, and the change to the tensor."""
 
     pattern: str
     name: str
@@ -47,22 +47,22 @@ class TableRow:
 
 @dataclass(frozen=True)
 class TensorTable:
-    """The rows for one of our detectors, the model of torchvision it equals, and the settings that make it equal."""
+    """The rows for one of our detectors, its torchvision counterpart, and the flags that make both equal."""
 
     model: str
     flags: str
     rows: tuple[TableRow, ...]
 
     def translated(self, name: str) -> tuple[str, Change] | None:
-        """Return our name of torchvision's tensor ``name`` and the change of the tensor; None for an unknown name."""
+        """Translate a torchvision tensor name to ours, with the change to the tensor; None for an unknown name."""
         for row in self.rows:
             if match := row.expression.fullmatch(name):
                 return match.expand(row.name), row.change
         return None
 
 
-# Checkpoints from before torchvision 0.13 lack some of the numbers in today's names, and the COCO weights are such
-# checkpoints: the pyramid's "inner_blocks.0.weight" is "inner_blocks.0.0.weight" today.
+# The COCO weights use tensor names from before torchvision 0.13, which lack some numbers of today's names: the FPN's
+# "inner_blocks.0.weight" is now "inner_blocks.0.0.weight".
 PYRAMID = (
     TableRow(r"(backbone\.body\..+\.running_var)", r"\1", "variance"),
     TableRow(r"(backbone\.body\..+)", r"\1"),
@@ -99,7 +99,7 @@ RETINANET = (
 )
 
 RCNN_FLAGS = "--backbone.name resnet50 --detector.channels 256 --detector.hidden 1024 --detector.roi_align torchvision"
-TABLES = {  # by the name of our detector
+TABLES = {  # our detector: its table
     "faster_rcnn": TensorTable("fasterrcnn_resnet50_fpn", RCNN_FLAGS, FASTER_RCNN),
     "mask_rcnn": TensorTable("maskrcnn_resnet50_fpn", RCNN_FLAGS, MASK_RCNN),
     "retinanet": TensorTable(
@@ -110,31 +110,28 @@ TABLES = {  # by the name of our detector
     ),
 }
 
-# Models of torchvision whose architecture none of our detectors has, and why.
+# torchvision models whose architecture none of our detectors has, and the reason.
 OTHER_ARCHITECTURES = {
     "fasterrcnn_resnet50_fpn_v2": "its pyramid has norms, its RPN two convolutions and its box head four",
     "maskrcnn_resnet50_fpn_v2": "its pyramid has norms, its RPN two convolutions and its box head four",
     "retinanet_resnet50_fpn_v2": "its head has group norms",
 }
 
-# Weights of torchvision's Faster R-CNN, Mask R-CNN and RetinaNet for our detectors of the same architecture.
-
-
 DETECTORS = {FasterRCNN: "faster_rcnn", MaskRCNN: "mask_rcnn", RetinaNet: "retinanet"}
 OTHER_INIT = "start from a run with --init FILE.safetensors, or without --init"
-WITHOUT_OBJECTS = ("__background__", "N/A")  # names of torchvision's labels
+WITHOUT_OBJECTS = ("__background__", "N/A")  # torchvision label names without objects
 
-# The COCO weights were trained with an epsilon of 0 in the batch norms; those of our backbones have 1e-5.
+# The COCO weights were trained with a batch norm epsilon of 0; our backbones use 1e-5.
 EPSILON = 1e-5
-SMALLEST_VARIANCE = 1e-10  # of a channel that is always 0; 1e-5 has no finer digits in float32
+MIN_VARIANCE = 1e-10  # a channel that is always 0 has this variance; 1e-5 has no finer digits in float32
 
 
 def load_from_torchvision(model: Detector, source: str, *, classes: Sequence[str] | None = None) -> list[str]:
-    """Load ``source``, a model of torchvision with COCO weights or a .safetensors file with the state of such a model.
+    """Load ``source``, a torchvision model with COCO weights or a .safetensors file with the state of such a model.
 
     Class layers take the labels of ``classes`` if COCO has them all. From a file, they take the labels in order if
-    their number is the same. Otherwise they keep their values. Return the names of the tensors that keep them.
-    WeightsError for weights of another architecture, ConnectionError if a download fails.
+    their number is the same. Otherwise they stay unchanged. Returns the names of the unchanged tensors. Raises
+    WeightsError for weights of another architecture, and ConnectionError if a download fails.
     """
     table = _table_of(model, source)
     if source.endswith(".safetensors") or "/" in source:
@@ -181,7 +178,7 @@ def _table_of(model: Detector, source: str) -> TensorTable:
 
 
 def _require_name(table: TensorTable, source: str) -> None:
-    """Raise unless ``source`` is the model of torchvision that the table is for."""
+    """Raise unless ``source`` is the torchvision model of the table."""
     if source == table.model:
         return
     expected = f"init: expected torchvision:{table.model} for this detector, got torchvision:{source}"
@@ -208,7 +205,7 @@ def _known(translated: Mapping[str, tuple[str, Change] | None]) -> list[tuple[st
 
 
 def _to_be_loaded(model: Detector) -> list[str]:
-    """Return the names of the parameters and of the running statistics; not the counters and a loss's own state."""
+    """List the parameters and running statistics, without counters and the state of a loss."""
     statistics = [name for name in model.state_dict() if name.endswith(("running_mean", "running_var"))]
     return [*(name for name, _ in model.named_parameters()), *statistics]
 
@@ -221,12 +218,12 @@ def _fits(tensor: Tensor | None, own: Tensor | None) -> bool:
 
 @dataclass(frozen=True)
 class _Conversion:
-    """The changes of tensors for one detector."""
+    """Converts torchvision tensors for one detector."""
 
-    labels: list[int] | None  # torchvision's label of each class; None if the class layers keep their values
-    label_count: int  # torchvision's labels, with the background
-    softmax: bool  # whether our box head has a background logit
-    delta_weights: tuple[float, float, float, float]  # ours of the RPN or of RetinaNet; torchvision's are 1
+    labels: list[int] | None  # torchvision's label of each class; None if the class layers stay unchanged
+    label_count: int  # number of torchvision labels, including the background
+    softmax: bool  # True if our box head has a background logit
+    delta_weights: tuple[float, float, float, float]  # our RPN or RetinaNet weights; torchvision's are 1
     zero_epsilon: bool
 
     @classmethod
@@ -256,7 +253,7 @@ class _Conversion:
         )
 
     def __call__(self, change: Change, tensor: Tensor) -> Tensor | None:
-        """Return the changed tensor; None if it does not have the rows that the change is for."""
+        """Convert a tensor; return None if it does not have the expected rows."""
         try:
             return self._changed(change, tensor)
         except (IndexError, RuntimeError):
@@ -265,12 +262,12 @@ class _Conversion:
     def _changed(self, change: Change, tensor: Tensor) -> Tensor:
         labels, rest = self.labels or [], tensor.shape[1:]
         if change == "variance" and self.zero_epsilon:
-            return tensor.clamp(min=SMALLEST_VARIANCE) - EPSILON
+            return tensor.clamp(min=MIN_VARIANCE) - EPSILON
         if change == "deltas":
             weights = tensor.new_tensor(self.delta_weights).reshape(4, *[1] * len(rest))
             return (tensor.reshape(-1, 4, *rest) * weights).flatten(0, 1)
         if change == "classes":
-            # Without a background logit, the logit of a class is that of the class against the background.
+            # A head without a background logit gets the difference between class and background logits.
             return cat([tensor[labels], tensor[:1]]) if self.softmax else tensor[labels] - tensor[0]
         if change == "class_boxes":
             return tensor.reshape(-1, 4, *rest)[labels].flatten(0, 1)
@@ -282,7 +279,7 @@ class _Conversion:
 
 
 def _label_count(renamed: Mapping[str, tuple[Change, Tensor]], *, anchors: int) -> int:
-    """Return the number of torchvision's labels; 0 if there is no classifier."""
+    """Count torchvision's labels; 0 without a classifier."""
     for change, tensor in renamed.values():
         if change in ("classes", "anchor_classes") and tensor.dim():
             return len(tensor) // anchors
