@@ -86,7 +86,7 @@ def synthetic_run(folder: Path, name: str, flags: str = "", *, seed: int = 0, ma
     records = [record for each in by_image.values() for record in each]
     matched = match_all(document, records, images=list(by_image))
     threshold = 0.5
-    best, worst = best_and_worst(matched, threshold=threshold, most=3)
+    best, worst = best_and_worst(matched, threshold=threshold, count=3)
     recipe = load_recipe("atss-laptop", flags.split())
     results = {iou_type: evaluator.result() for iou_type in (("boxes", "masks") if masks else ("boxes",))}
     measurement = Measurement(

@@ -105,9 +105,9 @@ def test_best_and_worst_are_disjoint():
         return match(IMAGE | {"id": number}, records, annotations)
 
     images = [image(0, 1, 0), image(1, 3, 0), image(2, 1, 1), image(3, 0, 0), image(4, 0, 1), image(5, 0, 2)]
-    best, worst = best_and_worst(images, threshold=0.5, most=2)
+    best, worst = best_and_worst(images, threshold=0.5, count=2)
     assert [each.image["id"] for each in best] == [1, 0], "of two without mistakes, the one with more objects"
     assert [each.image["id"] for each in worst] == [5, 4], "the one with more mistakes comes first"
-    best, worst = best_and_worst(images, threshold=0.5, most=9)
+    best, worst = best_and_worst(images, threshold=0.5, count=9)
     assert sorted(each.image["id"] for each in [*best, *worst]) == [0, 1, 2, 4, 5], "3 has no objects and no detections"
-    assert best_and_worst([], threshold=0.5, most=3) == ([], [])
+    assert best_and_worst([], threshold=0.5, count=3) == ([], [])

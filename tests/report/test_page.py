@@ -140,7 +140,7 @@ def test_markup_escapes_plain_text():
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 0.0123), (-5.3, 7.1), (99, 100), (0, 12345), (1e-9, 2e-9)])
 def test_ticks_are_few_and_in_range(low, high):
-    values = chart.ticks(low, high, most=5)
+    values = chart.ticks(low, high, max_count=5)
     assert 1 < len(values) <= 5
     assert low - 1e-9 * abs(low) <= values[0] < values[-1] <= high * (1 + 1e-9)
 

@@ -49,7 +49,7 @@ def calibrate(
         target=target,
         per_class=per_class,
         method=method,
-        most=most,
+        max_images=most,
         device=device,
     )
     lines = printable(f"{calibration}\nwrote {out or weights}")

@@ -45,7 +45,7 @@ def evaluate(
         batch_size=batch,
         workers=workers,
         device=device,
-        most=most,
+        max_images=most,
         detections=detections,
         given_boxes=given_boxes,
     )

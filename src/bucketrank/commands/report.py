@@ -26,4 +26,4 @@ def report(
     if most is not None and most < 1:
         raise UsageError(f"report: --most: expected at least 1, got {most}")
     require_device("report", device)
-    write_report(runs, out, data=data, images=images, most=most, device=device)
+    write_report(runs, out, data=data, images=images, max_images=most, device=device)

@@ -1,1 +1,1 @@
-"""The demo: one small detector trained with a ranking loss and with focal loss, side by side."""
+"""The demo: train one small detector with a ranking loss and with focal loss, side by side."""

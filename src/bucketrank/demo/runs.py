@@ -1,4 +1,4 @@
-"""Two runs that differ only in their loss and take turns, a few steps each."""
+"""The two demo runs, which differ only in their loss and take turns, and their detections in the same images."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class DemoSettings:
             raise ValueError(f"--seed: expected at least 0, got {self.seed}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings under the names that ``demo.json`` has had since its first version."""
+        """Name the settings as in ``demo.json``."""
         return {
             "steps": self.steps,
             "seed": self.seed,
@@ -69,14 +69,14 @@ class DemoSettings:
 
 @dataclass(frozen=True)
 class DemoLoss:
-    """The loss of a run: its name in files, its label in tables and figures, and its settings in the recipe."""
+    """A run's loss: its name in files, its label in tables and figures, and its recipe settings."""
 
     name: str
     label: str
     settings: dict[str, Any]
 
 
-# Both use the same box loss. Its weight next to the classification is the usual one for each.
+# Both use the same box loss, each with its usual weight.
 LOSSES = (
     DemoLoss("ranking", "Rank & Sort, exact", {"name": "rs"}),
     DemoLoss("focal", "focal loss", {"name": "focal", "box_loss": "giou", "box_weight": 2.0}),
@@ -84,7 +84,7 @@ LOSSES = (
 
 
 def recipe_for(loss: DemoLoss, settings: DemoSettings) -> Recipe:
-    """Return the recipe of a run; the recipes of the demo differ only in the loss."""
+    """Build the recipe of a run; the two recipes differ only in the loss."""
     return from_dict(
         {
             "detector": {"name": "retinanet", "channels": 64, "convs": 2, "scales": 2},
@@ -118,7 +118,7 @@ class ShapeData:
 
 
 def draw_or_read_shapes(folder: Path, settings: DemoSettings) -> ShapeData:
-    """Draw the shapes into ``folder``, or read the ones that an earlier demo drew there."""
+    """Draw the shapes into ``folder``, or read those of an earlier demo."""
     if not (folder / "val.json").exists():
         write_shapes(folder, train=settings.train_images, val=settings.val_images, size=settings.image_size)
     splits = find_splits(folder)
@@ -140,14 +140,14 @@ class CurvePoint:
     """One evaluation during a run."""
 
     step: int
-    seconds: float  # of all steps so far, without evaluations
+    seconds: float  # training time so far, without evaluations
     loss: float  # mean since the last evaluation
     metrics: dict[str, float]  # AP, AP50, AP75
 
 
 @dataclass
 class DemoRun:
-    """One of the two runs: a detector in training, its evaluations and the duration of its steps."""
+    """One of the two runs: a detector in training, its evaluations and step durations."""
 
     loss: DemoLoss
     recipe: Recipe
@@ -155,8 +155,8 @@ class DemoRun:
     data: ShapeData
     curve: list[CurvePoint] = field(default_factory=list)
     durations: list[float] = field(default_factory=list)  # seconds per step
-    threshold: float = 0.0  # the score of the best F1 in the last evaluation
-    calibration: Calibration | None = None  # after the last step
+    threshold: float = 0.0  # best-F1 score in the last evaluation
+    calibration: Calibration | None = None  # set after the last step
 
     def __post_init__(self) -> None:
         torch.manual_seed(self.settings.seed)
@@ -169,7 +169,7 @@ class DemoRun:
         self.annotations = self.data.val_split.read()
 
     def warm_up(self) -> None:
-        """Compute one loss and its gradient before any step is timed, so that the kernel of the loss is compiled."""
+        """Compute one loss and its gradient before any step is timed, so that the loss kernel is compiled."""
         images, targets = next(shuffled_batches(self.data.train, self.settings))
         state = {name: value.clone() for name, value in self.model.state_dict().items()}
         sum_terms(self.model, (images[:1], targets[:1])).total.backward()
@@ -178,7 +178,7 @@ class DemoRun:
 
     @property
     def seconds_per_step(self) -> float:
-        """Median duration of the steps so far; 0 before the first."""
+        """The median step duration so far; 0 before the first step."""
         return statistics.median(self.durations) if self.durations else 0.0
 
     def train(self, steps: int, on_step: Callable[[float], None]) -> None:
@@ -203,19 +203,19 @@ class DemoRun:
         kept = {name: metrics[name] for name in ("AP", "AP50", "AP75")}
         self.curve.append(CurvePoint(len(self.durations), sum(self.durations), loss, kept))
         threshold = evaluator.best_threshold()
-        self.threshold = 0.0 if math.isnan(threshold) else threshold  # NaN: no detection is correct
+        self.threshold = 0.0 if math.isnan(threshold) else threshold  # NaN means that no detection is correct
 
     def calibrate(self) -> None:
-        """Make the scores probabilities, fitted on training images; leave them as they are if that is not possible."""
+        """Calibrate the scores on training images, if possible."""
         try:
-            self.calibration = calibrate(self.model, self.data.train, most=CALIBRATION_IMAGES)
-        except CannotCalibrateError:  # after a few steps hardly a detection is right
+            self.calibration = calibrate(self.model, self.data.train, max_images=CALIBRATION_IMAGES)
+        except CannotCalibrateError:  # after a few steps, hardly any detection is right
             return
         self.threshold = self.calibration.threshold(self.threshold)
 
     @torch.inference_mode()
     def detect(self, images: list[Tensor]) -> list[dict[str, Tensor]]:
-        """Return the detections of the current weights, with any score."""
+        """Detect with the current weights; detections of every score are returned."""
         self.model.eval()
         detections: list[dict[str, Tensor]] = self.model(images)
         return detections
@@ -234,7 +234,7 @@ class DemoRun:
         save_weights(path, self.model, meta)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the numbers of the run for ``demo.json``."""
+        """Collect the numbers of the run for ``demo.json``."""
         return {
             "loss": self.loss.label,
             "seconds_per_step": self.seconds_per_step,
@@ -248,7 +248,7 @@ class DemoRun:
 def shuffled_batches(
     samples: list[Sample], settings: DemoSettings
 ) -> Iterator[tuple[list[Tensor], list[dict[str, Tensor]]]]:
-    """Yield batches without end, shuffled and randomly mirrored; the seed decides both."""
+    """Yield endless batches, shuffled and randomly mirrored; both depend only on the seed."""
     generator = torch.Generator().manual_seed(settings.seed)
     order: list[int] = []
     while True:
@@ -264,7 +264,7 @@ def shuffled_batches(
 
 
 def mirrored(image: Tensor, target: dict[str, Tensor], *, horizontal: bool, vertical: bool) -> Sample:
-    """Return the image and its boxes, mirrored horizontally, vertically, both or neither.
+    """Mirror an image and its boxes horizontally, vertically, both or neither.
 
     >>> target = {"boxes": torch.tensor([[1.0, 2, 5, 8]])}
     >>> _, target = mirrored(torch.zeros(3, 10, 20), target, horizontal=True, vertical=False)
@@ -286,27 +286,24 @@ def mirrored(image: Tensor, target: dict[str, Tensor], *, horizontal: bool, vert
     return image, target | {"boxes": boxes}
 
 
-# The detections of both runs in the same validation images.
-
-
 @dataclass(frozen=True)
 class ComparedImage:
     """One image with its ground truth, followed by the detections of each run."""
 
     image_id: int
     image: Tensor
-    boxes: list[dict[str, Tensor]]  # the ground truth, then the detections of each run
+    boxes: list[dict[str, Tensor]]  # ground truth, then the detections of each run
     drawn: list[Image.Image]  # the image with each entry of ``boxes`` drawn
     counts: list[tuple[int, int]]  # correct and wrong detections of each run
 
     @property
     def objects(self) -> int:
-        """Number of objects in the ground truth."""
+        """The number of ground-truth objects."""
         return len(self.boxes[0]["labels"])
 
 
 def compare_images(runs: Sequence[DemoRun], data: ShapeData, count: int) -> list[ComparedImage]:
-    """Compare the runs on ``count`` validation images at equal distances in the data set."""
+    """Compare the runs on ``count`` evenly spread validation images."""
     last = len(data.val) - 1
     indices = sorted({round(number * last / max(count - 1, 1)) for number in range(count)})
     compared = []
@@ -327,7 +324,7 @@ def compare_images(runs: Sequence[DemoRun], data: ShapeData, count: int) -> list
 
 
 def count_correct(detections: dict[str, Tensor], target: dict[str, Tensor], *, iou: float = 0.5) -> int:
-    """Count the detections that match an object of their class; the best detection takes an object first.
+    """Count the detections that match an object of their class; higher scores take objects first.
 
     >>> boxes, labels = torch.tensor([[0.0, 0, 10, 10], [1, 0, 11, 10]]), torch.tensor([1, 1])
     >>> count_correct({"boxes": boxes, "labels": labels}, {"boxes": boxes[:1], "labels": labels[:1]})

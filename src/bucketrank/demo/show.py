@@ -1,4 +1,4 @@
-"""The terminal output of the demo: both runs side by side, then their detections."""
+"""Run the demo: train both runs with live output in the terminal, then show tables, a figure and detections."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
+from bucketrank.console import format_duration
 from bucketrank.demo.runs import (
     LOSSES,
     ComparedImage,
@@ -32,16 +33,100 @@ from bucketrank.demo.runs import (
     recipe_for,
 )
 from bucketrank.drawing import as_rgb, colour_of, grid
-from bucketrank.durations import duration_in_words
 from bucketrank.provenance.figure_style import INK, STYLE
 from bucketrank.provenance.machine import describe, in_words
 
+NUM_IMAGES = 4  # images in the figure and the tables
 BAR_LENGTH = 10  # characters of a full bar
 TERMINAL_COLOURS = {"ranking": "blue", "focal": "dark_orange"}
+FIGURE_COLOURS = {"ranking": "#0072B2", "focal": "#E69F00"}
+MARKERS = {"ranking": "o", "focal": "v"}
+
+
+def run_demo(settings: DemoSettings, out: Path, console: Console | None = None) -> list[DemoRun]:
+    """Train, evaluate and compare both runs, write everything to the folder ``out`` and return the finished runs."""
+    console = console or Console()
+    start = time.monotonic()
+    out.mkdir(parents=True, exist_ok=True)
+    with console.status(f"drawing {settings.train_images + settings.val_images} images"):
+        data = draw_or_read_shapes(out / "shapes", settings)
+    runs = [DemoRun(loss, recipe_for(loss, settings), settings, data) for loss in LOSSES]
+    console.print(introduction(runs, settings), highlight=False)
+    with console.status("compiling the loss"):
+        for run in runs:
+            run.warm_up()
+    with ProgressTable(runs, settings, console) as progress:
+        for first in range(0, settings.steps, settings.steps_per_turn):
+            for run in runs:
+                run.train(min(settings.steps_per_turn, settings.steps - first), partial(progress.step_done, run))
+                progress.evaluation_done(run)
+
+    with console.status("calibrating the scores"):
+        for run in runs:
+            run.calibrate()
+    images = compare_images(runs, data, NUM_IMAGES)
+    console.print(summary_table(runs))
+    console.print(detection_table(images, runs))
+    titles = ["ground truth", *(run.loss.label for run in runs)]
+    if console.is_terminal and console.color_system in ("truecolor", "256"):
+        console.print(side_by_side(images[0], titles, width=console.width))
+    written = write_results(runs, settings, data, out)
+    sheet = grid([drawn for image in images for drawn in image.drawn], titles, columns=len(titles))
+    sheet.save(out / "detections.png")
+    title = "One small detector, trained twice: only the loss differs"
+    note = f"{task_description(settings)} Dashed boxes: ground truth. {caveat(settings)}"
+    draw_comparison(runs, images, out / "demo.png", title=title, note=note)
+    for path in (out / "demo.png", out / "detections.png", *written):
+        console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+    console.print(f"{caveat(settings)} The demo took {format_duration(time.monotonic() - start)}.", highlight=False)
+    return runs
+
+
+def write_results(runs: Sequence[DemoRun], settings: DemoSettings, data: ShapeData, out: Path) -> list[Path]:
+    """Write the weights of each run and ``demo.json`` with the numbers; return the paths."""
+    paths = []
+    for run in runs:
+        paths.append(out / f"{run.loss.name}.safetensors")
+        run.save(paths[-1])
+    document = {
+        "settings": settings.to_dict(),
+        "classes": data.classes,
+        "contenders": {run.loss.name: run.to_dict() for run in runs},
+        "machine": describe(),
+    }
+    paths.append(out / "demo.json")
+    paths[-1].write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return paths
+
+
+def introduction(runs: Sequence[DemoRun], settings: DemoSettings) -> str:
+    """Describe the comparison before the first step."""
+    labels = "; ".join(run.loss.label for run in runs)
+    return (
+        f"{task_description(settings)}\nTrained once with each loss: {labels}. Both runs have the same box loss "
+        "(GIoU), seed, data, steps and learning rate.\n"
+    )
+
+
+def task_description(settings: DemoSettings) -> str:
+    """Describe the detector, the data and the length of a run."""
+    return (
+        f"RetinaNet with {settings.backbone} from random weights, {settings.train_images} drawn images of "
+        f"{settings.image_size} x {settings.image_size} pixels, {settings.steps} steps with batches of "
+        f"{settings.batch_size}, evaluated on {settings.val_images} other images, seed {settings.seed}."
+    )
+
+
+def caveat(settings: DemoSettings) -> str:
+    """State the limits of these numbers."""
+    return (
+        f"One seed ({settings.seed}) and one small task; backbone, steps and learning rate were tuned with the ranking "
+        "loss. The numbers are an indication, not a result."
+    )
 
 
 class ProgressTable:
-    """Context manager that shows a table with a row per evaluation and a line about the current step."""
+    """A live table with one row per evaluation and a line about the current step; a context manager."""
 
     def __init__(self, runs: Sequence[DemoRun], settings: DemoSettings, console: Console) -> None:
         self.runs, self.settings, self.console = runs, settings, console
@@ -67,7 +152,7 @@ class ProgressTable:
         step = len(run.durations)
         line = (
             f"{run.loss.label}: step {step} of {self.settings.steps}   loss {loss:.3f}   "
-            f"{run.seconds_per_step:.2f} s/step   {duration_in_words(self.seconds_left())} left"
+            f"{run.seconds_per_step:.2f} s/step   {format_duration(self.seconds_left())} left"
         )
         self._live.update(Group(self.table(), Text(line, style=TERMINAL_COLOURS[run.loss.name])), refresh=True)
 
@@ -77,7 +162,7 @@ class ProgressTable:
             self._live.update(self.table(), refresh=True)
             return
         point = run.curve[-1]
-        ap50, left = point.metrics["AP50"], duration_in_words(self.seconds_left())
+        ap50, left = point.metrics["AP50"], format_duration(self.seconds_left())
         self.console.print(
             f"step {point.step:4}  {run.loss.label:<18}  loss {point.loss:.3f}  AP50 {ap50:.2f} {bar(ap50)}  "
             f"{run.seconds_per_step:.2f} s/step  {left} left",
@@ -92,7 +177,7 @@ class ProgressTable:
         return (total - done) * (time.monotonic() - self._started_at) / max(done, 1)
 
     def table(self) -> Table:
-        """Return a table with AP50, loss and time per step of both runs after the same steps."""
+        """Show AP50, loss and time per step of both runs after the same steps."""
         table = Table("step", title="AP50 on validation images", title_justify="left")
         table.columns[0].justify = "right"
         for run in self.runs:
@@ -115,7 +200,7 @@ class ProgressTable:
 
 
 def summary_table(runs: Sequence[DemoRun]) -> Table:
-    """Return a table with the final numbers of the runs; times are also given relative to the last run."""
+    """Show the final numbers of the runs, with times also relative to the last run."""
     table = Table(
         "", "AP", "AP50", "AP75", "s/step", "relative time", title="After the last step", title_justify="left"
     )
@@ -132,7 +217,7 @@ def summary_table(runs: Sequence[DemoRun]) -> Table:
 
 
 def detection_table(images: Sequence[ComparedImage], runs: Sequence[DemoRun]) -> Table:
-    """Return a table with the numbers of correct and wrong detections per image."""
+    """Show the number of correct and wrong detections per image."""
     title = "Detections at or above the threshold of each run"
     table = Table("image", "objects", title=title, title_justify="left")
     for run in runs:
@@ -153,7 +238,7 @@ def side_by_side(image: ComparedImage, titles: Sequence[str], *, width: int) -> 
 
 
 def sketch(image: Tensor, detections: dict[str, Tensor], columns: int) -> Image.Image:
-    """Return a small copy of the image with boxes one pixel wide in the colours of their classes."""
+    """Make a small copy of the image with boxes one pixel wide in their class colours."""
     small = as_rgb(image)
     scale = columns / small.width
     small = small.resize((columns, max(2, round(small.height * scale / 2) * 2)), Image.Resampling.BOX)
@@ -166,7 +251,7 @@ def sketch(image: Tensor, detections: dict[str, Tensor], columns: int) -> Image.
 
 
 def characters(image: Image.Image) -> Text:
-    """Return the image as text: a character shows one pixel in its upper half and the pixel below in its lower half."""
+    """Convert an image to text: each character shows one pixel in its upper half and the pixel below it."""
     pixels = np.asarray(image)
     text = Text()
     for upper, lower in zip(pixels[::2], pixels[1::2], strict=True):
@@ -188,17 +273,10 @@ def bar(fraction: float) -> str:
     return ("█" * whole + " ▏▎▍▌▋▊▉"[rest].strip()).ljust(BAR_LENGTH)
 
 
-# The figure of the demo: AP over steps and over time, the time per step, and detections side by side.
-
-
-FIGURE_COLOURS = {"ranking": "#0072B2", "focal": "#E69F00"}
-MARKERS = {"ranking": "o", "focal": "v"}
-
-
 def draw_comparison(
     runs: Sequence[DemoRun], images: Sequence[ComparedImage], path: Path, *, title: str, note: str
 ) -> None:
-    """Draw the figure and write it to ``path``."""
+    """Draw AP over steps and over time, the time per step, and detections side by side to the file ``path``."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(12.5, 4.3 + 3.1 * 3), layout="constrained")
         parts: Any = figure.subfigures(2, 1, height_ratios=[3.6, 9.4])
@@ -261,91 +339,3 @@ def _image(axes: Axes, image: ComparedImage, row: int, name: str) -> None:
         correct, wrong = image.counts[row - 1]
         text = f"{correct} correct, {wrong} wrong"
     axes.set_title(text, fontsize=9, color=INK, pad=4)
-
-
-# The demo from start to end: data, runs, tables, figures and files.
-
-
-IMAGES_SHOWN = 4
-
-
-def run_demo(settings: DemoSettings, out: Path, console: Console | None = None) -> list[DemoRun]:
-    """Train, evaluate and compare both runs, write everything to the folder ``out`` and return the finished runs."""
-    console = console or Console()
-    start = time.monotonic()
-    out.mkdir(parents=True, exist_ok=True)
-    with console.status(f"drawing {settings.train_images + settings.val_images} images"):
-        data = draw_or_read_shapes(out / "shapes", settings)
-    runs = [DemoRun(loss, recipe_for(loss, settings), settings, data) for loss in LOSSES]
-    console.print(introduction(runs, settings), highlight=False)
-    with console.status("compiling the loss"):
-        for run in runs:
-            run.warm_up()
-    with ProgressTable(runs, settings, console) as progress:
-        for first in range(0, settings.steps, settings.steps_per_turn):
-            for run in runs:
-                run.train(min(settings.steps_per_turn, settings.steps - first), partial(progress.step_done, run))
-                progress.evaluation_done(run)
-
-    with console.status("calibrating the scores"):
-        for run in runs:
-            run.calibrate()
-    images = compare_images(runs, data, IMAGES_SHOWN)
-    console.print(summary_table(runs))
-    console.print(detection_table(images, runs))
-    titles = ["ground truth", *(run.loss.label for run in runs)]
-    if console.is_terminal and console.color_system in ("truecolor", "256"):
-        console.print(side_by_side(images[0], titles, width=console.width))
-    written = write_results(runs, settings, data, out)
-    sheet = grid([drawn for image in images for drawn in image.drawn], titles, columns=len(titles))
-    sheet.save(out / "detections.png")
-    title = "One small detector, trained twice: only the loss differs"
-    note = f"{task_description(settings)} Dashed boxes: ground truth. {caveat(settings)}"
-    draw_comparison(runs, images, out / "demo.png", title=title, note=note)
-    for path in (out / "demo.png", out / "detections.png", *written):
-        console.print(f"wrote {path}", highlight=False, soft_wrap=True)
-    console.print(f"{caveat(settings)} The demo took {duration_in_words(time.monotonic() - start)}.", highlight=False)
-    return runs
-
-
-def write_results(runs: Sequence[DemoRun], settings: DemoSettings, data: ShapeData, out: Path) -> list[Path]:
-    """Write the weights of each run, and the numbers as ``demo.json``; return the paths."""
-    paths = []
-    for run in runs:
-        paths.append(out / f"{run.loss.name}.safetensors")
-        run.save(paths[-1])
-    document = {
-        "settings": settings.to_dict(),
-        "classes": data.classes,
-        "contenders": {run.loss.name: run.to_dict() for run in runs},
-        "machine": describe(),
-    }
-    paths.append(out / "demo.json")
-    paths[-1].write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    return paths
-
-
-def introduction(runs: Sequence[DemoRun], settings: DemoSettings) -> str:
-    """Describe the comparison, to be printed before the first step."""
-    labels = "; ".join(run.loss.label for run in runs)
-    return (
-        f"{task_description(settings)}\nTrained once with each loss: {labels}. Both runs have the same box loss "
-        "(GIoU), seed, data, steps and learning rate.\n"
-    )
-
-
-def task_description(settings: DemoSettings) -> str:
-    """Describe the detector, the data and the length of a run."""
-    return (
-        f"RetinaNet with {settings.backbone} from random weights, {settings.train_images} drawn images of "
-        f"{settings.image_size} x {settings.image_size} pixels, {settings.steps} steps with batches of "
-        f"{settings.batch_size}, evaluated on {settings.val_images} other images, seed {settings.seed}."
-    )
-
-
-def caveat(settings: DemoSettings) -> str:
-    """State what limits the conclusions from these numbers."""
-    return (
-        f"One seed ({settings.seed}) and one small task; backbone, steps and learning rate were tuned with the ranking "
-        "loss. The numbers are an indication, not a result."
-    )

@@ -1,4 +1,4 @@
-"""A page about runs: curves, tables, precision and recall, images, and ranked lists with their gradients."""
+"""The report: one HTML page about runs with curves, tables, images, and ranked lists with their gradients."""
 
 from typing import TYPE_CHECKING
 

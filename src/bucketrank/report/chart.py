@@ -1,4 +1,8 @@
-"""HTML elements from Python; all text that is not :class:`Html` is escaped, so class names may hold any characters."""
+"""HTML elements and SVG line charts.
+
+All text that is not :class:`Html` is escaped, so class names may contain any characters. Charts are complete without
+scripts; a script adds the values at the pointer.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,13 @@ from html import escape
 from itertools import pairwise
 from typing import Any
 
+Points = list[tuple[float, float]]
+
 EMPTY = frozenset({"br", "circle", "image", "input", "line", "path", "rect", "use"})  # elements without content
+WIDTH, HEIGHT = 400, 236
+LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 34  # plot margins
+COLOURS = 8  # number of line colours in page.css; further runs repeat them, dashed
+MAX_POINTS = 240  # per line; the charts are too small to show more
 
 
 class Html(str):
@@ -20,7 +30,7 @@ class Html(str):
 
 
 def tag(name: str, *content: str | Html, **attributes: Any) -> Html:
-    """Return an element; an attribute that is None or False is omitted, one that is True has no value.
+    """Build an element; an attribute that is None or False is omitted, one that is True has no value.
 
     ``class_`` stands for ``class``; other underscores in names become hyphens.
 
@@ -40,12 +50,12 @@ def tag(name: str, *content: str | Html, **attributes: Any) -> Html:
 
 
 def join(*parts: str | Html) -> Html:
-    """Concatenate the parts, escaping those that are plain text."""
+    """Concatenate the parts; escape plain text."""
     return Html("".join(part if isinstance(part, Html) else escape(part) for part in parts))
 
 
 def data(content: Any, **attributes: Any) -> Html:
-    """Return a script element with JSON for the page's scripts; no string in it can close the element."""
+    """Build a script element with JSON for the page's scripts; no string in it can close the element."""
     text = json.dumps(content, allow_nan=False, separators=(",", ":"), ensure_ascii=True).replace("<", "\\u003c")
     return tag("script", Html(text), type="application/json", **attributes)
 
@@ -54,20 +64,9 @@ def _text(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-# Line charts as SVG, complete without scripts; a script adds the values at the pointer.
-
-
-WIDTH, HEIGHT = 400, 236
-LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 34  # margins of the plot
-COLOURS = 8  # number of line colours in page.css; further runs repeat them, dashed
-MAX_POINTS = 240  # per line; the charts are too small to show more
-
-Points = list[tuple[float, float]]
-
-
 @dataclass(frozen=True)
 class ChartLine:
-    """A line of a chart; ``notes``, if any, has one text per point."""
+    """A chart line; ``notes``, if any, has one text per point."""
 
     name: str
     points: Points
@@ -84,7 +83,7 @@ class Chart:
     """The title, axes and lines of a chart."""
 
     title: str
-    x: str  # label of the axis
+    x: str  # axis label
     y: str
     lines: list[ChartLine]
     x_range: tuple[float, float] | None = None
@@ -93,7 +92,7 @@ class Chart:
 
 
 def draw_chart(chart: Chart) -> Html:
-    """Return the chart as a figure, with its numbers as JSON for the script."""
+    """Draw a chart as a figure, with its numbers as JSON for the script."""
     points = [point for line in chart.lines for point in line.points]
     x_low, x_high = chart.x_range or _range([x for x, _ in points], zero=False)
     y_low, y_high = chart.y_range or _range([y for _, y in points], zero=True)
@@ -105,13 +104,13 @@ def draw_chart(chart: Chart) -> Html:
         return round(x, 1), round(y, 1)
 
     parts: list[Html] = []
-    for value in ticks(y_low, y_high, most=5):
+    for value in ticks(y_low, y_high, max_count=5):
         _, y = to_pixels((x_low, value))
         parts += [
             tag("line", x1=LEFT, x2=right, y1=y, y2=y, class_="grid"),
             tag("text", tick_label(value), x=LEFT - 6, y=y + 4, class_="tick", text_anchor="end"),
         ]
-    for value in ticks(x_low, x_high, most=6):
+    for value in ticks(x_low, x_high, max_count=6):
         x, _ = to_pixels((value, y_low))
         parts.append(tag("text", tick_label(value), x=x, y=bottom + 16, class_="tick", text_anchor="middle"))
     parts.append(tag("line", x1=LEFT, x2=right, y1=bottom, y2=bottom, class_="axis"))
@@ -124,7 +123,7 @@ def draw_chart(chart: Chart) -> Html:
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
         role="img",
         tabindex="0",
-        aria_label=f"{chart.title}: {chart.y} over {chart.x}. {_in_words(chart)}",
+        aria_label=f"{chart.title}: {chart.y} over {chart.x}. {_describe_ends(chart)}",
     )
     numbers = {
         "plot": [LEFT, TOP, right, bottom],
@@ -137,23 +136,23 @@ def draw_chart(chart: Chart) -> Html:
     return tag("figure", caption, drawing, data(numbers), class_="chart")
 
 
-def thinned(points: Sequence[tuple[float, float]], most: int = MAX_POINTS) -> Points:
-    """Return at most ``most`` points, each the mean of a group of neighbours.
+def thinned(points: Sequence[tuple[float, float]], max_points: int = MAX_POINTS) -> Points:
+    """Reduce a line to at most ``max_points``, each the mean of a group of neighbours.
 
-    >>> thinned([(1, 4.0), (2, 6.0), (3, 1.0), (4, 3.0)], most=2)
+    >>> thinned([(1, 4.0), (2, 6.0), (3, 1.0), (4, 3.0)], max_points=2)
     [(1.5, 5.0), (3.5, 2.0)]
     """
-    if len(points) <= most:
+    if len(points) <= max_points:
         return [(float(x), y) for x, y in points]
-    edges = [round(number * len(points) / most) for number in range(most + 1)]
+    edges = [round(number * len(points) / max_points) for number in range(max_points + 1)]
     groups = [points[first:last] for first, last in pairwise(edges)]
     return [(sum(x for x, _ in group) / len(group), sum(y for _, y in group) / len(group)) for group in groups]
 
 
-def ticks(low: float, high: float, *, most: int) -> list[float]:
-    """Return at most ``most`` round numbers between ``low`` and ``high``.
+def ticks(low: float, high: float, *, max_count: int) -> list[float]:
+    """Choose at most ``max_count`` round numbers between ``low`` and ``high``.
 
-    >>> ticks(0, 1, most=5)
+    >>> ticks(0, 1, max_count=5)
     [0.0, 0.25, 0.5, 0.75, 1.0]
     """
     span = high - low
@@ -161,13 +160,13 @@ def ticks(low: float, high: float, *, most: int) -> list[float]:
         for step in (1.0, 2.0, 2.5, 5.0):
             width = step * 10.0**exponent
             first, last = math.ceil(low / width - 1e-9), math.floor(high / width + 1e-9)
-            if last - first + 1 <= most:
+            if last - first + 1 <= max_count:
                 return [number * width for number in range(first, last + 1)]
     return [low, high]
 
 
 def tick_label(value: float) -> str:
-    """Return a short text for a number on an axis.
+    """Format a number on an axis.
 
     >>> tick_label(20000.0), tick_label(0.25), tick_label(0.30000000000000004)
     ('20k', '0.25', '0.3')
@@ -193,7 +192,7 @@ def _line(line: ChartLine, pixels: Points) -> Html:
     return tag("g", *parts, class_=f"series c{line.colour}", data_run=line.run)
 
 
-def _in_words(chart: Chart) -> str:
+def _describe_ends(chart: Chart) -> str:
     words = [f"{line.name} ends at {line.points[-1][1]:.{chart.digits}g}" for line in chart.lines if line.points]
     return "; ".join(words) + "." if words else "No data."
 

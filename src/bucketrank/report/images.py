@@ -1,4 +1,4 @@
-"""The outline of a mask as an SVG path."""
+"""Images with detections and ground truth as SVG; each image is stored once per page."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ from bucketrank.data.images import read_image
 from bucketrank.report.chart import Html, tag
 from bucketrank.report.measurements import Detection, GroundTruthObject, MatchedImage
 
-MAX_MASK_SIDE = 192  # masks are reduced to this many pixels on their longer side before they are traced
+MAX_MASK_SIDE = 192  # pixels on the longer side of a mask before its outline is traced
+MAX_SIDE = 480  # pixels on the longer side of a stored image
+JPEG_QUALITY = 72
+MAX_OUTLINES = 60  # mask outlines per image, for its top detections
 
 
 def outline(segmentation: Any, size: tuple[int, int], shown: tuple[int, int]) -> str:
-    """Return an SVG path around a mask (polygons or RLE), or "" without a mask.
+    """Trace a mask (polygons or RLE) as an SVG path; "" without a mask.
 
-    ``size`` is the height and width of the image, ``shown`` that of the copy whose pixels the path refers to.
+    ``size`` is the height and width of the image, ``shown`` that of the stored copy, whose pixels the path refers to.
     """
     if not segmentation:
         return ""
@@ -34,7 +37,7 @@ def outline(segmentation: Any, size: tuple[int, int], shown: tuple[int, int]) ->
     scale = min(1.0, MAX_MASK_SIDE / max(size))
     small = max(1, round(size[1] * scale)), max(1, round(size[0] * scale))
     soft: NDArray[np.float32] = np.asarray(Image.fromarray(mask).resize(small, Image.Resampling.BOX), dtype=np.float32)
-    # A border of zeros closes the outline of a mask that reaches the edge of the image.
+    # A border of zeros closes the outline of a mask that touches the image edge.
     lines = contour_generator(z=np.pad(soft, 1)).lines(127.5)
     to_shown = np.array([shown[1] / small[0], shown[0] / small[1]])
     pieces = []
@@ -46,14 +49,6 @@ def outline(segmentation: Any, size: tuple[int, int], shown: tuple[int, int]) ->
     return "".join(pieces)
 
 
-# Images with their detections and ground truth; the pixels of each image are stored once per page.
-
-
-MAX_SIDE = 480  # pixels of the longer side of a stored image
-JPEG_QUALITY = 72
-MAX_OUTLINES = 60  # masks drawn per image, of its best detections
-
-
 class StoredImages:
     """Small copies of the images on a page; an image that several runs show is stored once."""
 
@@ -61,7 +56,7 @@ class StoredImages:
         self._stored: dict[str, tuple[str, tuple[int, int], Html]] = {}
 
     def add(self, split: Split, image: Mapping[str, object]) -> tuple[str, tuple[int, int]]:
-        """Store an image and return its element id, height and width; DataError if the file cannot be read."""
+        """Store an image; return its element id, height and width. Raise DataError if the file cannot be read."""
         path = split.image_path(image)
         key = str(path.resolve())
         if key not in self._stored:
@@ -77,7 +72,7 @@ class StoredImages:
         return name, size
 
     def html(self) -> Html:
-        """Return an invisible element that defines all stored images."""
+        """Build an invisible element that defines all stored images."""
         elements = [element for _, _, element in self._stored.values()]
         return tag("svg", tag("defs", *elements), width=0, height=0, class_="store", aria_hidden="true")
 
@@ -91,7 +86,7 @@ def image_figure(
     threshold: float,
     masks: bool,
 ) -> Html:
-    """Return one image with its detections and objects as shapes that a script can show and hide."""
+    """Draw one image with its detections and objects as shapes that a script can show and hide."""
     title = file_title(matched)
     try:
         name, shown = stored.add(split, matched.image)
@@ -123,7 +118,7 @@ def image_figure(
 
 
 def file_title(matched: MatchedImage) -> str:
-    """Return the file name of an image, without folders."""
+    """Return an image's file name without folders."""
     return file_name(matched.image).rpartition("/")[2]
 
 
@@ -166,7 +161,7 @@ class _Canvas:
         outlined: bool,
         hidden: bool = False,
     ) -> Html:
-        """Draw the box on top of a wider dark one, to be visible on any background, and the outline of the mask."""
+        """Draw the box over a wider dark box, visible on any background, and the mask outline."""
         x_scale, y_scale = self.shown[1] / self.size[1], self.shown[0] / self.size[0]
         left, right = (min(max(x * x_scale, 0.0), float(self.shown[1])) for x in (each.box[0], each.box[2]))
         top, bottom = (min(max(y * y_scale, 0.0), float(self.shown[0])) for y in (each.box[1], each.box[3]))

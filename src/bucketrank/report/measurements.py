@@ -1,4 +1,4 @@
-"""Matching of detections and ground-truth objects per image, by COCO's rule."""
+"""Measure a run for the report: metrics, matched images, training candidates, and gradients per detection."""
 
 from __future__ import annotations
 
@@ -28,8 +28,125 @@ from bucketrank.integrations.ranking_loss import MIN_LABEL
 from bucketrank.report.run_folder import RunFolder
 from bucketrank.weights.files import Meta
 
-MIN_IOU = 0.5
 Outcome = Literal["correct", "wrong", "ignored"]
+
+MIN_IOU = 0.5
+CURVE_IOUS = (0.5, 0.75)  # IoU thresholds of the precision-recall curves
+NUM_RANKED_LISTS = 3  # worst images with a ranked list, and as many best images
+EPSILON = 1e-7  # scores of exactly 0 or 1 have infinite log-odds
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The metrics of one run, and its best and worst images."""
+
+    meta: Meta
+    weights: Path
+    data: Path
+    split: Split
+    total: int  # number of images in the split
+    results: dict[str, EvaluationResult]  # "boxes" or "masks": metrics
+    precision_recall: dict[str, dict[float, Curve]]  # "boxes" or "masks": IoU: curve
+    errors: CalibrationErrors  # calibration errors of the boxes
+    images: int  # number of measured images
+    best: list[MatchedImage]
+    worst: list[MatchedImage]
+    candidates: dict[int, TrainingCandidates]  # image id: candidates, for some of the best and worst images
+
+    @property
+    def class_names(self) -> dict[int, str]:
+        """Map category ids to class names."""
+        return dict(zip(self.meta.category_ids, self.meta.classes, strict=True))
+
+
+def measure_run(
+    run: RunFolder,
+    data: Path,
+    *,
+    images: int,
+    max_images: int | None = None,
+    device: str = "auto",
+    advance: Callable[[int, int], object] = lambda done, total: None,
+) -> Measurement:
+    """Run the detector on the (first ``max_images``) validation images of ``data`` and measure its detections.
+
+    ``images`` is the number of best images to keep, and of worst images. ``advance`` is called with the number of
+    images done and their total. Raises DataError or WeightsError if data or weights cannot be used.
+    """
+    if run.weights is None:
+        raise DataError(f"{run.path}: expected weights.safetensors or best.safetensors in the run folder, got neither")
+    layout = run.recipe.data.layout
+    prepared = prepare_evaluation(
+        run.weights, data, layout=None if layout == "auto" else layout, device=str(resolve_device(device))
+    )
+    dataset, evaluator = prepared.images, prepared.evaluator
+    count = len(dataset) if max_images is None else min(max_images, len(dataset))
+    with torch.inference_mode():
+        for index in range(count):
+            image, target = dataset[index]
+            evaluator.add([int(target["image_id"])], _detect(prepared.model, image.to(prepared.device)))
+            advance(index + 1, count)
+    iou_types: list[Any] = ["boxes", "masks"] if prepared.model.masks else ["boxes"]
+    seen_only = max_images is not None
+    matched = match_all(
+        dataset.split.read(),
+        evaluator.detections,
+        images=dataset.image_ids[:count],
+        lvis=evaluator.style == "lvis",
+    )
+    best, worst = best_and_worst(matched, threshold=prepared.meta.threshold, count=images)
+    return Measurement(
+        meta=prepared.meta,
+        weights=run.weights,
+        data=data,
+        split=dataset.split,
+        total=len(dataset),
+        results={iou_type: evaluator.result(iou_type, seen_only=seen_only) for iou_type in iou_types},
+        precision_recall={
+            iou_type: {iou: evaluator.precision_recall(iou_type, iou=iou, seen_only=seen_only) for iou in CURVE_IOUS}
+            for iou_type in iou_types
+        },
+        errors=evaluator.calibration_errors(seen_only=seen_only),
+        images=count,
+        best=best,
+        worst=worst,
+        candidates=_candidates(prepared, [each.image["id"] for each in images_with_lists(best, worst)]),
+    )
+
+
+def images_with_lists(best: Sequence[MatchedImage], worst: Sequence[MatchedImage]) -> list[MatchedImage]:
+    """Choose the images whose ranked lists are shown, the worst first.
+
+    A list without a correct detection has nothing to compare. Such images are left out unless there are no others.
+    """
+    with_correct = [each for each in [*worst, *best] if any(one.outcome == "correct" for one in each.detections)]
+    chosen = [each for each in with_correct if each in worst][:NUM_RANKED_LISTS]
+    chosen += [each for each in with_correct if each in best]
+    return chosen[: 2 * NUM_RANKED_LISTS] or [*worst, *best][:1]
+
+
+def _candidates(prepared: EvaluationSetup, image_ids: Sequence[int]) -> dict[int, TrainingCandidates]:
+    calibration = prepared.meta.calibration
+    if calibration is not None and calibration.method == "platt":
+        fold(prepared.model.score_head(), calibration.score_map.inverse)  # back to the logits that training ranked
+    dataset = CocoDataset(prepared.images.split, masks=prepared.model.masks, transform=eval_transform())
+    by_image = {}
+    for image_id in image_ids:
+        image, target = dataset[dataset.image_ids.index(image_id)]
+        on_device = {
+            key: value.to(prepared.device) if isinstance(value, Tensor) else value for key, value in target.items()
+        }
+        ranked = candidates(prepared.model, image.to(prepared.device), on_device)
+        if ranked is not None:
+            by_image[image_id] = ranked
+    return by_image
+
+
+def _detect(model: Detector, image: Tensor) -> list[dict[str, Tensor]]:
+    detections = model([image])
+    if not isinstance(detections, list):
+        raise TypeError("measure_run: expected a detector in evaluation mode, got losses")
+    return detections
 
 
 @dataclass(frozen=True)
@@ -40,7 +157,7 @@ class GroundTruthObject:
     box: tuple[float, float, float, float]  # x1, y1, x2, y2
     crowd: bool
     segmentation: Any
-    matched_score: float | None = None  # None: no detection matched it
+    matched_score: float | None = None  # None if no detection matched it
 
 
 @dataclass(frozen=True)
@@ -51,13 +168,13 @@ class Detection:
     box: tuple[float, float, float, float]
     score: float
     outcome: Outcome
-    iou: float  # with its object; without one, the highest IoU with an object of its class
+    iou: float  # IoU with its object; without one, the highest IoU with an object of its class
     segmentation: Any
 
 
 @dataclass(frozen=True)
 class MatchCounts:
-    """Numbers of correct and wrong detections and of missed objects, of one image at one threshold."""
+    """Counts of correct and wrong detections and missed objects in one image at one threshold."""
 
     correct: int
     wrong: int
@@ -72,14 +189,14 @@ class MatchCounts:
 
 @dataclass(frozen=True)
 class MatchedImage:
-    """One image with its detections, best first, and its objects."""
+    """One image with its detections, highest score first, and its objects."""
 
-    image: dict[str, Any]  # the entry in the annotation file
+    image: dict[str, Any]  # entry in the annotation file
     detections: list[Detection]
     objects: list[GroundTruthObject]
 
     def counts(self, threshold: float) -> MatchCounts:
-        """Count with the detections whose score is at least ``threshold``."""
+        """Count only detections with a score of at least ``threshold``."""
         outcomes = [each.outcome for each in self.detections if each.score >= threshold]
         correct = outcomes.count("correct")
         return MatchCounts(correct, outcomes.count("wrong"), sum(not each.crowd for each in self.objects) - correct)
@@ -88,7 +205,7 @@ class MatchedImage:
 def match_all(
     document: Mapping[str, Any], records: Sequence[Mapping[str, Any]], *, images: Sequence[int], lvis: bool = False
 ) -> list[MatchedImage]:
-    """Match the detections ``records``, in COCO's result format, in the images with the ids ``images``."""
+    """Match the detections ``records``, given as COCO results, in the images with the ids ``images``."""
     annotations: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
     for annotation in document["annotations"]:
         annotations[annotation["image_id"]].append(annotation)
@@ -106,12 +223,11 @@ def match(
     *,
     lvis: bool = False,
 ) -> MatchedImage:
-    """Match one image by COCO's rule.
+    """Match one image by the COCO rule.
 
-    In the order of their scores, each detection takes the object of its class with the highest IoU among those not yet
-    taken, if that IoU is at least 0.5. A detection without an object is wrong. It is ignored instead if at least half
-    of it lies on a crowd of its class, and in LVIS also if the image was not annotated for its class, or not
-    exhaustively.
+    In descending order of score, each detection takes the free object of its class with the highest IoU, if that IoU
+    is at least 0.5. A detection without an object is wrong. It is ignored instead if at least half of it lies on a
+    crowd of its class, and in LVIS also if the image was not annotated for its class, or not exhaustively.
     """
     objects = [
         GroundTruthObject(
@@ -144,12 +260,12 @@ def match(
 
 
 def best_and_worst(
-    matched: Sequence[MatchedImage], *, threshold: float, most: int
+    matched: Sequence[MatchedImage], *, threshold: float, count: int
 ) -> tuple[list[MatchedImage], list[MatchedImage]]:
-    """Return the images with the highest and the lowest F1 at ``threshold``, up to ``most`` each; no image is in both.
+    """Choose the images with the highest and the lowest F1 at ``threshold``, up to ``count`` each and none twice.
 
-    Among images of equal F1, the best are those with more correct detections and the worst those with more mistakes.
-    Images without objects and detections are left out.
+    Among images of equal F1, the best have more correct detections and the worst more mistakes. Images without objects
+    and detections are left out.
     """
     rated = [(each, counts, counts.f1) for each in matched for counts in [each.counts(threshold)]]
     rising = sorted(
@@ -157,8 +273,8 @@ def best_and_worst(
         key=lambda entry: (entry[2], entry[1].correct - entry[1].wrong - entry[1].missed),
     )
     half = (len(rising) + 1) // 2
-    best = [each for each, _, _ in rising[::-1][: min(most, half)]]
-    worst = [each for each, _, _ in rising[: min(most, len(rising) - len(best))]]
+    best = [each for each, _, _ in rising[::-1][: min(count, half)]]
+    worst = [each for each, _, _ in rising[: min(count, len(rising) - len(best))]]
     return best, worst
 
 
@@ -172,33 +288,33 @@ def _tensor(boxes: Sequence[Sequence[float]]) -> Tensor:
 
 
 def _share_on_crowd(box: Sequence[float], crowd: Sequence[float]) -> float:
-    """Return the fraction of the box's area that lies on the box of a crowd."""
+    """Compute the fraction of the box area that lies on a crowd box."""
     width = min(box[2], crowd[2]) - max(box[0], crowd[0])
     height = min(box[3], crowd[3]) - max(box[1], crowd[1])
     area = (box[2] - box[0]) * (box[3] - box[1])
     return max(width, 0.0) * max(height, 0.0) / area if area > 0 else 0.0
 
 
-# The training candidates of one image: logits, assigned objects, and the gradient of the run's loss.
-
-
 @dataclass(frozen=True)
 class TrainingCandidates:
-    """One entry per class of each candidate that is not ignored, highest logit first."""
+    """The training candidates of one image: one entry per class and candidate, highest logit first.
+
+    Ignored candidates are left out.
+    """
 
     logits: Tensor  # (n,)
     gradients: Tensor  # (n,)
-    positives: Tensor  # (n,) whether an object of this class was assigned
+    positives: Tensor  # (n,) True if an object of this class was assigned
     ious: Tensor  # (n,) IoU of the predicted box with that object; 0 for negatives
     classes: Tensor  # (n,) class indices from 0
     loss: float
 
 
 def candidates(model: Detector, image: Tensor, target: dict[str, Any]) -> TrainingCandidates | None:
-    """Return the candidates of the head whose scores become the detections, with ``image`` as a batch of one.
+    """Get the candidates of the head whose scores become the detections, with ``image`` as a batch of one.
 
-    Returns None for a head with a softmax over the classes, which has no ranked list of logits, and for a model of
-    another library, whose loss shows no candidates. The model is left in evaluation mode.
+    Returns None for a head with a softmax over the classes, which has no ranked list of logits, and for another
+    library's model, whose loss shows no candidates. The model is left in evaluation mode.
     """
     detecting = model.detecting_criterion()
     if detecting is None or detecting[0].softmax:
@@ -245,7 +361,7 @@ def _ranked(criterion: Criterion, assigned: Assigned) -> TrainingCandidates:
 def _as_in_training(model: Detector) -> Iterator[None]:
     """Put the model in training mode, except for batch norms, dropout and the transform.
 
-    Batch norms would change their statistics, dropout the logits, and the transform the size of the image.
+    Batch norms would change their statistics, dropout the logits, and the transform the image size.
     """
     model.train()
     for module in [model.transform, *model.modules()]:
@@ -257,49 +373,43 @@ def _as_in_training(model: Detector) -> Iterator[None]:
         model.eval()
 
 
-# The gradient of a run's loss with respect to the scores of the detections in one image.
-
-
-EPSILON = 1e-7  # scores of exactly 0 or 1 have infinite log-odds
-
-
 @dataclass(frozen=True)
-class Gradients:
-    """The loss of one image, and its gradient per detection in the order of the detections."""
+class DetectionGradients:
+    """The loss of one image, and its gradient with respect to the score of each detection."""
 
-    logits: list[float]  # the log-odds of the scores
+    logits: list[float]  # log-odds of the scores
     gradients: list[float]
     loss: float
 
 
 def gradients(
     detections: Sequence[Detection], settings: LossSettings, *, scores: Sequence[float] | None = None
-) -> Gradients:
-    """Compute the classification part of the loss as if the detections were the only candidates of the image.
+) -> DetectionGradients:
+    """Compute the classification loss as if the detections were the only candidates of the image.
 
     The target of a correct detection is its IoU, that of a wrong one is 0; ignored detections do not count. Ranking
-    losses define their gradients by the identity update; for the other losses autograd derives them. ``scores`` are
-    those of the detections before calibration, which training ranked; by default their own.
+    losses define their gradients by the identity update; autograd derives those of other losses. ``scores`` are the
+    scores before calibration, which training ranked; by default the detections' own.
     """
     ranked = [each.score for each in detections] if scores is None else list(scores)
     logits = torch.tensor(ranked, dtype=torch.float64).clamp(EPSILON, 1 - EPSILON).logit().requires_grad_()
     targets = torch.tensor([_target(each) for each in detections], dtype=torch.float64)
     if not detections:
-        return Gradients([], [], 0.0)
-    # With samples, cross-entropy is a mean over all entries, as in the heads that train on a sample of them.
+        return DetectionGradients([], [], 0.0)
+    # With samples=True, cross-entropy is a mean over all entries, as in heads that train on a sample.
     loss = build_criterion(settings, HeadRecipe(samples=True, least_iou=MIN_IOU)).list_loss(logits, targets)
     (gradient,) = torch.autograd.grad(loss, logits, allow_unused=True)
     per_detection = torch.zeros_like(targets) if gradient is None else gradient
-    return Gradients(logits.detach().tolist(), per_detection.tolist(), float(loss.detach()))
+    return DetectionGradients(logits.detach().tolist(), per_detection.tolist(), float(loss.detach()))
 
 
 def delta_of(settings: LossSettings) -> float | None:
-    """Return the delta in use; None for a loss without one."""
+    """Return the loss's delta; None for a loss without one."""
     return settings.effective_delta if isinstance(settings, RankingSettings) else None
 
 
 def describe_loss(settings: LossSettings) -> str:
-    """Return the title of the loss with its method and delta."""
+    """Name the loss with its method and delta."""
     title = loss_spec(settings.name).heading
     if not isinstance(settings, RankingSettings):
         return title
@@ -310,123 +420,3 @@ def _target(detection: Detection) -> float:
     if detection.outcome == "ignored":
         return -1.0
     return max(detection.iou, MIN_LABEL) if detection.outcome == "correct" else 0.0
-
-
-# Detections and metrics of a run's weights on the validation images.
-
-
-IOUS = (0.5, 0.75)  # of the precision-recall curves
-RANKED_LISTS = 3  # of the worst images, and as many of the best
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """The metrics of one run, and its best and worst images."""
-
-    meta: Meta
-    weights: Path
-    data: Path
-    split: Split
-    total: int  # number of images in the split
-    results: dict[str, EvaluationResult]  # by "boxes" and "masks"
-    precision_recall: dict[str, dict[float, Curve]]  # by "boxes" and "masks", then by IoU
-    errors: CalibrationErrors  # of the boxes
-    images: int  # number of images measured
-    best: list[MatchedImage]
-    worst: list[MatchedImage]
-    candidates: dict[int, TrainingCandidates]  # for some of the best and worst images, by image id
-
-    @property
-    def class_names(self) -> dict[int, str]:
-        """Class names by category id."""
-        return dict(zip(self.meta.category_ids, self.meta.classes, strict=True))
-
-
-def measure_run(
-    run: RunFolder,
-    data: Path,
-    *,
-    images: int,
-    most: int | None = None,
-    device: str = "auto",
-    advance: Callable[[int, int], object] = lambda done, total: None,
-) -> Measurement:
-    """Run the detector on the validation images of ``data``, or on the first ``most``, and measure its detections.
-
-    ``images`` is the number of best images to keep, and of worst ones. ``advance`` is called with the numbers of images
-    done and in total. Raises DataError or WeightsError if data or weights cannot be used.
-    """
-    if run.weights is None:
-        raise DataError(f"{run.path}: expected weights.safetensors or best.safetensors in the run folder, got neither")
-    layout = run.recipe.data.layout
-    prepared = prepare_evaluation(
-        run.weights, data, layout=None if layout == "auto" else layout, device=str(resolve_device(device))
-    )
-    dataset, evaluator = prepared.images, prepared.evaluator
-    count = len(dataset) if most is None else min(most, len(dataset))
-    with torch.inference_mode():
-        for index in range(count):
-            image, target = dataset[index]
-            evaluator.add([int(target["image_id"])], _detect(prepared.model, image.to(prepared.device)))
-            advance(index + 1, count)
-    iou_types: list[Any] = ["boxes", "masks"] if prepared.model.masks else ["boxes"]
-    seen_only = most is not None
-    matched = match_all(
-        dataset.split.read(),
-        evaluator.detections,
-        images=dataset.image_ids[:count],
-        lvis=evaluator.style == "lvis",
-    )
-    best, worst = best_and_worst(matched, threshold=prepared.meta.threshold, most=images)
-    return Measurement(
-        meta=prepared.meta,
-        weights=run.weights,
-        data=data,
-        split=dataset.split,
-        total=len(dataset),
-        results={iou_type: evaluator.result(iou_type, seen_only=seen_only) for iou_type in iou_types},
-        precision_recall={
-            iou_type: {iou: evaluator.precision_recall(iou_type, iou=iou, seen_only=seen_only) for iou in IOUS}
-            for iou_type in iou_types
-        },
-        errors=evaluator.calibration_errors(seen_only=seen_only),
-        images=count,
-        best=best,
-        worst=worst,
-        candidates=_candidates(prepared, [each.image["id"] for each in images_with_lists(best, worst)]),
-    )
-
-
-def images_with_lists(best: Sequence[MatchedImage], worst: Sequence[MatchedImage]) -> list[MatchedImage]:
-    """Return the images whose ranked lists are shown, the worst first.
-
-    A list without a correct detection has nothing to compare. Such images are left out, unless there are no others.
-    """
-    with_correct = [each for each in [*worst, *best] if any(one.outcome == "correct" for one in each.detections)]
-    chosen = [each for each in with_correct if each in worst][:RANKED_LISTS]
-    chosen += [each for each in with_correct if each in best]
-    return chosen[: 2 * RANKED_LISTS] or [*worst, *best][:1]
-
-
-def _candidates(prepared: EvaluationSetup, image_ids: Sequence[int]) -> dict[int, TrainingCandidates]:
-    calibration = prepared.meta.calibration
-    if calibration is not None and calibration.method == "platt":
-        fold(prepared.model.score_head(), calibration.score_map.inverse)  # the logits that training ranked
-    dataset = CocoDataset(prepared.images.split, masks=prepared.model.masks, transform=eval_transform())
-    by_image = {}
-    for image_id in image_ids:
-        image, target = dataset[dataset.image_ids.index(image_id)]
-        on_device = {
-            key: value.to(prepared.device) if isinstance(value, Tensor) else value for key, value in target.items()
-        }
-        ranked = candidates(prepared.model, image.to(prepared.device), on_device)
-        if ranked is not None:
-            by_image[image_id] = ranked
-    return by_image
-
-
-def _detect(model: Detector, image: Tensor) -> list[dict[str, Tensor]]:
-    detections = model([image])
-    if not isinstance(detections, list):
-        raise TypeError("measure_run: expected a detector in evaluation mode, got losses")
-    return detections

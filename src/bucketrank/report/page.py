@@ -1,4 +1,4 @@
-"""The HTML page: all sections in one file without external resources."""
+"""Write the report: measure the runs, and render all sections into one HTML file without external resources."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from string import Template
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from bucketrank import __version__
 from bucketrank.catalogue import LossSettings, loss_spec
+from bucketrank.console import progress_bar
 from bucketrank.data import DataError
 from bucketrank.devices import resolve_device
 from bucketrank.report.chart import COLOURS, Html, join, tag
@@ -26,7 +27,7 @@ from bucketrank.report.measurements import Measurement, describe_loss, measure_r
 from bucketrank.report.ranked_lists import legend, ranked_lists
 from bucketrank.report.run_folder import RunFolder, read_folders
 from bucketrank.report.sections import (
-    COLUMNS,
+    CALIBRATION_COLUMNS,
     calibration_row,
     class_table,
     curves,
@@ -40,28 +41,128 @@ from bucketrank.suggestions import printable
 from bucketrank.weights.atomic import write_text
 
 GENERATOR = "bucketrank report"
-MAX_NAMES = 4  # runs named in the heading; with more, it gives their number
+MAX_NAMES = 4  # runs named in the heading; with more runs, it only gives their number
 IOU_TYPES = ("boxes", "masks")
 SCRIPTS = ("tip.js", "chart.js", "images.js", "ranked_lists.js", "tabs.js")
 
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """A run folder and the measurement of its weights, or the reasons why it is missing."""
+    """A run folder and the measurement of its weights, or the reasons why there is none."""
 
     folder: RunFolder
     measurement: Measurement | None
     gaps: list[str]
 
 
+def write_report(
+    runs: Sequence[Path | str],
+    out: Path | str = "report.html",
+    *,
+    data: Path | str | None = None,
+    images: int = 6,
+    max_images: int | None = None,
+    device: str = "auto",
+) -> Path:
+    """Write an HTML page about the run folders ``runs`` to the file ``out`` and return its path.
+
+    The page needs no other files. The weights of each run are measured on the validation images of the data set it was
+    trained on, or of the folder ``data``. Where files or data are missing, the page says so and shows the rest. Raises
+    DataError if a folder is not a run folder.
+
+    Args:
+        runs: run folders.
+        out: file to write.
+        data: folder of another data set to measure on.
+        images: number of best images to show, and of worst images.
+        max_images: measure only the first N images; by default all.
+        device: a torch device; auto is cuda if available.
+    """
+    console = Console()
+    out = Path(out)
+    _check(out, images=images, max_images=max_images)
+    resolve_device(device)
+    reported = []
+    folders = read_folders([Path(run) for run in runs])
+    with progress_bar(console) as progress:
+        for folder in folders:
+            gaps: list[str] = []
+            measurement = _measure(folder, data, gaps, progress, images=images, max_images=max_images, device=device)
+            reported.append(ReportedRun(folder, measurement, gaps))
+            for gap in [*folder.gaps, *gaps]:
+                line = printable(f"{folder.name}: {gap}")
+                console.print(line, style="yellow", highlight=False, markup=False, soft_wrap=True)
+    text = render_page(reported)
+    try:
+        write_text(out, text)
+    except OSError as error:
+        raise DataError(f"{out}: cannot be written ({error}); choose another file with --out") from error
+    size = len(text.encode()) / 1e6
+    console.print(f"wrote {printable(out)} ({size:.1f} MB)", highlight=False, markup=False, soft_wrap=True)
+    return out
+
+
+def _check(out: Path, *, images: int, max_images: int | None) -> None:
+    if images < 1:
+        raise DataError(f"write_report: images: expected at least 1, got {images}")
+    if max_images is not None and max_images < 1:
+        raise DataError(f"write_report: max_images: expected at least 1, got {max_images}")
+    if out.is_dir():
+        raise DataError(f"{out}: expected a file to write, got a folder; give --out {out / 'report.html'}")
+    if out.exists():
+        with out.open("rb") as file:
+            if GENERATOR.encode() not in file.read(1000):
+                raise DataError(f"{out}: already exists and is not a bucketrank report; choose another file with --out")
+
+
+def _measure(
+    folder: RunFolder,
+    data: Path | str | None,
+    gaps: list[str],
+    progress: Progress,
+    *,
+    images: int,
+    max_images: int | None,
+    device: str,
+) -> Measurement | None:
+    """Measure the weights of a run; if that is not possible, return None and add the reason to ``gaps``."""
+    data_folder = folder.data if data is None else Path(data)
+    if folder.weights is None:
+        return None
+    if data_folder is None:
+        gaps.append(
+            "The run folder does not name its data: give the folder with --data to see images and AP per class."
+        )
+        return None
+    if not data_folder.is_dir():
+        gaps.append(
+            f"The data is no longer at {data_folder}: give its folder with --data to see precision and recall, images, "
+            "ranked lists and AP per class."
+        )
+        return None
+    task = progress.add_task(folder.name, total=None)
+    try:
+        return measure_run(
+            folder,
+            data_folder,
+            images=images,
+            max_images=max_images,
+            device=device,
+            advance=lambda done, total: progress.update(task, completed=done, total=total),
+        )
+    except (OSError, ValueError) as error:  # unusable data, weights or recipe, or NaN scores
+        gaps.append(f"The weights could not be measured: {error}")
+        return None
+
+
 def render_page(runs: Sequence[ReportedRun]) -> str:
-    """Return the page as text."""
+    """Render the whole page."""
     folders = [run.folder for run in runs]
     stored = StoredImages()
     panels = [_panel(number, run, stored) for number, run in enumerate(runs)]
     content = join(
         _section("runs", "Runs", _runs(runs)),
-        _section("curves", "Curves", join(_legend(folders), curves(folders))),
+        _section("curves", "Curves", join(_run_buttons(folders), curves(folders))),
         _section("numbers", "Average precision", _average_precision(runs)),
         _section("images", "Validation images", tag("div", *panels, class_="panels")),
     )
@@ -125,7 +226,7 @@ def _machine(environment: dict[str, Any]) -> str:
     return ", ".join(words) or "unknown"
 
 
-def _legend(folders: Sequence[RunFolder]) -> Html:
+def _run_buttons(folders: Sequence[RunFolder]) -> Html:
     buttons = [
         tag("button", _swatch(number), folder.name, type="button", data_run=number, aria_pressed="true")
         for number, folder in enumerate(folders)
@@ -163,12 +264,12 @@ def _average_precision(runs: Sequence[ReportedRun]) -> Html:
     if measured:
         rows = [[name, *calibration_row(each)] for name, each in measured]
         caption = "Calibration errors of the boxes, from 0 to 1: 0 if detections are right as often as scores say."
-        parts += [tag("h3", "Calibration"), table(["run", *COLUMNS], rows, caption=caption)]
+        parts += [tag("h3", "Calibration"), table(["run", *CALIBRATION_COLUMNS], rows, caption=caption)]
     return join(*parts) if parts else tag("p", "No numbers yet: these runs have not been evaluated.")
 
 
 def _metrics(run: ReportedRun, iou_type: str) -> dict[str, float]:
-    """Return the metrics of the measurement or, without one, of the last row of validation.csv."""
+    """Get the metrics of the measurement or, without one, the last row of validation.csv."""
     if run.measurement is not None:
         result = run.measurement.results.get(iou_type)
         return {} if result is None else result.columns
@@ -179,7 +280,7 @@ def _metrics(run: ReportedRun, iou_type: str) -> dict[str, float]:
 
 
 def _source(runs: Sequence[ReportedRun]) -> str:
-    """Say where the numbers come from, once for all runs with the same source."""
+    """Name the source of the numbers, once for all runs with the same source."""
     by_source: dict[str, list[str]] = {}
     for run in runs:
         if run.measurement is not None:
@@ -198,7 +299,7 @@ def _source(runs: Sequence[ReportedRun]) -> str:
 
 
 def _comparable(runs: Sequence[ReportedRun]) -> bool:
-    """Whether all numbers are for the same images, as far as is known; runs without numbers are left out."""
+    """Return whether all numbers belong to the same images, as far as we know; runs without numbers do not count."""
     measured = {
         (each.split.annotations.resolve(), each.images) for run in runs if (each := run.measurement) is not None
     }
@@ -262,7 +363,7 @@ def _measurement(measurement: Measurement, folder: RunFolder, stored: StoredImag
         )
     ]
     about = (
-        f"The images with the highest and the lowest F1 at the stored threshold ({threshold:.3g}); boxes match from an "
+        f"The images with the highest and the lowest F1 at the stored threshold ({threshold:.3g}); boxes match at an "
         "IoU of 0.5. Solid boxes are detections, dashed boxes are ground truth. Point at a box to see its class, score "
         "and IoU."
     )
@@ -287,110 +388,3 @@ def _ranked_lists(measurement: Measurement, loss: LossSettings) -> list[Html]:
     calibrated = measurement.meta.calibration is not None
     explained = legend(loss, candidates=bool(measurement.candidates), calibrated=calibrated)
     return [explained, ranked_lists(measurement, loss)]
-
-
-# The report of run folders, written as one HTML file.
-
-
-def write_report(
-    runs: Sequence[Path | str],
-    out: Path | str = "report.html",
-    *,
-    data: Path | str | None = None,
-    images: int = 6,
-    most: int | None = None,
-    device: str = "auto",
-    console: Console | None = None,
-) -> Path:
-    """Write an HTML page about the run folders ``runs`` to the file ``out`` and return its path.
-
-    The page needs no other files. The weights of each run are measured on the validation images of the data set it was
-    trained on, or of the folder ``data``; ``most`` limits them to the first images. ``images`` is the number of best
-    images to show, and of worst ones. Where files or data are missing, the page says so and shows the rest. DataError
-    if a folder is not a run folder.
-
-    Args:
-        runs: run folders.
-        out: the file to write.
-        data: folder of another data set to measure on.
-        images: number of best and of worst images to show.
-        most: measure only the first N images; by default all.
-        device: a torch device; auto is cuda if available.
-        console: where progress is printed; by default the terminal.
-    """
-    console = console or Console()
-    out = Path(out)
-    _check(out, images=images, most=most)
-    resolve_device(device)
-    reported = []
-    folders = read_folders([Path(run) for run in runs])
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        for folder in folders:
-            gaps: list[str] = []
-            measurement = _measure(folder, data, gaps, progress, images=images, most=most, device=device)
-            reported.append(ReportedRun(folder, measurement, gaps))
-            for gap in [*folder.gaps, *gaps]:
-                line = printable(f"{folder.name}: {gap}")
-                console.print(line, style="yellow", highlight=False, markup=False, soft_wrap=True)
-    text = render_page(reported)
-    try:
-        write_text(out, text)
-    except OSError as error:
-        raise DataError(f"{out}: cannot be written ({error}); choose another file with --out") from error
-    size = len(text.encode()) / 1e6
-    console.print(f"wrote {printable(out)} ({size:.1f} MB)", highlight=False, markup=False, soft_wrap=True)
-    return out
-
-
-def _check(out: Path, *, images: int, most: int | None) -> None:
-    if images < 1:
-        raise DataError(f"report: --images: expected at least 1, got {images}")
-    if most is not None and most < 1:
-        raise DataError(f"report: --most: expected at least 1, got {most}")
-    if out.is_dir():
-        raise DataError(f"{out}: expected a file to write, got a folder; give --out {out / 'report.html'}")
-    if out.exists():
-        with out.open("rb") as file:
-            if GENERATOR.encode() not in file.read(1000):
-                raise DataError(f"{out}: already exists and is not a bucketrank report; choose another file with --out")
-
-
-def _measure(
-    folder: RunFolder,
-    data: Path | str | None,
-    gaps: list[str],
-    progress: Progress,
-    *,
-    images: int,
-    most: int | None,
-    device: str,
-) -> Measurement | None:
-    """Measure the weights of a run; if that is not possible, return None and add the reason to ``gaps``."""
-    data_folder = folder.data if data is None else Path(data)
-    if folder.weights is None:
-        return None
-    if data_folder is None:
-        gaps.append(
-            "The run folder does not name its data: give the folder with --data to see images and AP per class."
-        )
-        return None
-    if not data_folder.is_dir():
-        gaps.append(
-            f"The data is no longer at {data_folder}: give its folder with --data to see precision and recall, images, "
-            "ranked lists and AP per class."
-        )
-        return None
-    task = progress.add_task(folder.name, total=None)
-    try:
-        return measure_run(
-            folder,
-            data_folder,
-            images=images,
-            most=most,
-            device=device,
-            advance=lambda done, total: progress.update(task, completed=done, total=total),
-        )
-    except (OSError, ValueError) as error:  # from data, weights or recipe, or because scores are NaN
-        gaps.append(f"The weights could not be measured: {error}")
-        return None

@@ -1,4 +1,4 @@
-"""Drawings of ranked lists: the scored entries of one image, best first, and the gradient of the loss for each."""
+"""Draw ranked lists: the scored entries of one image, highest first, each with its loss gradient."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from bucketrank.report.measurements import (
 from bucketrank.weights.files import Meta
 
 STEP = 8  # pixels per bar
-MIN_WIDTH, MAX_WIDTH = 560, 1100  # of the drawing; wider ones scroll
+MIN_WIDTH, MAX_WIDTH = 560, 1100  # drawing width; wider drawings scroll
 LEFT, RIGHT, TOP = 54, 14, 26
-UPPER, GAP, LOWER = 116, 40, 116  # heights of the scores, of the space below and of the gradients
+UPPER, GAP, LOWER = 116, 40, 116  # heights of the scores, the gap and the gradients
 BOTTOM = TOP + UPPER  # lower edge of the scores
 MAX_ENTRIES = 200
-ROLES = {"correct": "positive", "wrong": "negative", "ignored": "ignored"}  # by outcome of a detection
+ROLES = {"correct": "positive", "wrong": "negative", "ignored": "ignored"}  # outcome of a detection: its role
 
 
 @dataclass(frozen=True)
 class RankedEntry:
-    """A bar of a list: a detection, a positive candidate, or a bucket of negatives."""
+    """One bar: a detection, a positive candidate, or a bucket of negatives."""
 
     logit: float
     gradient: float
@@ -49,7 +49,7 @@ class RankedList:
 
 
 def ranked_lists(measurement: Measurement, settings: LossSettings) -> Html:
-    """Return the lists of some images, with controls for the image and for the entries to rank."""
+    """Draw the lists of some images, with controls for the image and for the entries to rank."""
     images = [each for each in images_with_lists(measurement.best, measurement.worst) if each.detections]
     if not images:
         return tag("p", "No ranked lists: the images above have no detections.")
@@ -77,7 +77,7 @@ def ranked_lists(measurement: Measurement, settings: LossSettings) -> Html:
 
 
 def trained_scores(image: MatchedImage, meta: Meta) -> list[float]:
-    """Return the scores of the detections as the loss trained them, before calibration."""
+    """Undo the calibration of the detection scores: these are the scores that the loss trained."""
     scores = [each.score for each in image.detections]
     if meta.calibration is None or meta.calibration.method != "platt" or not scores:
         return scores
@@ -93,9 +93,9 @@ def rank_detections(
     *,
     scores: Sequence[float] | None = None,
 ) -> RankedList:
-    """Return a list with an entry per detection; the correct ones are positive.
+    """List one entry per detection; correct detections are positive.
 
-    ``scores`` are those before calibration, which the loss is computed from; by default those of the detections.
+    The loss is computed from ``scores``, the scores before calibration; by default the detections' own.
     """
     computed = gradients(image.detections, settings, scores=scores)
     entries = []
@@ -114,7 +114,7 @@ def rank_detections(
 
 
 def rank_candidates(candidates: TrainingCandidates, class_names: Sequence[str]) -> RankedList:
-    """Return a list with an entry per positive, and one per bucket: the negatives between two positives."""
+    """List one entry per positive and one per bucket: the negatives between two positives."""
     entries = []
     logits, ious = candidates.logits.tolist(), candidates.ious.tolist()
     loss_gradients = candidates.gradients.tolist()
@@ -153,13 +153,13 @@ def rank_candidates(candidates: TrainingCandidates, class_names: Sequence[str]) 
 
 
 def legend(settings: LossSettings, *, candidates: bool, calibrated: bool = False) -> Html:
-    """Explain how to read the lists; ``candidates`` includes those of training candidates."""
+    """Explain how to read the lists; with ``candidates``, also those of training candidates."""
     texts = {"positive": "positive", "negative": "negative or bucket of negatives", "ignored": "ignored (crowd)"}
     keys = [tag("span", tag("span", class_=f"key {name}"), text, class_="entry") for name, text in texts.items()]
     delta = delta_of(settings)
     about = (
-        "The upper bars show the scored entries of one image, best first. The lower bars show the gradient of the loss "
-        f"({describe_loss(settings)}) for this image alone. Bars upward are negative gradients: a training step would "
+        "The upper bars show the scored entries of one image, highest first. The lower bars show the loss gradient "
+        f"({describe_loss(settings)}) for only this image. Upward bars are negative gradients: a training step would "
         "raise the score. "
     )
     about += loss_spec(settings.name).gradient_note
@@ -169,7 +169,7 @@ def legend(settings: LossSettings, *, candidates: bool, calibrated: bool = False
         "to them. The negatives between two positives, a bucket in the paper, are drawn as one bar: the mean of their "
         "log-odds above, the sum of their gradients below."
     )
-    about_calibration = "The log-odds are those before calibration, which the loss ranked in training."
+    about_calibration = "The log-odds are from before calibration, as the loss ranked them in training."
     return join(
         tag("p", about),
         tag("p", about_candidates) if candidates else "",
@@ -211,15 +211,15 @@ def _range(ranked: RankedList) -> tuple[float, float]:
 
 
 def _gradient_range(ranked: RankedList) -> tuple[float, float]:
-    """Return the largest negative gradient, as a positive number, and the largest positive one that are drawn."""
+    """Find the largest negative gradient, as a positive number, and the largest positive one."""
     up = max((-entry.gradient for entry in ranked.entries), default=0.0)
     down = max((entry.gradient for entry in ranked.entries), default=0.0)
-    least = 0.15 * max(up, down) or 1.0  # leaves space on both sides of 0
-    return max(up, least), max(down, least)
+    min_height = 0.15 * max(up, down) or 1.0  # leaves space on both sides of 0
+    return max(up, min_height), max(down, min_height)
 
 
 def _zero(ranked: RankedList) -> float:
-    """Return the vertical position of a gradient of 0."""
+    """Compute the vertical position of gradient 0."""
     up, down = _gradient_range(ranked)
     return round(BOTTOM + GAP + LOWER * up / (up + down), 1)
 
@@ -229,7 +229,9 @@ def _axes(ranked: RankedList, settings: LossSettings, width: int) -> Html:
     up, down = _gradient_range(ranked)
     right, zero = width - RIGHT, _zero(ranked)
     parts = [tag("line", x1=LEFT, x2=right, y1=y, y2=y, class_="axis") for y in (BOTTOM, zero)]
-    marks = [(BOTTOM - UPPER * (value - low) / (high - low), tick_label(value)) for value in ticks(low, high, most=5)]
+    marks = [
+        (BOTTOM - UPPER * (value - low) / (high - low), tick_label(value)) for value in ticks(low, high, max_count=5)
+    ]
     marks += [(zero, "0"), (BOTTOM + GAP, f"{-up:+.2g}"), (BOTTOM + GAP + LOWER, f"{down:+.2g}")]
     for y, text in marks:
         parts.append(tag("text", text, x=LEFT - 6, y=round(y + 4, 1), class_="tick", text_anchor="end"))
@@ -239,7 +241,7 @@ def _axes(ranked: RankedList, settings: LossSettings, width: int) -> Html:
     )
     parts += [tag("text", text, x=LEFT, y=y, class_="tick") for y, text in titles]
     delta = delta_of(settings)
-    if delta and 2 * delta < 0.8 * (high - low):  # longer than that, it would not fit beside the bars
+    if delta and 2 * delta < 0.8 * (high - low):  # a longer mark would not fit beside the bars
         top, x = BOTTOM - UPPER * 2 * delta / (high - low), right + 7
         parts.append(tag("path", d=f"M{x - 3},{BOTTOM}h6M{x},{BOTTOM}V{top:.1f}M{x - 3},{top:.1f}h6", class_="delta"))
     return join(*parts)

@@ -1,4 +1,4 @@
-"""Reading a run folder of ``bucketrank train``; missing or damaged files are described instead of refused."""
+"""Read a run folder of ``bucketrank train``; missing or damaged files are described instead of refused."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ UNREADABLE = (OSError, UnicodeDecodeError, csv.Error)
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a CSV file of numbers; empty cells are NaN."""
+    """The columns of a numeric CSV file; empty cells are NaN."""
 
     steps: list[int] = field(default_factory=list)
     values: dict[str, list[float]] = field(default_factory=dict)
 
     def pairs(self, name: str) -> list[tuple[int, float]]:
-        """Return the steps and values of a column, without values that are not finite."""
+        """Pair the steps of a column with its finite values."""
         column = self.values.get(name, [])
         return [(step, value) for step, value in zip(self.steps, column, strict=False) if math.isfinite(value)]
 
@@ -36,7 +36,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The contents of a run folder; ``gaps`` has a sentence for each missing part and how to get it."""
+    """The contents of a run folder; ``gaps`` has one sentence for each missing part and how to get it."""
 
     name: str
     path: Path
@@ -49,20 +49,20 @@ class RunFolder:
 
     @property
     def data(self) -> Path | None:
-        """Folder of the data set the run was trained on; None if environment.json does not name it."""
+        """The data set folder of the run; None if environment.json does not name it."""
         folder = self.environment.get("data")
         return Path(folder) if isinstance(folder, str) and folder else None
 
 
 def read_folders(paths: Sequence[Path]) -> list[RunFolder]:
-    """Read all run folders, each under a distinct name; DataError if one is not a run folder."""
+    """Read all run folders, each under a unique name; raise DataError if one is not a run folder."""
     if not paths:
         raise DataError("report: expected at least one run folder, got none; bucketrank train writes run folders")
     return [read_folder(path, name=name) for path, name in zip(paths, short_names(paths), strict=True)]
 
 
 def read_folder(path: Path, *, name: str | None = None) -> RunFolder:
-    """Read a run folder; DataError if ``path`` is not one."""
+    """Read a run folder; raise DataError if ``path`` is not one."""
     path = Path(path)
     if path.is_file():
         raise DataError(f"{path}: expected a run folder, got a file; give the folder that contains it: {path.parent}")
@@ -92,7 +92,7 @@ def read_folder(path: Path, *, name: str | None = None) -> RunFolder:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """Return the names of the folders, each with as many parent folders as are needed to make them distinct.
+    """Shorten folder paths to unique names, with as few parent folders as possible.
 
     >>> short_names([Path("/a/atss/0"), Path("/a/atss/1"), Path("/b/paa/0")])
     ['atss/0', 'atss/1', 'paa/0']
@@ -121,7 +121,7 @@ def _environment(path: Path, gaps: list[str]) -> dict[str, Any]:
 
 
 def _columns(path: Path, gaps: list[str]) -> Columns:
-    """Read the complete rows and report the number of incomplete ones in ``gaps``."""
+    """Read the complete rows; report the number of incomplete rows in ``gaps``."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             head, *rows = list(csv.reader(file)) or [[]]
@@ -149,7 +149,7 @@ def _columns(path: Path, gaps: list[str]) -> Columns:
 
 
 def _numbers(head: list[str], row: list[str]) -> dict[str, float] | None:
-    """Return the cells as numbers, empty ones as NaN; None if the row is cut off or has other text."""
+    """Parse the cells as numbers, empty cells as NaN; return None if the row is cut off or has other text."""
     if len(row) != len(head):
         return None
     try:

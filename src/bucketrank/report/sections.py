@@ -1,4 +1,4 @@
-"""HTML tables: the settings that differ between runs, COCO's metrics, and AP per class."""
+"""Sections of the page: tables of settings and metrics, training curves, precision and recall, and reliability."""
 
 from __future__ import annotations
 
@@ -14,11 +14,16 @@ from bucketrank.recipes.recipe import differences
 from bucketrank.report.chart import COLOURS, MAX_POINTS, Chart, ChartLine, Html, chart_grid, draw_chart, tag, thinned
 from bucketrank.report.measurements import Measurement
 from bucketrank.report.run_folder import RunFolder
-from bucketrank.weights.files import scores_in_words
+from bucketrank.weights.files import describe_scores
+
+NOT_TERMS = ("step", "epoch", "loss", "lr", "seconds")  # columns of train.csv that are not loss terms
+METRICS = ("AP", "AP50", "AP75")
+MANY_TERMS = 8  # this many loss-term charts, or more, are collapsed
+CALIBRATION_COLUMNS = ("D-ECE", "LaECE", "scores")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str | Html]], *, caption: str = "", tall: bool = False) -> Html:
-    """Return a table that scrolls sideways and, if ``tall``, down; the first cell of a row is its header."""
+    """Build a table that scrolls sideways and, if ``tall``, down; the first cell of a row is its header."""
     top = tag("tr", *(tag("th", title, scope="col") if title else tag("td") for title in head))
     body = [tag("tr", tag("th", row[0], scope="row"), *(tag("td", cell) for cell in row[1:])) for row in rows]
     inner = tag("table", tag("thead", top), tag("tbody", *body))
@@ -29,7 +34,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str | Html]], *, caption:
 
 
 def settings_table(runs: Sequence[RunFolder]) -> Html:
-    """Return a table of the settings in which a run differs from the first; nothing for a single run."""
+    """List the settings in which a run differs from the first; empty for a single run."""
     if len(runs) < 2:
         return Html("")
     keys = list(dict.fromkeys(key for run in runs[1:] for key in differences(runs[0].recipe, run.recipe)))
@@ -42,7 +47,7 @@ def settings_table(runs: Sequence[RunFolder]) -> Html:
 
 
 def metrics_table(names: Sequence[str], metrics: Sequence[Mapping[str, float]], *, compare: bool, caption: str) -> Html:
-    """Return AP, AR and oLRP with a row per run; ``compare`` puts the best of each column in bold."""
+    """Show AP, AR and oLRP with one row per run; ``compare`` puts the best value of each column in bold."""
     columns = list(dict.fromkeys(key for each in metrics for key in each))
     best = {key: _best([each.get(key, math.nan) for each in metrics], lowest=key in ERRORS) for key in columns}
     rows = []
@@ -53,7 +58,7 @@ def metrics_table(names: Sequence[str], metrics: Sequence[Mapping[str, float]], 
 
 
 def class_table(names: Sequence[str], per_class: Sequence[Mapping[str, float]], *, compare: bool, caption: str) -> Html:
-    """Return the AP per class with a column per run; ``compare`` puts the best of each row in bold."""
+    """Show the AP per class with one column per run; ``compare`` puts the best value of each row in bold."""
     rows = []
     for name in dict.fromkeys(name for each in per_class for name in each):
         values = [each.get(name, math.nan) for each in per_class]
@@ -71,12 +76,12 @@ def _percent(value: float, *, best: float | None) -> Html:
     if not math.isfinite(value):
         return Html("-")
     text = f"{100 * value:.1f}"
-    # Compare the rounded texts: equal texts are both in bold.
+    # Compare the rounded texts, so that equal texts are both in bold.
     return tag("b", text) if best is not None and text == f"{100 * best:.1f}" else Html(text)
 
 
 def _setting_text(values: Mapping[str, Any], key: str) -> str:
-    """Return the value of a setting as text.
+    """Format the value of a setting.
 
     >>> values = {"schedule.factors": {"offsets": 0.1}, "init": None}
     >>> _setting_text(values, "schedule.factors"), _setting_text(values, "init")
@@ -90,26 +95,18 @@ def _setting_text(values: Mapping[str, Any], key: str) -> str:
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-# Charts of losses and AP over the training steps, with all runs in each chart.
-
-
-NOT_TERMS = ("step", "epoch", "loss", "lr", "seconds")  # columns of train.csv that are no terms of the loss
-METRICS = ("AP", "AP50", "AP75")
-MANY_TERMS = 8  # from this number on, the charts of the terms are collapsed
-
-
 def curves(runs: Sequence[RunFolder]) -> Html:
-    """Return the charts, and a table with steps, learning rate and time of each run."""
+    """Draw AP and losses over the steps, all runs in each chart, and a table with steps, learning rate and time."""
     terms = list(dict.fromkeys(name for run in runs for name in run.train.values if name not in NOT_TERMS))
     iou_types = [each for each in ("boxes", "masks") if any(f"{each}/AP" in run.validation.values for run in runs)]
     precision = _drawn(_precision(runs, iou_type, name) for iou_type in iou_types for name in METRICS)
     loss = _drawn([_losses(runs, "loss", "sum of all terms")])
-    term_charts = _drawn(_losses(runs, name, "term of the loss") for name in terms)
+    term_charts = _drawn(_losses(runs, name, "loss term") for name in terms)
     if not precision and not loss:
         return tag("p", "No curves: train.csv and validation.csv of these runs have no rows.")
     if len(term_charts) < MANY_TERMS:
         return tag("div", chart_grid(precision), chart_grid([*loss, *term_charts]), run_numbers(runs))
-    collapsed = tag("details", tag("summary", f"The {len(term_charts)} terms of the loss"), chart_grid(term_charts))
+    collapsed = tag("details", tag("summary", f"The {len(term_charts)} loss terms"), chart_grid(term_charts))
     return tag("div", chart_grid([*precision, *loss]), collapsed, run_numbers(runs))
 
 
@@ -118,7 +115,7 @@ def _drawn(charts: Iterable[Chart | None]) -> list[Html]:
 
 
 def run_numbers(runs: Sequence[RunFolder]) -> Html:
-    """Return a table with steps, learning rate and seconds per step of each run."""
+    """Show steps, learning rate and seconds per step of each run."""
     head = ["", "steps", "epochs", "highest learning rate", "last learning rate", "seconds per step (median)"]
     rows = []
     for run in runs:
@@ -161,15 +158,12 @@ def _precision(runs: Sequence[RunFolder], iou_type: str, name: str) -> Chart | N
 
 
 def _steps(lines: Sequence[ChartLine]) -> tuple[float, float]:
-    """Return a range of steps that starts at 0, so that the charts line up."""
+    """Choose a step range that starts at 0, so that the charts line up."""
     return 0.0, max(1.0, *(x for line in lines for x, _ in line.points))
 
 
-# Precision-recall curves of a run, with a mark at the threshold stored with the weights.
-
-
 def precision_recall(measurement: Measurement, *, colour: int) -> Html:
-    """Return a chart for boxes and, if the detector has masks, one for masks."""
+    """Draw the precision-recall curves of boxes and masks, with a mark at the stored threshold."""
     threshold = measurement.meta.threshold
     charts = []
     for iou_type, by_iou in measurement.precision_recall.items():
@@ -185,7 +179,7 @@ def precision_recall(measurement: Measurement, *, colour: int) -> Html:
     if not charts:
         return tag("p", "No curve: these images have no objects or no detections.")
     about_threshold = (
-        f"The ring marks the stored threshold, {threshold:.4g}: the score of the best F1 at IoU 0.5 when the run was "
+        f"The ring marks the stored threshold, {threshold:.4g}: the best-F1 score at IoU 0.5 when the run was "
         "validated."
         if threshold > 0
         else "These weights have no stored threshold: no detection was correct when the run was validated."
@@ -196,7 +190,7 @@ def precision_recall(measurement: Measurement, *, colour: int) -> Html:
 def _line(curve: Curve, name: str, threshold: float, *, colour: int, dashed: bool) -> ChartLine | None:
     if not len(curve.scores) or np.isnan(curve.recall).all():
         return None
-    last = int((curve.scores >= threshold).sum()) - 1  # the last point at or above the threshold
+    last = int((curve.scores >= threshold).sum()) - 1  # last point at or above the threshold
     chosen = set(np.searchsorted(curve.recall, np.linspace(0, curve.recall[-1], MAX_POINTS)).tolist())
     chosen |= {0, max(last, 0)}
     indices = sorted(index for index in chosen if index < len(curve.scores))
@@ -212,18 +206,12 @@ def _line(curve: Curve, name: str, threshold: float, *, colour: int, dashed: boo
     )
 
 
-# The reliability diagram of a run: how often detections of each score are right.
-
-
-COLUMNS = ("D-ECE", "LaECE", "scores")
-
-
 def reliability(measurement: Measurement, *, colour: int) -> Html:
-    """Return the diagram of the boxes; calibrated scores lie on its dashed diagonal."""
+    """Draw how often boxes of each score are right; calibrated scores lie on the dashed diagonal."""
     bins = measurement.errors.reliability
-    words = scores_in_words(measurement.meta)
+    words = describe_scores(measurement.meta)
     if not len(bins.counts):
-        return tag("p", f"No diagram: there are no detections. {words}")
+        return tag("p", f"No diagram: these images have no detections. {words}")
     lines = [
         ChartLine("calibrated", [(0.0, 0.0), (1.0, 1.0)], colour=colour, dashed=True),
         ChartLine(
@@ -235,14 +223,14 @@ def reliability(measurement: Measurement, *, colour: int) -> Html:
     ]
     chart = Chart("share of right detections", "score", "calibrated dashed", lines, (0, 1), (0, 1), digits=3)
     about = (
-        "Each point is an interval of scores 0.04 wide; a detection is right if it matches an object of its class at "
+        "Each point is a score interval of width 0.04; a detection is right if it matches an object of its class at "
         f"an IoU of 0.5. {words}"
     )
     return tag("div", chart_grid([draw_chart(chart)]), tag("p", about, class_="note"))
 
 
 def calibration_row(measurement: Measurement) -> list[str]:
-    """Return the cells of a run under COLUMNS."""
+    """Format the calibration errors of a run, one cell per CALIBRATION_COLUMNS."""
     errors = measurement.errors
     numbers = [f"{each:.4f}" if math.isfinite(each) else "-" for each in (errors.d_ece, errors.la_ece)]
     return [*numbers, "calibrated" if measurement.meta.calibration is not None else "not calibrated"]
