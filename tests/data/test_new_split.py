@@ -131,7 +131,7 @@ def test_messages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = json.loads((source / "train.json").read_text())
     document["categories"][0]["frequency"] = "r"
     (source / "train.json").write_text(json.dumps(document))
-    with pytest.raises(DataError, match="LVIS has splits of its own"):
+    with pytest.raises(DataError, match="LVIS has its own splits"):
         resplit(source, tmp_path / "new")
     document["annotations"][0]["bbox"] = "none"
     (source / "train.json").write_text(json.dumps(document))

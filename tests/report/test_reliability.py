@@ -69,7 +69,7 @@ def test_gradients_are_those_of_the_logits_before_calibration(measurement: Measu
     ranked = rank_detections(calibrated, names, settings, scores=trained_scores(calibrated, meta))
     assert [e.gradient for e in ranked.entries] == pytest.approx([e.gradient for e in expected.entries], abs=1e-6)
     page = render_page([replace(synthetic_run(measurement.data, "one"), measurement=replace(measurement, meta=meta))])
-    assert "log-odds are those before calibration" in page
+    assert "log-odds are from before calibration" in page
 
 
 def test_without_detections(measurement: Measurement) -> None:

@@ -147,16 +147,16 @@ def no_images(split: Split) -> str:
     """Explain why a split without images cannot be used."""
     if split.part == "val":
         return (
-            "there are no images to validate on: the folder has no validation file, and this file has fewer than two "
+            "no image is left for validation: the folder has no validation file, and this file has fewer than two "
             "images; add images (a tenth of them is kept for validation), or a validation file such as val.json"
         )
-    return "there are no images; training needs at least one"
+    return "the file lists no images; training needs at least one"
 
 
 def check_categories(report: AnnotationReport, categories: list[Entry]) -> set[object]:
     """Check the categories and return their ids."""
     if not categories:
-        report.error("unknown-category", None, "there are no categories; list every class with its id and name")
+        report.error("unknown-category", None, "the file lists no categories; list every class with its id and name")
     names: dict[str, object] = {}
     by_id = report.unique("category", categories)
     for number, category in by_id.items():

@@ -28,7 +28,7 @@ def resplit(
     splits = _whole(source, layout=layout)
     documents = [split.read() for split in splits]
     if any("frequency" in category for document in documents for category in document["categories"]):
-        raise DataError(f"{source}: LVIS has splits of its own, which mark absent classes; keep them")
+        raise DataError(f"{source}: LVIS has its own splits, which mark absent classes; keep them")
     images = [(split, image) for split, document in zip(splits, documents, strict=True) for image in document["images"]]
     objects = [_objects_by_image(document) for document in documents]
     owners = dict(zip(splits, objects, strict=True))
