@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bucketrank.boxes import paired_iou
-from bucketrank.choices import Method
+from bucketrank.choices import DEFAULT_DELTAS, Method
 from bucketrank.losses import ap_loss, rank_sort_loss, self_balance
 from bucketrank.losses.functional import check_settings, format_value, is_finite_number
 
@@ -22,7 +22,6 @@ LossName = Literal["rs", "ap"]
 Target = Mapping[str, Tensor]
 Matching = Sequence[tuple[Tensor, Tensor]]  # per image: indices of the matched queries and of their objects
 
-DEFAULT_DELTAS: dict[LossName, float] = {"rs": 0.5, "ap": 1.0}
 MIN_LABEL = 1e-6  # label of a positive whose box does not overlap its object; 0 would mark a negative
 
 
