@@ -1,8 +1,8 @@
-"""Count what a GPU pays for: launches of operations, and waits of the host for the device. Needs no GPU to count.
+"""Count kernel launches and device syncs. Needs no GPU.
 
-Every operation costs a GPU a launch, 5 to 10 microseconds of the host, however small the operation is. Reading a value
-from the device makes the host wait until the device is idle. Both can be counted on the CPU, where the same operations
-run.
+On a GPU, every operation costs the host a launch of 5 to 10 microseconds, even if it is small. Reading a value from the
+device is a device sync: the host waits until the device is idle. The CPU runs the same operations, so both can be
+counted there.
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# Operations whose result depends on values on the device, so that the host has to read them. The size of the result of
-# most of them is such a value.
+# Operations whose result, often its size, depends on values on the device, so the host has to read them.
 _WAITING = {"nonzero", "_local_scalar_dense", "is_nonzero", "equal", "bincount", "masked_select", "histc"}
 _WAITING |= {"_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive"}
-# Operations that only reserve memory; the device has nothing to do.
+# Operations that only reserve memory; they launch nothing.
 _ALLOCATING = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
-# Methods that read a tensor on the CPU without an operation, so that only a function mode sees them.
+# Methods that read a CPU tensor without an operation, so only a function mode sees them.
 _READING = {Tensor.tolist: "tolist", Tensor.cpu: "cpu", Tensor.numpy: "numpy"}
 
 _counters: list[Launches] = []
 
 
 class Launches:
-    """The operations and kernels that were counted, by name; views are left out, allocations are counted apart."""
+    """Counted operations and kernels by name; views are left out, allocations are counted separately."""
 
     def __init__(self) -> None:
         self.operations: Counter[str] = Counter()
@@ -45,13 +44,13 @@ class Launches:
 
     @property
     def waits(self) -> int:
-        """The number of times that the host would wait for a device."""
+        """The number of device syncs that a GPU would have."""
         return self.waiting.total()
 
 
 @contextmanager
 def count_launches() -> Iterator[Launches]:
-    """Count the operations of torch and our kernels inside a ``with`` block, and the waits they would cost on a GPU.
+    """Count torch operations and our kernels inside a ``with`` block, and the device syncs they would cost on a GPU.
 
     >>> with count_launches() as counted:
     ...     _ = (torch.ones(3) + 1).view(3, 1).sum().item()
@@ -70,7 +69,7 @@ def count_launches() -> Iterator[Launches]:
 
 
 def record_kernel(name: str) -> None:
-    """Count the launch of a kernel that is no operation of torch, if anybody counts."""
+    """Record the launch of a custom kernel while counting."""
     for counted in _counters:
         counted.kernels[name] += 1
 
@@ -108,7 +107,7 @@ def _waits(name: str, args: Any, kwargs: Any, result: Any) -> bool:
         return True
     if name == "repeat_interleave":
         return kwargs.get("output_size") is None
-    if name in ("index", "index_put", "index_put_"):  # a boolean mask: its positives have to be counted
+    if name in ("index", "index_put", "index_put_"):  # the True entries of a boolean mask have to be counted
         return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
     if name in ("_to_copy", "copy_"):
         source = args[1] if name == "copy_" else args[0]
