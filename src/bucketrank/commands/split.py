@@ -21,7 +21,7 @@ def split(
     """Divide a data set into training and validation images anew, so that every class keeps its share in both."""
     require("rich", "PIL", "faster_coco_eval", extra="detect")
     from bucketrank.data.annotations import LAYOUTS
-    from bucketrank.data.split import write_new_split
+    from bucketrank.data.split import resplit as write_new_split
     from bucketrank.data.summary import convert_folder
 
     if not 0 < val < 1:

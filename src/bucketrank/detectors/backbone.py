@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torchvision.ops import DeformConv2d
 
 from bucketrank.catalogue import BackboneSettings
-from bucketrank.weights.sources import check_timm_weights, downloading, read_weights
+from bucketrank.weights.sources import check_timm_weights, downloading, read_backbone_weights
 
 STRIDES = [4, 8, 16, 32]
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -227,7 +227,7 @@ def build_swin(name: str, weights: str | None) -> Any:
             raise ValueError(f"backbone.weights: expected a folder with model.safetensors, got {weights}")
         source, options = weights, {"use_safetensors": True, "local_files_only": True}
     else:
-        options = {"state_dict": read_weights(Path(weights))}
+        options = {"state_dict": read_backbone_weights(Path(weights))}
     with downloading(name) if weights == "pretrained" else nullcontext():
         body, report = SwinBackbone.from_pretrained(
             source,

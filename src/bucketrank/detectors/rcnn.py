@@ -15,12 +15,12 @@ from torchvision.ops import MultiScaleRoIAlign, clip_boxes_to_image, roi_align
 from torchvision.ops._utils import convert_boxes_to_roi_format
 from torchvision.ops.poolers import _onnx_merge_levels, initLevelMapper
 
-from bucketrank.boxes import BoxCoder
 from bucketrank.catalogue import BackboneSettings, InputSettings, LossSettings
 from bucketrank.catalogue.detector_specs import CascadeRCNNSettings, FasterRCNNSettings, RCNNSettings
 from bucketrank.detectors.anchors import Anchors
 from bucketrank.detectors.assignment import IGNORED, NEGATIVE, assign_max_iou
 from bucketrank.detectors.base import Detector, Target
+from bucketrank.detectors.box_coder import BoxCoder
 from bucketrank.detectors.criterion import Assigned, HeadRecipe, LossTerms, build_criterion, named
 from bucketrank.detectors.dense import detect
 from bucketrank.detectors.layers import FeaturePyramid, initialise_classifier

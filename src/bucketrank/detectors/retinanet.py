@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
-from bucketrank.boxes import BoxCoder
 from bucketrank.catalogue.detector_specs import RetinaNetSettings
 from bucketrank.detectors.anchors import Anchors, octave
 from bucketrank.detectors.assignment import assign_max_iou
 from bucketrank.detectors.base import Target
+from bucketrank.detectors.box_coder import BoxCoder
 from bucketrank.detectors.criterion import HeadRecipe
 from bucketrank.detectors.dense import DenseDetector, DenseHead, DenseOutput
 from bucketrank.detectors.layers import FeaturePyramid

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bucketrank.durations import duration_in_words
+from bucketrank.console import format_duration
 from bucketrank.study.study_run import StudyError, StudyRun
 
 INTERRUPTED = 130  # exit status of a run that Ctrl-C stopped
@@ -77,7 +77,7 @@ class RunQueue:
         if not self._trained_length or self.done >= self.total:
             return ""
         left = self._seconds / self._trained_length * (self.total_length - self._done_length)
-        return f"  {duration_in_words(left)} left"
+        return f"  {format_duration(left)} left"
 
     def _bar(self, name: str) -> Progress:
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from bucketrank.evaluation import BootstrapAP
-from bucketrank.evaluation.bootstrap import DRAWS
+from bucketrank.evaluation.bootstrap import NUM_DRAWS
 from bucketrank.recipes import RecipeError, load_recipe
 from bucketrank.study.study_run import StudyError, StudyRun, decisive_differences
 
@@ -126,8 +126,8 @@ def _from_json(document: Mapping[str, Any]) -> dict[int, BootstrapAP]:
         int(step): BootstrapAP(float(each["AP"]), np.asarray(each["draws"], dtype=np.float64))
         for step, each in document.items()
     }
-    if any(each.draws.shape != (DRAWS,) for each in bootstrap.values()):
-        raise ValueError(f"expected {DRAWS} bootstrap draws")
+    if any(each.draws.shape != (NUM_DRAWS,) for each in bootstrap.values()):
+        raise ValueError(f"expected {NUM_DRAWS} bootstrap draws")
     return bootstrap
 
 

@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bucketrank.durations import duration_in_words
+from bucketrank.console import format_duration
 from bucketrank.training.detector_module import DetectorModule
 
 LINE_SECONDS = 30.0  # between two lines without a terminal
@@ -59,7 +59,7 @@ class ProgressDisplay(pl.Callback):
             return
         losses = "  ".join(f"{name} {value:.3f}" for name, value in self._smooth.items())
         step, total = module.position.step, module.schedule.total_steps
-        left = f"{duration_in_words(self._left(module))} left"
+        left = f"{format_duration(self._left(module))} left"
         if self._bar is not None:
             epoch = f"epoch {module.position.epoch + 1}/{trainer.max_epochs}"
             self._bar.update(self._task, completed=step, description=epoch, left=left, losses=losses)
@@ -81,7 +81,7 @@ class ProgressDisplay(pl.Callback):
                 for name, value in fresh.items()
                 if name.endswith(("/AP", "/AP50", "/AP75"))
             ]
-            left = f"{duration_in_words(self._left(module))} left"
+            left = f"{format_duration(self._left(module))} left"
             text = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}  {'  '.join(numbers)}  {left}"
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 

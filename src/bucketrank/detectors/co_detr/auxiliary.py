@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import box_convert
 
-from bucketrank.boxes import BoxCoder
 from bucketrank.catalogue import LossSettings
 from bucketrank.detectors.anchors import Anchors, octave
 from bucketrank.detectors.assignment import IGNORED, NEGATIVE
 from bucketrank.detectors.atss import ATSS, anchor_centerness, assign_anchors
 from bucketrank.detectors.base import Target
+from bucketrank.detectors.box_coder import BoxCoder
 from bucketrank.detectors.co_detr.decoder import BoxEncoding, Queries
 from bucketrank.detectors.co_detr.transformer import EDGE
 from bucketrank.detectors.criterion import LossTerms, build_criterion, named
