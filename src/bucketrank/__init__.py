@@ -1,8 +1,9 @@
 """Ranking-based losses for object detection, exact for every delta, at the price of focal loss on a CPU."""
 
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from bucketrank.lazy import import_on_use
 
 if TYPE_CHECKING:
     from bucketrank.evaluation.calibration import calibrate as calibrate
@@ -39,19 +40,16 @@ __all__ = [
     "varifocal_loss",
 ]
 
-HOMES = {  # of names that are not in __all__, because they need more than torch
-    "calibrate": "bucketrank.evaluation.calibration",
-    "from_pretrained": "bucketrank.inference",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # The losses are imported when first used: torch takes seconds to import, and the command line's help needs none.
-    if name in HOMES:
-        return getattr(import_module(HOMES[name]), name)
-    if name in __all__:
-        return getattr(import_module("bucketrank.losses"), name)
-    raise AttributeError(f"module 'bucketrank' has no attribute {name!r}")
+# The losses are imported on first use because torch takes seconds to load. The other names need more than torch, so
+# they are not in __all__.
+_, __getattr__ = import_on_use(
+    __name__,
+    {
+        "bucketrank.losses": tuple(__all__),
+        "bucketrank.evaluation.calibration": ("calibrate",),
+        "bucketrank.inference": ("from_pretrained",),
+    },
+)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,9 @@
-"""Helpers for messages: the known name closest to a mistyped one, names that are safe to print, lack of memory."""
+"""Errors for users, and the wording of their messages.
+
+Every error that a user can cause or fix is a :class:`BucketrankError`. The command line prints its message as one line
+and exits with its status; any other exception is a bug and keeps its traceback. A message names the setting, file or
+function, what was expected, what came, and what to do.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +11,11 @@ import difflib
 import re
 import reprlib
 from collections.abc import Iterable
+from typing import ClassVar
 
-# Control characters except line feed, line and paragraph separators, marks that reverse text, and half characters.
+# Control characters except line feed, line and paragraph separators, text direction marks and lone surrogates.
 UNSAFE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-# What the allocators of torch and onnxruntime say, in lower case.
+# Messages of the torch and onnxruntime allocators, in lower case.
 OUT_OF_MEMORY = (
     "out of memory",
     "can't allocate memory",
@@ -21,18 +27,95 @@ OUT_OF_MEMORY = (
 )
 
 MAX_QUOTED = 200  # characters of a quoted value
-MAX_COMPARED = 100  # characters of a mistyped name; comparing takes time that grows with the square
+MAX_COMPARED = 100  # characters of a mistyped name; the comparison takes quadratic time
+MIN_LIKENESS = 0.5  # similarity from which a name is suggested, from 0 to 1
 
 
-def printable(text: object) -> str:
-    r"""Return the text with control characters escaped: those of a stranger's file names could steer the terminal.
+class BucketrankError(Exception):
+    """Base class of all errors for users."""
 
-    Line feeds are kept, because messages have several lines.
+    exit_status: ClassVar[int] = 1  # 1: the work failed; 2: wrong usage
+    names_command: ClassVar[bool] = True  # whether the command line puts the command name before the message
 
-    >>> printable("cat\x1b[2J.jpg")
-    'cat\\x1b[2J.jpg'
+
+class UsageError(BucketrankError):
+    """A command was called with wrong arguments."""
+
+    exit_status = 2
+
+
+class MissingPackageError(UsageError):
+    """A command needs packages that are not installed."""
+
+    names_command = False
+
+
+class RecipeError(BucketrankError, ValueError):
+    """A recipe or a change to it is invalid."""
+
+    exit_status = 2
+
+
+class DataError(BucketrankError, ValueError):
+    """A file or folder cannot be used. The message starts with its path."""
+
+    names_command = False
+
+
+class WeightsError(DataError):
+    """A weights file cannot be used."""
+
+
+class CheckpointError(DataError):
+    """A checkpoint cannot be used."""
+
+
+class RunFolderError(DataError):
+    """A run folder is in use by another process, or holds something else."""
+
+
+class ChangedDataError(DataError):
+    """The data set changed since the run began."""
+
+
+class CannotCalibrateError(DataError):
+    """The scores of a detector cannot be calibrated."""
+
+
+class ExportError(BucketrankError, RuntimeError):
+    """A detector cannot be exported, or the exported file disagrees with torch."""
+
+
+class NonFiniteLossError(BucketrankError, RuntimeError):
+    """The loss became NaN or infinite."""
+
+
+class DiskFullError(BucketrankError, OSError):
+    """A file cannot be written because the disk or the quota is full."""
+
+
+class OutOfMemoryError(BucketrankError, RuntimeError):
+    """The host or a device has too little memory."""
+
+
+class FileError(BucketrankError, OSError):
+    """The operating system refused to read or write a file. The message names it."""
+
+    names_command = False
+
+
+def as_user_error(error: Exception) -> BucketrankError | None:
+    """Return the error for users that an exception stands for; None if it is a bug.
+
+    >>> as_user_error(MemoryError())
+    OutOfMemoryError('not enough memory (the system refused more); use smaller images or batches')
     """
-    return UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), str(text))
+    if isinstance(error, BucketrankError):
+        return error
+    if is_out_of_memory(error):
+        reason = str(error).partition("\n")[0] or "the system refused more"
+        return OutOfMemoryError(f"not enough memory ({printable(reason):.200}); use smaller images or batches")
+    return FileError(str(error)) if isinstance(error, OSError) else None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -43,8 +126,19 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
+def printable(text: object) -> str:
+    r"""Return the text with control characters escaped: foreign file names could otherwise steer the terminal.
+
+    Line feeds are kept because messages may have several lines.
+
+    >>> printable("cat\x1b[2J.jpg")
+    'cat\\x1b[2J.jpg'
+    """
+    return UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), str(text))
+
+
 class _ShortRepr(reprlib.Repr):
-    """A repr of bounded size and depth: a few lines of YAML with aliases of aliases make a value of gigabytes."""
+    """A repr of bounded size and depth: a few lines of YAML with nested aliases expand to gigabytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +148,7 @@ class _ShortRepr(reprlib.Repr):
     def repr_int(self, value: int, level: int) -> str:
         try:
             return super().repr_int(value, level)
-        except ValueError:  # Python prints no number of more than 4,300 digits
+        except ValueError:  # Python prints at most 4,300 digits
             return f"a number of {value.bit_length()} bits"
 
 
@@ -71,13 +165,13 @@ def short_repr(value: object) -> str:
     return text if len(text) <= MAX_QUOTED else text[: MAX_QUOTED - 3] + "..."
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the known word most like ``word``, as part of a sentence.
+def suggest(word: str, known: Iterable[str]) -> str:
+    """Return a hint at the known name closest to ``word``, to append to a message; empty if none is close.
 
-    A word that is the last part of a dotted name means that name: ``--lr`` means ``--schedule.lr``.
+    ``word`` may be the last part of a dotted name: ``--lr`` suggests ``--schedule.lr``.
 
-    >>> nearest("dleta", ["delta", "method"])
-    'the nearest is "delta"'
+    >>> suggest("dleta", ["delta", "method"]), suggest("x", ["delta", "method"])
+    ('; the nearest is "delta"', '')
     """
     word = word[:MAX_COMPARED]
 
@@ -85,12 +179,13 @@ def nearest(word: str, known: Iterable[str]) -> str:
         last_part = "--" + name.rpartition(".")[2] if name.startswith("--") and "." in name else name
         return max(difflib.SequenceMatcher(None, word, each).ratio() for each in (name, last_part))
 
-    return f'the nearest is "{max(known, key=likeness)}"'
+    best, name = max(((likeness(name), name) for name in known), key=lambda pair: pair[0], default=(0.0, ""))
+    return f'; the nearest is "{name}"' if best >= MIN_LIKENESS else ""
 
 
 def require_choice(name: str, value: object, choices: Iterable[str]) -> None:
-    """Raise ValueError unless ``value`` is one of ``choices``, naming the nearest one."""
+    """Raise ValueError unless ``value`` is one of ``choices``."""
     known = list(choices)
     if value not in known:
-        got = value if isinstance(value, str) else short_repr(value)
-        raise ValueError(f"{name}: expected one of {', '.join(known)}, got {short_repr(value)}; {nearest(got, known)}")
+        hint = suggest(value, known) if isinstance(value, str) else ""
+        raise ValueError(f"{name}: expected one of {', '.join(known)}, got {short_repr(value)}{hint}")
