@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bucketrank.paper.paper_rows import paper_row, paper_rows
+from bucketrank.settings.paper import paper_row, paper_rows
 
 PAGES = Path(__file__).parents[2] / "docs" / "detectors"
 DETECTORS = {

@@ -4,18 +4,18 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
-from bucketrank.catalogue import detector_spec
-from bucketrank.catalogue.model_settings import SWIN_NAMES
 from bucketrank.cli import main
-from bucketrank.paper.paper_rows import paper_row, paper_rows
-from bucketrank.recipes import RecipeError, from_dict, load_recipe, recipe_names, recipe_to_yaml
-from bucketrank.recipes.listing import header, markdown
-from bucketrank.recipes.recipe import differences
+from bucketrank.errors import RecipeError, UsageError
+from bucketrank.settings import detector_spec, from_dict, load_recipe, parse_flags, recipe_names, recipe_to_yaml
+from bucketrank.settings.choices import Augmentation, LayoutName
+from bucketrank.settings.detector_specs import SWIN_NAMES
+from bucketrank.settings.paper import header, markdown, paper_row, paper_rows
+from bucketrank.settings.recipe import differences
 from bucketrank.weights.load import build_detector
 
 from ..training import tiny
@@ -55,7 +55,7 @@ def test_every_recipe_opens_with_its_command_and_the_papers_numbers(name):
     assert head.command.startswith(f"bucketrank train {name} --data ")
     words = head.command.split()[3:]
     flags = [word for word in words if word.startswith("--") and "." in word]
-    load_recipe(name, [part for flag in flags for part in (flag, words[words.index(flag) + 1])])
+    load_recipe(name, parse_flags([part for flag in flags for part in (flag, words[words.index(flag) + 1])]))
     row = paper_row(name)
     if name.endswith(("laptop", "coco")):
         purpose = "For a laptop" if name.endswith("laptop") else "From COCO weights"
@@ -126,26 +126,70 @@ def test_flags_set_anything():
     flags = (
         "--loss.delta 0.25 --loss ap --inputs.min_size 320,480 --inputs.max-size=640 --data.jitter --schedule.lr 1e-4"
     )
-    recipe = load_recipe(
-        "atss-r50-rs", [*flags.split(), "--schedule.factors", "{sampling_offsets: 0.1}", "--loss.box_loss", "null"]
-    )
+    words = [*flags.split(), "--schedule.factors", "{sampling_offsets: 0.1}", "--loss.box_loss", "null"]
+    recipe = load_recipe("atss-r50-rs", parse_flags(words))
     assert (recipe.loss.name, recipe.flat()["loss.delta"], recipe.loss.box_loss) == ("ap", 0.25, None)
     assert (recipe.inputs.min_size, recipe.inputs.max_size) == ((320, 480), 640)
     assert recipe.data.jitter
     assert (recipe.schedule.lr, recipe.schedule.factors) == (1e-4, {"sampling_offsets": 0.1})
 
 
-@pytest.mark.parametrize("folder", ["2024-11-01", "2024-13-45", "1.5", "true", "[a]", "runs/a: b"])
+@pytest.mark.parametrize("folder", ["2024-11-01", "2024-13-45", "1.5", "010x", "true", "[a]", "runs/a: b"])
 def test_a_text_is_kept_whatever_yaml_reads_in_it(folder):
-    assert load_recipe("atss-laptop", ["--init", folder]).init == folder
-    assert load_recipe("atss-laptop", ["--init", "null"]).init is None
+    assert load_recipe("atss-laptop", parse_flags(["--init", folder])).init == folder
+    assert load_recipe("atss-laptop", parse_flags(["--init", "null"])).init is None
     with pytest.raises(RecipeError, match=r"--schedule\.epochs: expected a whole number"):
-        load_recipe("atss-laptop", ["--schedule.epochs", folder])
+        load_recipe("atss-laptop", parse_flags(["--schedule.epochs", folder]))
+
+
+def test_digits_in_a_text_stay_as_they_are():
+    """YAML reads 010 as the number 8."""
+    assert load_recipe("atss-laptop", parse_flags(["--init", "010"])).init == "010"
+
+
+def test_a_value_means_the_same_from_a_file_a_flag_and_python(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("base: atss-laptop\nschedule: {lr: 1e-4, milestones: [3, 5]}\ndata: {augment: [blur]}\n")
+    flags = ["--schedule.lr", "1e-4", "--schedule.milestones", "3,5", "--data.augment", "blur"]
+    changes = {"schedule.lr": 1e-4, "schedule.milestones": (3, 5), "data.augment": ["blur"]}
+    groups = {"schedule": {"lr": 1e-4, "milestones": [3, 5]}, "data": {"augment": ("blur",)}}
+    expected = load_recipe(path)
+    assert (expected.schedule.lr, expected.schedule.milestones, expected.data.augment) == (1e-4, (3, 5), ("blur",))
+    for given in (parse_flags(flags), changes, groups):
+        assert load_recipe("atss-laptop", given) == expected
+
+
+def test_flags_are_texts_until_the_recipe_converts_them():
+    assert parse_flags(["--loss.delta=wide", "--loss.delta", "0.5"]) == {"loss.delta": "0.5"}, "the last one counts"
+    assert parse_flags(["--trainer.seed", "many"]) == {"trainer.seed": "many"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"loss.dleta": 0.25}, 'atss-laptop with --loss.dleta 0.25: there is no setting "loss.dleta"; .*"loss.delta"'),
+        ({"schedule.lr": "fast"}, "atss-laptop with --schedule.lr fast: schedule.lr: expected a number, got 'fast'"),
+        ({"schedule.lr": -1}, "schedule.lr: expected a number above 0, got -1.0"),
+        ({"schedule.lr": 10**400}, "schedule.lr: expected a number, got 1000"),
+        ({"data.augment": ["blur", "zom_out"]}, "data.augment: expected one of .*got 'zom_out'; .*\"zoom_out\""),
+    ],
+)
+def test_wrong_changes_are_named(changes, message):
+    with pytest.raises(RecipeError, match=message):
+        load_recipe("atss-laptop", changes)
+
+
+def test_the_names_of_data_and_training_are_those_of_the_settings():
+    from bucketrank.data.annotations import LAYOUTS
+    from bucketrank.data.transforms import AUGMENTATIONS
+
+    assert tuple(AUGMENTATIONS) == get_args(Augmentation)
+    assert tuple(LAYOUTS) == get_args(LayoutName)
 
 
 def test_spaces_after_commas_are_ignored():
     flags = ["--data.augment", "blur, rotation", "--inputs.min_size", "320, 480"]
-    recipe = load_recipe("atss-r50-rs", flags)
+    recipe = load_recipe("atss-r50-rs", parse_flags(flags))
     assert (recipe.data.augment, recipe.inputs.min_size) == (("blur", "rotation"), (320, 480))
 
 
@@ -153,7 +197,7 @@ def test_help_shows_factors_as_they_are_given(capsys):
     with pytest.raises(SystemExit):
         main(["train", "atss-laptop", "--help"])
     assert '--schedule.factors "{NAME: NUMBER}"' in capsys.readouterr().out
-    recipe = load_recipe("brs-detr-laptop", ["--schedule.factors", "{sampling_offsets: 0.5}"])
+    recipe = load_recipe("brs-detr-laptop", parse_flags(["--schedule.factors", "{sampling_offsets: 0.5}"]))
     assert recipe.schedule.factors == {"sampling_offsets": 0.5}
 
 
@@ -213,8 +257,8 @@ def test_a_recipe_survives_yaml(tmp_path):
     ],
 )
 def test_wrong_flags_name_the_right_ones(flags, message):
-    with pytest.raises(RecipeError, match=message):
-        load_recipe("atss-r50-rs", flags.split())
+    with pytest.raises((RecipeError, UsageError), match=message):
+        load_recipe("atss-r50-rs", parse_flags(flags.split()))
 
 
 @pytest.mark.parametrize(
@@ -245,7 +289,7 @@ def test_wrong_files_are_named(text, message, tmp_path):
 
 def test_settings_of_another_loss_are_accepted_and_not_kept():
     """A recipe with a loss.delta still works with --loss focal, and recipes written with all settings still load."""
-    recipe = load_recipe("atss-laptop", ["--loss.delta", "0.25", "--loss", "focal"])
+    recipe = load_recipe("atss-laptop", {"loss.delta": 0.25, "loss.name": "focal"})
     assert "loss.delta" not in recipe.flat()
     everything: dict[str, Any] = {
         "name": "rs",

@@ -11,24 +11,29 @@ from typing import Annotated, Any
 import pytest
 import torch
 
-from bucketrank.catalogue import (
+from bucketrank.cli import main
+from bucketrank.detectors import build
+from bucketrank.detectors.atss import ATSS
+from bucketrank.detectors.criterion import HeadRecipe, build_criterion
+from bucketrank.detectors.criterion.ranked import Ranked
+from bucketrank.errors import RecipeError, WeightsError
+from bucketrank.settings import (
     DetectorSpec,
     LossSettings,
     LossSpec,
     detector_spec,
+    load_recipe,
+    loss_names,
+    loss_settings,
     loss_spec,
     losses,
+    parse_flags,
     register_detector,
     register_loss,
 )
-from bucketrank.catalogue.loss_specs import BUILT_IN_LOSSES
-from bucketrank.catalogue.registry import DETECTORS, LOSSES
-from bucketrank.cli import main
-from bucketrank.detectors import build
-from bucketrank.detectors.atss import ATSS
-from bucketrank.detectors.criterion.ranked import Ranked
-from bucketrank.recipes import RecipeError, load_recipe
-from bucketrank.weights import WeightsError, load_model
+from bucketrank.settings.loss_specs import BUILT_IN_LOSSES, QUALITY_SCORED, ScoreBasedSettings
+from bucketrank.settings.registry import DETECTORS, LOSSES
+from bucketrank.weights import load_model
 
 from ..training import tiny
 
@@ -37,8 +42,8 @@ PLUGIN = '''
 from dataclasses import dataclass
 from typing import Annotated
 
-from bucketrank.catalogue import DetectorSpec, LossSettings, LossSpec
-from bucketrank.catalogue.detector_specs import ATSSSettings
+from bucketrank.settings import DetectorSpec, LossSettings, LossSpec
+from bucketrank.settings.detector_specs import ATSSSettings
 
 
 @dataclass(frozen=True)
@@ -152,6 +157,29 @@ def test_a_loss_that_the_detector_does_not_take_is_refused(registered):
         build("named", num_classes=2, backbone="test_resnet", loss="ap", channels=32)
 
 
+@dataclass(frozen=True)
+class BrierSettings(ScoreBasedSettings):
+    name: Annotated[str, "the loss that trains the detector"] = "brier"
+    brier_power: Annotated[float, "brier: exponent of the difference between score and IoU"] = 2.0
+
+
+def brier_loss(logits, targets, *, power, reduction):
+    assert reduction == "sum"
+    used = targets >= 0
+    return (logits[used].sigmoid() - targets[used]).abs().pow(power).sum()
+
+
+@pytest.mark.parametrize("detector", ["atss", "co_detr"])
+def test_a_score_based_loss_is_a_function_and_a_specification(detector):
+    with LOSSES.restored():
+        register_loss(LossSpec("brier", QUALITY_SCORED, BrierSettings, function=brier_loss))
+        assert "brier" in loss_names(detector)
+        criterion = build_criterion(loss_settings("brier", brier_power=3.0), HeadRecipe())
+    # One positive of IoU 0.5 and one negative, both with a score of 0.5; the third is ignored.
+    logits, targets = torch.zeros(3), torch.tensor([1.0, 0.0, -1.0])
+    torch.testing.assert_close(criterion.list_loss(logits, targets), torch.tensor(0.5**3 + 0.5**3))
+
+
 def test_what_cannot_be_registered():
     with LOSSES.restored():
         with pytest.raises(ValueError, match=r"register_loss: a loss named 'rs' already exists; .*replace=True"):
@@ -166,14 +194,14 @@ def test_what_cannot_be_registered():
 
 
 def test_an_unknown_name_says_how_to_add_it(tmp_path):
-    with pytest.raises(RecipeError, match=r"got 'hinge'; the nearest is .*register_loss adds others"):
-        load_recipe("atss-laptop", ["--loss", "hinge"])
+    with pytest.raises(RecipeError, match=r"got 'hinge'; register_loss adds others"):
+        load_recipe("atss-laptop", {"loss.name": "hinge"})
 
 
 def test_weights_of_a_loss_that_is_not_registered(registered, tmp_path):
     from bucketrank.weights import Meta, save_weights
 
-    recipe = load_recipe("atss-laptop", ["--loss", "wide", *tiny.USUAL.split()])
+    recipe = load_recipe("atss-laptop", parse_flags(["--loss", "wide", *tiny.USUAL.split()]))
     model = build(recipe.detector, num_classes=1, backbone="test_resnet", loss=recipe.loss, inputs=recipe.inputs)
     save_weights(tmp_path / "w.safetensors", model, Meta(["a"], [1], 0.5, recipe.to_dict()))
     load_model(tmp_path / "w.safetensors")
@@ -206,9 +234,9 @@ def test_entry_points_are_read_without_torch(site):
     done = in_new_process(
         """
         import json
-        from bucketrank.catalogue import detectors, losses
-        from bucketrank.recipes import load_recipe
-        recipe = load_recipe("atss-laptop", ["--detector", "tall_atss", "--loss", "hinge", "--loss.margin", "0.5"])
+        from bucketrank.settings import detectors, losses
+        from bucketrank.settings import load_recipe
+        recipe = load_recipe("atss-laptop", {"detector.name": "tall_atss", "loss.name": "hinge", "loss.margin": 0.5})
         titles = [losses()["hinge"].title, detectors()["tall_atss"].title]
         print(json.dumps([*titles, recipe.loss.margin, "torch" in sys.modules]))
         """,
@@ -236,7 +264,7 @@ def test_a_distribution_adds_a_loss_and_a_detector(site, shapes, tmp_path):
 
 def test_a_broken_entry_point_is_left_out_and_named(site):
     (site / "hinge_plugin/__init__.py").write_text("HINGE = 3\nraise RuntimeError('no luck')\n")
-    done = in_new_process("from bucketrank.catalogue import losses; print(list(losses()))", site)
+    done = in_new_process("from bucketrank.settings import losses; print(list(losses()))", site)
     assert done.stdout.strip() == str([spec.name for spec in BUILT_IN_LOSSES])
     assert "leaves out the entry point hinge_plugin:HINGE" in done.stderr
     assert "RuntimeError: no luck" in done.stderr

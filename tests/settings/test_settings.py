@@ -1,6 +1,7 @@
 """Every setting is declared once, with a type, a default and a help text."""
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -11,10 +12,12 @@ from typing import Annotated, ClassVar, Literal
 import pytest
 from PIL import Image
 
-from bucketrank.catalogue import Settings, describe, detectors, libraries, loss_settings, losses
-from bucketrank.catalogue.fields import choices_of
-from bucketrank.catalogue.model_settings import MAX_PIXELS, InputSettings
-from bucketrank.recipes.recipe import SHARED_GROUPS, settings_by_key
+import bucketrank
+from bucketrank.settings import Settings, describe, detectors, libraries, loss_settings, losses
+from bucketrank.settings.choices import DEFAULT_DELTAS
+from bucketrank.settings.detector_specs import MAX_PIXELS, InputSettings
+from bucketrank.settings.fields import choices_of
+from bucketrank.settings.recipe import SHARED_GROUPS, settings_by_key
 
 SOURCE = Path(__file__).parents[2] / "src/bucketrank"
 GROUPS: list[type[Settings]] = [*(spec.settings for spec in losses().values()), *SHARED_GROUPS]
@@ -72,13 +75,13 @@ def test_a_choice_is_checked_wherever_settings_are_made():
         Colour(tone="bleu")  # type: ignore[arg-type]
 
 
-def test_the_catalogue_and_the_recipes_need_no_torch():
-    code = "import sys, bucketrank.catalogue, bucketrank.recipes; print('torch' in sys.modules, 'numpy' in sys.modules)"
+def test_settings_need_no_torch():
+    code = "import sys; from bucketrank.settings import *; print('torch' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout == "False False\n"
 
 
-LOSS_FILES = {"catalogue/loss_specs.py", "detectors/criterion/ranked.py", "detectors/criterion/scored.py"}
+LOSS_FILES = {"settings/loss_specs.py", "detectors/criterion/ranked.py", "detectors/criterion/scored.py"}
 
 
 def lookups(text: str) -> list[str]:
@@ -121,3 +124,22 @@ def test_inputs_may_be_as_large_as_pillow_decodes():
     for sizes in ({"min_size": 14_000, "max_size": 14_000}, {"min_size": (800, 3000), "max_size": 80_000}):
         with pytest.raises(ValueError, match=r"178,956,970 pixels, got \d+ \(min_size\) x \d+; lower one of the two"):
             InputSettings(**sizes)
+
+
+@pytest.mark.parametrize("name", [name for name, spec in losses().items() if spec.function is not None])
+def test_the_defaults_of_a_loss_are_those_of_its_function(name):
+    spec = losses()[name]
+    parameters = inspect.signature(spec.load_function()).parameters
+    assert spec.settings().arguments == {key: parameters[key].default for key in spec.settings().arguments}
+    assert {*spec.settings().arguments} == {*parameters} - {"logits", "targets", "reduction"}
+
+
+@pytest.mark.parametrize(("name", "function"), [("rs", "rank_sort_loss"), ("ap", "ap_loss"), ("alrp", "alrp_loss")])
+def test_the_default_delta_of_a_loss_is_that_of_its_function(name, function):
+    default = inspect.signature(getattr(bucketrank, function)).parameters["delta"].default
+    assert loss_settings(name).effective_delta == default == DEFAULT_DELTAS[name]  # type: ignore[attr-defined]
+
+
+def test_a_loss_without_a_function_says_so():
+    with pytest.raises(ValueError, match="expected a loss with a function, got 'rs'"):
+        losses()["rs"].load_function()

@@ -1,12 +1,26 @@
-"""Accepted values and defaults of the ranking losses. Needs no torch."""
+"""Accepted values, defaults and constants that several packages share. Needs no torch."""
 
 from typing import Literal
 
+# Losses
 Method = Literal["exact", "bucketed", "pairwise"]
-# aLRP loss has no bucketed form.
-ALRPMethod = Literal["exact", "pairwise"]
+ALRPMethod = Literal["exact", "pairwise"]  # aLRP loss has no bucketed form
 Backend = Literal["auto", "fused", "torch", "triton"]
 Reduction = Literal["mean", "none"]
 
 # Two logits closer than delta count as partly tied. Keys are loss names; the defaults are those of the papers.
 DEFAULT_DELTAS = {"ap": 1.0, "rs": 0.5, "alrp": 1.0}
+# Label of a positive whose box does not overlap its object. A label of 0 would mark a negative.
+MIN_LABEL = 1e-6
+
+# Data sets
+LayoutName = Literal["own", "coco", "lvis", "roboflow"]
+Augmentation = Literal["scale_jitter", "zoom_out", "iou_crop", "rotation", "vertical_flip", "grayscale", "blur"]
+
+# Calibration: the probability of an IoU of at least 0.5, or the expected IoU; fitted for sigmoid or softmax scores
+CalibrationTarget = Literal["match", "iou"]
+CalibrationMethod = Literal["platt", "temperature"]
+
+# Runs
+Logger = Literal["tensorboard", "wandb", "mlflow", "csv"]
+TRAIN_COLUMNS = ("step", "epoch", "loss", "lr", "seconds")  # columns of train.csv besides the terms of the loss

@@ -1,17 +1,127 @@
-"""The detectors of the package, each declared once: name, title, reference, settings and the class that builds it."""
+"""The detectors of the package: settings of detector, backbone and inputs, and the specification of each detector."""
 
 from __future__ import annotations
 
+import difflib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from bucketrank.catalogue.fields import Settings, describe
-from bucketrank.catalogue.importing import import_object
-from bucketrank.catalogue.model_settings import BackboneSettings, InputSettings
+from bucketrank.errors import MAX_COMPARED, short_repr
+from bucketrank.lazy import import_object
+from bucketrank.settings.fields import Settings, describe
 
-MAX_COUNT = 1_000_000  # of anything a detector has a number of
-NEVER_ZERO = (
+BatchNorm = Literal["auto", "frozen", "trained"]
+SWIN_NAMES = ("swin_tiny", "swin_large")
+# Upper bound for resized images, also in foreign weights files: what Pillow decodes, 2.1 GB as floats. 10,000 x 10,000
+# pixels fit.
+MAX_PIXELS = 178_956_970
+MAX_DIVISOR = 2**10
+
+
+@dataclass(frozen=True)
+class BackboneSettings(Settings):
+    """Name and weights of the backbone, and which layers are trained.
+
+    ``name`` may include timm's weights tag: ``resnet50.tv_in1k`` has torchvision's weights, as the published recipes
+    do. A weights file has timm's layout or, for Swin, that of transformers (also as a folder). Pickles are never
+    loaded. A frozen stage runs in evaluation mode, and the stem is frozen with the first stage. Frozen batch norms use
+    their running statistics and never update them; their affine parameters are trained unless their stage is frozen.
+    With ``checkpointing``, trained batch norms count each batch twice in their running statistics.
+    """
+
+    group: ClassVar[str] = "backbone"
+
+    name: Annotated[str, "a timm model that supports features_only, swin_tiny or swin_large"] = "resnet50"
+    weights: Annotated[str | None, "null (random), pretrained (ImageNet, downloaded) or a .safetensors file"] = None
+    frozen_stages: Annotated[int | None, "stages that are not trained, 0 to 4 (null: 1 with weights, 0 without)"] = None
+    batch_norm: Annotated[BatchNorm, "frozen, trained, or auto (frozen with weights, trained without)"] = "auto"
+    deformable_groups: Annotated[int, "offset groups of deformable convolutions in stages 3 to 5; 0 for none"] = 0
+    checkpointing: Annotated[bool, "recompute activations in the backward pass to save memory"] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("weights", "null, pretrained or a path", holds=self.weights != "")
+        stages = self.frozen_stages
+        self.require("frozen_stages", "0 to 4 or null", holds=stages is None or stages in range(5))
+        self.require("deformable_groups", "at least 0", holds=self.deformable_groups >= 0)
+        without_convolutions = self.name in SWIN_NAMES
+        self.require(
+            "deformable_groups", f"0 for {self.name}", holds=not (self.deformable_groups and without_convolutions)
+        )
+
+    def check_name(self) -> None:
+        """Raise ValueError unless the model exists. This is a separate check because timm imports torch."""
+        import timm
+
+        if self.name not in SWIN_NAMES and not timm.is_model(self.name):
+            near = difflib.get_close_matches(self.name[:MAX_COMPARED], [*SWIN_NAMES, *timm.list_models()], n=3)
+            raise ValueError(
+                f"backbone.name: expected a timm model, {' or '.join(SWIN_NAMES)}, got {short_repr(self.name)}; "
+                + (f"the nearest names are {', '.join(near)}" if near else "see timm.list_models()")
+            )
+
+
+def require_few_pixels(shorter: int, longer: int) -> None:
+    """Raise ValueError if resized images may have more than MAX_PIXELS pixels."""
+    if shorter * longer > MAX_PIXELS:
+        raise ValueError(
+            f"inputs.max_size: expected resized images of at most {MAX_PIXELS:,} pixels, got {shorter} (min_size) x "
+            f"{longer}; lower one of the two, or cut the images into tiles"
+        )
+
+
+class ImagePreparation(Settings):
+    """Base class of the input settings, with the checks they share."""
+
+    image_mean: Any
+    image_std: Any
+    size_divisor: Any
+
+    def require_valid_preparation(self) -> None:
+        """Raise ValueError unless mean, standard deviation and divisor are valid."""
+        divisor = self.size_divisor
+        self.require("size_divisor", f"1 to {MAX_DIVISOR}", holds=divisor is None or 1 <= divisor <= MAX_DIVISOR)
+        mean, std = self.image_mean or (), self.image_std or ()
+        self.require("image_mean", "finite numbers", holds=all(map(math.isfinite, mean)))
+        self.require("image_std", "finite numbers above 0", holds=all(math.isfinite(x) and x > 0 for x in std))
+
+
+@dataclass(frozen=True)
+class InputSettings(ImagePreparation):
+    """Image preprocessing: resizing, normalisation and padding.
+
+    A resized image has at most ``min_size`` x ``max_size`` pixels. The product must not exceed MAX_PIXELS.
+    """
+
+    group: ClassVar[str] = "inputs"
+
+    min_size: Annotated[
+        int | tuple[int, ...],
+        "shorter side after resizing; of several, training draws one and evaluation uses the last",
+    ] = 800
+    max_size: Annotated[int, "upper limit of the longer side after resizing"] = 1333
+    image_mean: Annotated[tuple[float, float, float] | None, "mean to subtract (null: the backbone's)"] = None
+    image_std: Annotated[
+        tuple[float, float, float] | None, "standard deviation to divide by (null: the backbone's)"
+    ] = None
+    size_divisor: Annotated[int | None, "pad to a multiple of this (null: 32, and 1 in Co-DETR)"] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sizes = (self.min_size,) if isinstance(self.min_size, int) else tuple(self.min_size)
+        if not sizes or min(sizes) < 1 or self.max_size < max(sizes):
+            raise ValueError(
+                "inputs.min_size: expected one or more sizes between 1 and max_size, "
+                f"got {self.min_size} with max_size {self.max_size}"
+            )
+        require_few_pixels(max(sizes), self.max_size)
+        self.require_valid_preparation()
+
+
+MAX_COUNT = 1_000_000  # upper bound for integer settings
+POSITIVE_COUNTS = (  # integer settings of at least 1
     "channels",
     "hidden",
     "candidates",
@@ -22,17 +132,17 @@ NEVER_ZERO = (
     "anchors",
     "scales",
 )
-SHARES = ("nms", "score_threshold", "positive_iou", "negative_iou", "stage_ious")  # settings from 0 to 1
+FRACTIONS = ("nms", "score_threshold", "positive_iou", "negative_iou", "stage_ious")  # settings from 0 to 1
 ExtraLevels = Literal["c5", "p5_relu"]
 RoIAlign = Literal["published", "torchvision"]
 
 
 @dataclass(frozen=True)
 class DetectorSettings(Settings):
-    """The name of a detector; each detector adds its own settings in a subclass."""
+    """Base class of the detector settings. Each detector adds its own in a subclass."""
 
     group: ClassVar[str] = "detector"
-    # Settings that a run fills in when it starts, see Detector.complete_settings.
+    # Settings that a run fills in when it starts; see Detector.complete_settings.
     filled_by_run: ClassVar[tuple[str, ...]] = ()
 
     name: Annotated[str, "the detector, or LIBRARY/MODEL for one of torchvision or transformers"] = ""
@@ -41,22 +151,22 @@ class DetectorSettings(Settings):
         super().__post_init__()
         for setting in describe(type(self)):
             value = getattr(self, setting.name)
-            if type(value) is int:  # the whole numbers of a detector all count something
-                least = 1 if setting.name in NEVER_ZERO else 0
-                expected = f"a number from {least} to {MAX_COUNT:,}"
-                self.require(setting.name, expected, holds=least <= value <= MAX_COUNT)
-            if setting.name in SHARES and value is not None:
-                shares = value if isinstance(value, tuple) else (value,)
-                self.require(setting.name, "a number from 0 to 1", holds=all(0 <= share <= 1 for share in shares))
+            if type(value) is int:
+                minimum = 1 if setting.name in POSITIVE_COUNTS else 0
+                expected = f"a number from {minimum} to {MAX_COUNT:,}"
+                self.require(setting.name, expected, holds=minimum <= value <= MAX_COUNT)
+            if setting.name in FRACTIONS and value is not None:
+                fractions = value if isinstance(value, tuple) else (value,)
+                self.require(setting.name, "a number from 0 to 1", holds=all(0 <= each <= 1 for each in fractions))
 
     def without_weights(self) -> DetectorSettings:
-        """Return the settings for a detector whose weights come from elsewhere: those named here are not read."""
+        """Return the settings for a detector whose weights come from another file, so that these are not loaded."""
         return self
 
 
 @dataclass(frozen=True)
 class DenseSettings(DetectorSettings):
-    """Settings that the one-stage detectors share."""
+    """Settings of all one-stage detectors."""
 
     channels: Annotated[int, "channels of the feature pyramid and the head"] = 256
     convs: Annotated[int, "convolutions in each tower of the head"] = 4
@@ -75,8 +185,8 @@ class RetinaNetSettings(DenseSettings):
     nms: Annotated[float, "IoU above which NMS removes the lower score"] = 0.5
     vote: Annotated[bool, "move each detection to the score-weighted mean of its overlapping boxes"] = False
     scales: Annotated[int | None, "anchor scales per octave (null: 2 with a ranking loss, 3 otherwise)"] = None
-    positive_iou: Annotated[float, "IoU with an object from which an anchor is positive"] = 0.5
-    negative_iou: Annotated[float, "IoU with every object below which an anchor is negative"] = 0.4
+    positive_iou: Annotated[float, "minimum IoU of a positive anchor with its object"] = 0.5
+    negative_iou: Annotated[float, "an anchor is negative if its IoU with every object is below this"] = 0.4
     extra_levels: Annotated[
         ExtraLevels, "P6 and P7 by convolutions on C5 (the recipes), or on P5 with a ReLU between (torchvision)"
     ] = "c5"
@@ -108,10 +218,10 @@ class PAASettings(ATSSSettings):
 
 @dataclass(frozen=True)
 class RCNNSettings(DetectorSettings):
-    """Settings that the two-stage detectors share."""
+    """Settings of all two-stage detectors."""
 
     channels: Annotated[int, "channels of the feature pyramid and the RPN"] = 256
-    hidden: Annotated[int, "width of the two hidden layers of a box head"] = 1024
+    hidden: Annotated[int, "width of the two hidden layers of the box head"] = 1024
     proposals: Annotated[int, "proposals per image in training"] = 1000
     proposal_candidates: Annotated[int, "highest-scoring anchors per level that become candidates in training"] = 2000
     test_proposals: Annotated[int, "proposals per image in evaluation"] = 1000
@@ -134,11 +244,11 @@ class MaskRCNNSettings(FasterRCNNSettings):
     """Settings of Mask R-CNN."""
 
     mask_rois: Annotated[
-        int | None, "upper limit of positives per batch that train masks (null: 200 with a ranking loss, else all)"
+        int | None, "upper limit of positives per batch in the mask loss (null: 200 with a ranking loss, else all)"
     ] = None
-    mask_loss: Annotated[
-        Literal["dice", "bce"] | None, "loss of the masks (null: dice with a ranking loss, bce otherwise)"
-    ] = None
+    mask_loss: Annotated[Literal["dice", "bce"] | None, "mask loss (null: dice with a ranking loss, bce otherwise)"] = (
+        None
+    )
     mask_balance: Annotated[
         bool | None,
         "scale the mask loss to the value of the box head's classification loss (null: only with rs and rsq)",
@@ -165,7 +275,7 @@ class CascadeRCNNSettings(RCNNSettings):
     """Settings of Cascade R-CNN."""
 
     proposals: Annotated[int, "proposals per image in training"] = 2000
-    stage_ious: Annotated[tuple[float, ...], "IoU from which a proposal is positive, for each stage"] = (0.5, 0.6, 0.7)
+    stage_ious: Annotated[tuple[float, ...], "minimum IoU of a positive proposal, for each stage"] = (0.5, 0.6, 0.7)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -174,7 +284,7 @@ class CascadeRCNNSettings(RCNNSettings):
 
 @dataclass(frozen=True)
 class CoDETRSettings(DetectorSettings):
-    """Settings of Co-DETR, which is BRS-DETR when it is trained with RS loss."""
+    """Settings of Co-DETR. Trained with RS loss, it is BRS-DETR."""
 
     auxiliary: Annotated[tuple[str, ...], "auxiliary heads: any of faster_rcnn and atss"] = ("faster_rcnn", "atss")
     channels: Annotated[int, "width of the transformer"] = 256
@@ -187,7 +297,7 @@ class CoDETRSettings(DetectorSettings):
     feedforward: Annotated[int, "width of the feed-forward layers"] = 2048
     transformer_checkpointing: Annotated[bool, "recompute the transformer's activations to save memory"] = False
     class_cost: Annotated[
-        float | None, "weight of the class in Hungarian matching (null: 4 with a ranking loss, 2 otherwise)"
+        float | None, "class weight in Hungarian matching (null: 4 with a ranking loss, 2 otherwise)"
     ] = None
     auxiliary_weight: Annotated[
         float | None, "weight of the auxiliary losses (null: 5 with a ranking loss, 12 otherwise)"
@@ -213,35 +323,30 @@ class CoDETRSettings(DetectorSettings):
 
 @dataclass(frozen=True)
 class DetectorSpec:
-    """Everything the package has to know about a detector before it is imported.
+    """The declaration of a detector, which is read without importing it.
 
     ``detector`` is the class (a subclass of ``bucketrank.detectors.Detector``) or its import path,
-    ``"package.module:Class"``. ``losses`` names the losses it can be trained with; None means all with a criterion.
-    ``backbone`` is False if the backbone is part of the model and takes no settings. ``inputs`` are the settings of its
-    images.
+    ``"package.module:Class"``. ``losses`` names the losses it can be trained with; None means all with a criterion
+    except ``excluded_losses``. ``backbone`` is False if the model has its own backbone, without settings.
     """
 
     name: str  # name in recipes and flags
     detector: str | Callable[..., Any]  # class or import path
-    settings: type[DetectorSettings] = DetectorSettings  # class of the settings
+    settings: type[DetectorSettings] = DetectorSettings  # settings class
     title: str = ""  # name shown to readers
     reference: str = ""  # the publication
-    losses: tuple[str, ...] | None = None  # names of its losses; None for all with a criterion
-    backbone: bool = True  # whether it takes settings of a backbone
-    inputs: type[Settings] = InputSettings  # class of the settings of its images
+    losses: tuple[str, ...] | None = None  # loss names; None for all with a criterion
+    excluded_losses: tuple[str, ...] = ()  # losses it cannot be trained with
+    backbone: bool = True  # whether it takes backbone settings
+    inputs: type[Settings] = InputSettings  # class of the input settings
 
     @property
     def groups(self) -> tuple[type[Settings], ...]:
-        """The groups of settings that the detector takes, besides its loss."""
+        """The setting groups of the detector, without the loss."""
         return (self.settings, *((BackboneSettings,) if self.backbone else ()), self.inputs)
 
-    @property
-    def heading(self) -> str:
-        """The title, or the name of a detector without one."""
-        return self.title or self.name
-
     def load(self) -> Any:
-        """Import the class of the detector."""
+        """Import the detector class."""
         return import_object(self.detector)
 
 
@@ -294,6 +399,6 @@ BUILT_IN_DETECTORS = (
         CoDETRSettings,
         title="Co-DETR",
         reference="Zong et al., DETRs with Collaborative Hybrid Assignments Training, ICCV 2023",
-        losses=("rs", "ap", "focal", "qfl", "vfl", "bce", "mal", "iabce", "rsq"),
+        excluded_losses=("alrp", "dr", "ce"),
     ),
 )

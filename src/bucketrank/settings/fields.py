@@ -1,7 +1,7 @@
-"""Settings as dataclasses: every field says its type, its default and what it means.
+"""Settings as dataclasses, and the one conversion of their values.
 
 A field is declared as ``name: Annotated[type, "help text"] = default``. Recipes, flags, ``--help`` and ``build`` read
-:func:`describe` and nothing else.
+the declaration with :func:`describe`. :func:`convert` turns a value from YAML, JSON, a flag or Python into that type.
 """
 
 from __future__ import annotations
@@ -11,39 +11,51 @@ import math
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from bucketrank.suggestions import require_choice, short_repr
+from bucketrank.errors import require_choice, short_repr, suggest
+
+MAX_NESTED = 10_000  # characters that open a YAML list or group; libyaml crashes at about 50,000 levels
+TYPE_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    type(None): "null",
+    Path: "a path",
+}
 
 
 class Setting(NamedTuple):
-    """One field of a group of settings."""
+    """The declaration of one setting."""
 
-    name: str  # name of the field
-    type: Any  # type of its values
-    default: Any  # its value if none is given
+    name: str  # field name
+    type: Any  # type of the values
+    default: Any  # value if none is given
     help: str  # one line for --help
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Base of every group of settings. ``group`` is its name in recipes and flags: ``loss`` in ``--loss.delta``."""
+    """Base class of the setting groups. ``group`` is the name in recipes and flags: ``loss`` in ``--loss.delta``."""
 
     group: ClassVar[str]
 
     def __post_init__(self) -> None:
         for setting in describe(type(self)):
             choices, value = choices_of(setting.type), getattr(self, setting.name)
-            if choices and not (value is None and type(None) in alternatives(setting.type)):
-                require_choice(f"{self.group}.{setting.name}", value, choices)
+            for each in value if isinstance(value, tuple) else (value,):
+                if choices and not (each is None and type(None) in alternatives(setting.type)):
+                    require_choice(f"{self.group}.{setting.name}", each, choices)
 
     def require(self, setting: str, expected: str, *, holds: bool) -> None:
-        """Raise ValueError unless ``holds``, naming the setting, what was expected and its value."""
+        """Raise ValueError unless ``holds``. The message names the setting, what was expected and the value."""
         if not holds:
             raise ValueError(f"{self.group}.{setting}: expected {expected}, got {short_repr(getattr(self, setting))}")
 
     def require_finite(self, *names: str) -> None:
-        """Raise unless these settings are None or finite numbers of at least 0."""
+        """Raise ValueError unless these settings are None or finite numbers of at least 0."""
         for name in names:
             value = getattr(self, name)
             valid = value is None or (math.isfinite(value) and value >= 0)
@@ -51,10 +63,10 @@ class Settings:
 
 
 def describe(settings: type[Settings]) -> tuple[Setting, ...]:
-    """Return the fields of a group of settings, in the order of their declaration.
+    """Return the declared settings of a group, in order.
 
     Args:
-        settings: the class of the settings.
+        settings: settings class.
     """
     if settings not in _described:
         _described[settings] = tuple(_read_fields(settings))
@@ -77,13 +89,131 @@ def _read_fields(settings: type[Settings]) -> Iterator[Setting]:
 
 
 def alternatives(annotation: Any) -> list[Any]:
-    """Return the members of a union, or the annotation alone."""
+    """Return the members of a union; any other annotation is its only member."""
     if get_origin(annotation) in (Union, types.UnionType):
         return [member for each in get_args(annotation) for member in alternatives(each)]
     return [annotation]
 
 
 def choices_of(annotation: Any) -> tuple[str, ...]:
-    """Return the values of the Literal in an annotation; empty if it has none."""
-    literals = [each for each in alternatives(annotation) if get_origin(each) is Literal]
+    """Return the values of the Literals in an annotation, also of those in tuples; empty if it has none.
+
+    >>> choices_of(Literal["a", "b"] | None), choices_of(tuple[Literal["a", "b"], ...])
+    (('a', 'b'), ('a', 'b'))
+    """
+    members = [inner for each in alternatives(annotation) for inner in (each, *_items(each))]
+    literals = [each for each in members if get_origin(each) is Literal]
     return tuple(dict.fromkeys(value for literal in literals for value in get_args(literal)))
+
+
+def _items(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) is tuple else ()
+
+
+class FlagText(str):
+    """The text after a flag. :func:`convert` reads it as YAML, like a value in a recipe file."""
+
+    __slots__ = ()
+
+
+def convert(value: Any, annotation: Any, *, name: str) -> Any:
+    """Return ``value`` as the type ``annotation``. ValueError names the setting, what was expected and what came.
+
+    The text of a flag stays a text where the type allows one: YAML would read a folder called ``2024-11-01`` as a date.
+
+    >>> convert("1e-3", float, name="schedule.lr"), convert([640, 800], int | tuple[int, ...], name="inputs.min_size")
+    (0.001, (640, 800))
+    >>> convert(FlagText("640,800"), int | tuple[int, ...], name="--inputs.min_size")
+    (640, 800)
+    >>> convert("fast", float | None, name="loss.delta")
+    Traceback (most recent call last):
+    ValueError: loss.delta: expected a number or null, got 'fast'
+    """
+    read = _read_text(value) if isinstance(value, FlagText) else value
+    members = alternatives(annotation)
+    if read is None and type(None) in members:
+        return None
+    for each in members:
+        is_text = isinstance(value, FlagText) and (each in (str, Path) or get_origin(each) is Literal)
+        try:
+            return _as(str(value) if is_text else read, each)
+        except (OverflowError, TypeError, ValueError):  # OverflowError: a whole number too large for a float
+            continue
+    choices = choices_of(annotation)
+    hint = suggest(value, choices) if isinstance(value, str) else ""
+    raise ValueError(f"{name}: expected {format_type(annotation)}, got {short_repr(read)}{hint}")
+
+
+def format_type(annotation: Any) -> str:
+    """Return a description of a type for messages.
+
+    >>> format_type(tuple[int, ...] | None), format_type(Literal["sgd", "adamw"])
+    ('a list of whole numbers or null', 'one of sgd, adamw')
+    """
+    literals = [each for each in alternatives(annotation) if get_origin(each) is Literal]
+    choices = dict.fromkeys(choice for literal in literals for choice in get_args(literal))
+    parts = [f"one of {', '.join(choices)}"] if choices else []
+    for each in alternatives(annotation):
+        inner = get_args(each)
+        if get_origin(each) is tuple and get_origin(inner[0]) is Literal:
+            parts.append(f"any of {', '.join(get_args(inner[0]))}")
+        elif get_origin(each) is tuple:
+            count = "a list of" if inner[-1] is ... else f"a list of {len(inner)}"
+            parts.append(f"{count} {TYPE_NAMES[inner[0]].split(' ', 1)[1]}s")
+        elif get_origin(each) is dict:
+            parts.append("names with numbers, like {sampling_offsets: 0.1}")
+        elif each not in literals:
+            parts.append(TYPE_NAMES.get(each, "a value"))
+    return " or ".join(dict.fromkeys(parts))
+
+
+def parse_yaml(text: str) -> Any:
+    """Parse YAML, with libyaml if it is installed. RecursionError if the text may be nested too deeply."""
+    import yaml
+
+    if sum(map(text.count, "[{-?")) > MAX_NESTED:
+        raise RecursionError
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 (both are safe)
+
+
+def _read_text(text: str) -> Any:
+    import yaml
+
+    try:
+        return parse_yaml(str(text))  # libyaml takes no subclass of str
+    except (yaml.YAMLError, RecursionError, ValueError):  # ValueError: a date like 2026-13-45
+        return str(text)
+
+
+def _as(value: Any, annotation: Any) -> Any:
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        if value in inner:
+            return value
+        raise ValueError
+    if origin is tuple:
+        return _as_tuple(value, inner)
+    if origin is dict:
+        return {_as(key, inner[0]): _as(each, inner[1]) for key, each in dict(value).items()}
+    if annotation is float and isinstance(value, int | float | str) and not isinstance(value, bool):
+        return float(value)  # YAML reads 1e-3 as a text
+    if annotation is str and isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if annotation is Path and isinstance(value, str):
+        return Path(value)
+    if isinstance(value, annotation) and not (annotation is int and isinstance(value, bool)):
+        return value
+    raise TypeError
+
+
+def _as_tuple(value: Any, inner: tuple[Any, ...]) -> tuple[Any, ...]:
+    if isinstance(value, str):
+        value = [int(part) if part.isdecimal() else part for part in map(str.strip, value.split(","))]
+    if not isinstance(value, list | tuple):
+        value = [value]
+    inner = tuple(str if get_origin(each) is Literal else each for each in inner)  # Settings checks each choice
+    if len(inner) == 2 and inner[1] is ...:
+        return tuple(_as(each, inner[0]) for each in value)
+    if len(value) != len(inner):
+        raise ValueError
+    return tuple(_as(each, annotation) for each, annotation in zip(value, inner, strict=True))

@@ -1,6 +1,6 @@
-"""The detectors of other libraries, each library declared once: torchvision's and transformers'.
+"""The detectors of torchvision and transformers: their settings, and the specification of each library.
 
-The name of such a detector is the library and its model, like ``torchvision/retinanet_resnet50_fpn_v2``.
+A detector name consists of library and model, like ``torchvision/retinanet_resnet50_fpn_v2``.
 """
 
 from __future__ import annotations
@@ -9,16 +9,21 @@ import math
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from bucketrank.catalogue.detector_specs import DetectorSettings, DetectorSpec
-from bucketrank.catalogue.model_settings import BatchNorm, ImagePreparation, require_few_pixels
-from bucketrank.suggestions import nearest, short_repr
+from bucketrank.errors import short_repr, suggest
+from bucketrank.settings.detector_specs import (
+    BatchNorm,
+    DetectorSettings,
+    DetectorSpec,
+    ImagePreparation,
+    require_few_pixels,
+)
 
 LIBRARY_LOSSES = ("own", "rs", "ap")
 
 
 @dataclass(frozen=True)
 class LibraryInputSettings(ImagePreparation):
-    """The preparation of images for a model of another library; null stands for the model's own value."""
+    """Image preprocessing for a library model. Null stands for the model's own value."""
 
     group: ClassVar[str] = "inputs"
 
@@ -29,7 +34,9 @@ class LibraryInputSettings(ImagePreparation):
     ] = None
     max_size: Annotated[int | None, "upper limit of the longer side after resizing (null: the model's)"] = None
     image_mean: Annotated[tuple[float, float, float] | None, "mean to subtract (null: the model's)"] = None
-    image_std: Annotated[tuple[float, float, float] | None, "deviation to divide by (null: the model's)"] = None
+    image_std: Annotated[tuple[float, float, float] | None, "standard deviation to divide by (null: the model's)"] = (
+        None
+    )
     size_divisor: Annotated[int | None, "pad to a multiple of this (null: the model's)"] = None
 
     def __post_init__(self) -> None:
@@ -47,30 +54,30 @@ class LibraryInputSettings(ImagePreparation):
 
     @property
     def sizes(self) -> tuple[int, ...] | None:
-        """``min_size`` as a tuple; None for the model's own."""
+        """``min_size`` as a tuple; None for the model's own value."""
         return (self.min_size,) if isinstance(self.min_size, int) else self.min_size
 
 
 @dataclass(frozen=True)
 class LibrarySettings(DetectorSettings):
-    """Settings of a detector of another library. ``model`` is the part of its name after the library."""
+    """Base class of the library detector settings."""
 
     @property
     def model(self) -> str:
-        """The name of the model in its library."""
+        """The model name, which follows the library name."""
         return self.name.partition("/")[2]
 
 
 @dataclass(frozen=True)
 class BackboneLayers:
-    """The layers of a torchvision backbone, and torchvision's choice of trained layers and batch norms with weights."""
+    """Layer count of a torchvision backbone, and torchvision's training choices for a model with weights."""
 
     total: int = 5
     trained: int = 3
     batch_norm: BatchNorm = "trained"
 
 
-# torchvision's detectors, except Keypoint R-CNN: our data sets have no keypoints.
+# All torchvision detectors except Keypoint R-CNN: our data sets have no keypoints.
 TORCHVISION_MODELS = {
     "fasterrcnn_mobilenet_v3_large_320_fpn": BackboneLayers(6, 3, "frozen"),
     "fasterrcnn_mobilenet_v3_large_fpn": BackboneLayers(6, 3, "frozen"),
@@ -88,17 +95,18 @@ TORCHVISION_MODELS = {
 
 @dataclass(frozen=True)
 class TorchvisionSettings(LibrarySettings):
-    """Settings of torchvision's detectors.
+    """Settings of the torchvision detectors.
 
-    A weights file has torchvision's names of tensors. Layers whose shape depends on the number of classes keep their
-    initial values if that number differs. Pickles are read only as torchvision's own download, without code in them.
+    A weights file has torchvision's tensor names. Layers whose shape depends on the number of classes keep their
+    initial values if that number differs. The only pickles that are loaded are torchvision's own downloads, without
+    their code.
     """
 
     filled_by_run: ClassVar[tuple[str, ...]] = ("score_threshold",)
 
     weights: Annotated[str | None, "null (random), coco (torchvision's, downloaded) or a .safetensors file"] = None
     trainable_layers: Annotated[
-        int | None, "layers of the backbone that are trained, from its end (null: torchvision's choice; all if random)"
+        int | None, "number of trained backbone layers, from the last one (null: torchvision's choice; all if random)"
     ] = None
     batch_norm: Annotated[BatchNorm, "frozen, trained, or auto (torchvision's choice; trained without weights)"] = (
         "auto"
@@ -115,8 +123,8 @@ class TorchvisionSettings(LibrarySettings):
         if self.model not in TORCHVISION_MODELS:
             known = [f"torchvision/{model}" for model in TORCHVISION_MODELS]
             raise ValueError(
-                f"detector.name: expected one of {', '.join(known)}, got {short_repr(self.name)}; "
-                + nearest(self.name, known)
+                f"detector.name: expected one of {', '.join(known)}, got {short_repr(self.name)}"
+                + suggest(self.name, known)
             )
         self.require("weights", "null, coco or a path", holds=self.weights != "")
         total, trained = TORCHVISION_MODELS[self.model].total, self.trainable_layers
@@ -138,25 +146,25 @@ class TorchvisionSettings(LibrarySettings):
 
 @dataclass(frozen=True)
 class TransformersSettings(LibrarySettings):
-    """Settings of the detection transformers of transformers, by a folder or a name on the Hugging Face hub.
+    """Settings of the transformers detectors. A model is a folder or a name on the Hugging Face hub.
 
-    Only safetensors are read. Layers whose shape depends on the number of classes start anew if that number differs. A
-    run stores ``config`` and ``processor``, so that its weights files need neither the folder nor the hub.
+    Only safetensors are loaded. Layers whose shape depends on the number of classes are reinitialised if that number
+    differs. A run stores ``config`` and ``processor``, so that its weights files need neither the folder nor the hub.
     """
 
     filled_by_run: ClassVar[tuple[str, ...]] = ("config", "processor")
 
-    weights: Annotated[
-        Literal["pretrained"] | None, "pretrained (those of the folder or hub name) or null (random)"
-    ] = "pretrained"
+    weights: Annotated[Literal["pretrained"] | None, "pretrained (from the folder or the hub) or null (random)"] = (
+        "pretrained"
+    )
     freeze_backbone: Annotated[bool, "do not train the backbone"] = False
     class_cost: Annotated[
-        float | None, "weight of the class in Hungarian matching with a ranking loss (null: the model's)"
+        float | None, "class weight in Hungarian matching with a ranking loss (null: the model's)"
     ] = None
     score_threshold: Annotated[float, "keep detections with a score above this"] = 0.0
     detections: Annotated[int, "upper limit of detections per image"] = 100
-    config: Annotated[str | None, "the model's config.json as a text (null: that of the folder or hub name)"] = None
-    processor: Annotated[str | None, "the model's preprocessor_config.json as a text (filled in with config)"] = None
+    config: Annotated[str | None, "config.json of the model as a text (null: from the folder or the hub)"] = None
+    processor: Annotated[str | None, "preprocessor_config.json of the model as a text (filled in with config)"] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -170,12 +178,12 @@ class TransformersSettings(LibrarySettings):
 
 @dataclass(frozen=True)
 class LibrarySpec(DetectorSpec):
-    """A library of detectors. ``example`` is the name of one of its models, for messages."""
+    """The declaration of a detector library. ``example`` is a model name for messages."""
 
-    example: str = ""  # name of one of its models
+    example: str = ""  # a model name
 
     def load(self) -> Any:
-        """Import the class that holds a model of the library; ValueError if the library or its version is missing."""
+        """Import the class that wraps the library's models; ValueError if the library is missing or too old."""
         try:
             return super().load()
         except ImportError as error:
@@ -189,7 +197,7 @@ LIBRARIES = {
             "torchvision",
             "bucketrank.detectors.torchvision:TorchvisionDetector",
             TorchvisionSettings,
-            title="a detector of torchvision",
+            title="a torchvision detector",
             losses=LIBRARY_LOSSES,
             backbone=False,
             inputs=LibraryInputSettings,
@@ -199,7 +207,7 @@ LIBRARIES = {
             "transformers",
             "bucketrank.detectors.transformers:TransformersDetector",
             TransformersSettings,
-            title="a detection transformer of transformers",
+            title="a transformers detector",
             losses=LIBRARY_LOSSES,
             backbone=False,
             inputs=LibraryInputSettings,

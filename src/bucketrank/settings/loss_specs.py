@@ -1,4 +1,9 @@
-"""The losses of the package, each declared once: name, title, reference, settings and the class that computes it."""
+"""The losses of the package: the settings and the specification of each loss.
+
+This is the only place that lists the losses. To add one, write its settings class and its :class:`LossSpec` here, and
+its function in ``losses/``. A score-based loss on IoU targets needs nothing else. Any other loss also needs a
+criterion, a subclass of ``bucketrank.detectors.criterion.Criterion``.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from bucketrank.catalogue.fields import Settings
-from bucketrank.catalogue.importing import import_object
-from bucketrank.choices import ALRPMethod, Method
+from bucketrank.lazy import import_object
+from bucketrank.settings.choices import DEFAULT_DELTAS, ALRPMethod, Method
+from bucketrank.settings.fields import Settings
 
 RankingScope = Literal["batch", "image", "global"]
 BoxLoss = Literal["giou", "l1", "smooth_l1"]
@@ -19,20 +24,20 @@ AnyLossSettings = TypeVar("AnyLossSettings", bound="LossSettings")
 
 @dataclass(frozen=True)
 class LossSettings(Settings):
-    """The settings that every loss has; each loss adds its own in a subclass.
+    """Base class of the loss settings. Each loss adds its own in a subclass.
 
-    ``ranking_scope`` says what one ranking covers: ``"batch"``, all images of the process (the paper's choice);
-    ``"image"``, each image alone, averaged over the images with objects; ``"global"``, the images of all processes, so
-    that the loss does not depend on how a batch is split.
+    ``ranking_scope`` is what one ranking covers: ``"batch"``, all images of the process (the paper's choice);
+    ``"image"``, each image on its own, averaged over the images with objects; ``"global"``, the images of all
+    processes, so that the loss does not depend on how a batch is split.
     """
 
     group: ClassVar[str] = "loss"
-    # Settings that a run fills in when it starts, see :meth:`for_run`.
+    # Settings that a run fills in when it starts; see :meth:`for_run`.
     filled_by_run: ClassVar[tuple[str, ...]] = ()
 
     name: Annotated[str, "the loss that trains the detector"] = "rs"
     ranking_scope: Annotated[RankingScope, "what one ranking covers: batch, image, or global (all processes)"] = "batch"
-    box_loss: Annotated[BoxLoss | None, "loss of the boxes (null: as published for this loss and detector)"] = None
+    box_loss: Annotated[BoxLoss | None, "box loss (null: as published for this loss and detector)"] = None
     smooth_l1_beta: Annotated[float, "smooth L1 is quadratic where a box delta differs by less than this"] = 1.0
     box_weight: Annotated[float | None, "fixed weight of the box loss, instead of box_balance (null: as published)"] = (
         None
@@ -50,23 +55,38 @@ class LossSettings(Settings):
         fixed = self.box_weight is not None
         self.require("box_weight", "null with loss.box_balance true", holds=not (fixed and self.box_balance))
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of the loss function: the settings of this loss, without the prefix of their names.
+
+        >>> VarifocalSettings().arguments
+        {'alpha': 0.75, 'gamma': 2.0}
+        """
+        shared = {field.name for field in fields(LossSettings)}
+        own = [field.name for field in fields(self) if field.name not in shared]
+        return {name.partition("_")[2]: getattr(self, name) for name in own}
+
     def for_run(self: AnyLossSettings, *, batches_per_epoch: int) -> AnyLossSettings:  # noqa: ARG002 (for subclasses)
-        """Return the settings with everything filled in that depends on the data set."""
+        """Return the settings with all values filled in that depend on the data set."""
         return self
 
     def sampled(self) -> LossSettings:
-        """Return the loss for heads that train on a balanced sample of their candidates where this loss allows it."""
+        """Return the loss for heads that train on a balanced sample of their candidates."""
         return self
 
 
 @dataclass(frozen=True)
 class RankingSettings(LossSettings):
-    """Settings of the losses that compare every positive with every entry through a smoothed step."""
+    """Settings of the losses that compare every positive with every other logit through a smoothed step."""
 
-    default_delta: ClassVar[float] = 1.0
+    default_delta: ClassVar[float] = DEFAULT_DELTAS["ap"]
 
     method: Annotated[Method, "exact, bucketed (the paper's approximation) or pairwise (the definition)"] = "exact"
-    delta: Annotated[float | None, "half the width of the ramp of the smoothed step (null: 1, for rs 0.5)"] = None
+    delta: Annotated[
+        float | None,
+        "two logits closer than this count as partly tied "
+        f"(null: {DEFAULT_DELTAS['ap']:g}, for rs {DEFAULT_DELTAS['rs']:g})",
+    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,7 +94,7 @@ class RankingSettings(LossSettings):
 
     @property
     def effective_delta(self) -> float:
-        """The delta in use: the one that is set, or the loss's default."""
+        """``delta``, or the default of the loss."""
         return self.default_delta if self.delta is None else self.delta
 
 
@@ -82,7 +102,7 @@ class RankingSettings(LossSettings):
 class RankSortSettings(RankingSettings):
     """Settings of RS loss."""
 
-    default_delta: ClassVar[float] = 0.5
+    default_delta: ClassVar[float] = DEFAULT_DELTAS["rs"]
 
 
 @dataclass(frozen=True)
@@ -90,18 +110,19 @@ class APSettings(RankingSettings):
     """Settings of AP loss."""
 
     name: Annotated[str, "the loss that trains the detector"] = "ap"
-    interpolate: Annotated[bool, "AP: the original, interpolated loss"] = False
+    interpolate: Annotated[bool, "ap: the original, interpolated loss"] = False
 
 
 @dataclass(frozen=True)
 class ALRPSettings(RankingSettings):
     """Settings of aLRP loss."""
 
+    default_delta: ClassVar[float] = DEFAULT_DELTAS["alrp"]
     filled_by_run: ClassVar[tuple[str, ...]] = ("balance_period",)
 
     name: Annotated[str, "the loss that trains the detector"] = "alrp"
     method: Annotated[ALRPMethod, "exact or pairwise (the definition)"] = "exact"
-    balance_period: Annotated[int | None, "aLRP: iterations between updates of the box weight (null: one epoch)"] = None
+    balance_period: Annotated[int | None, "alrp: iterations between updates of the box weight (null: one epoch)"] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -123,7 +144,7 @@ class DRSettings(LossSettings):
 
 @dataclass(frozen=True)
 class ScoreBasedSettings(LossSettings):
-    """Settings of the losses that look at one score at a time."""
+    """Settings of the losses that treat each score on its own."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -136,8 +157,8 @@ class FocalSettings(ScoreBasedSettings):
     """Settings of focal loss."""
 
     name: Annotated[str, "the loss that trains the detector"] = "focal"
-    focal_alpha: Annotated[float, "focal: weight of the positives, 1 - alpha is that of the negatives"] = 0.25
-    focal_gamma: Annotated[float, "focal: exponent that lowers the weight of easy entries"] = 2.0
+    focal_alpha: Annotated[float, "focal: weight of the positives; the negatives get 1 - alpha"] = 0.25
+    focal_gamma: Annotated[float, "focal: focusing exponent, which lowers the weight of easy examples"] = 2.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -157,7 +178,7 @@ class CrossEntropySettings(ScoreBasedSettings):
 
 @dataclass(frozen=True)
 class OwnSettings(LossSettings):
-    """Settings of the loss that a model of another library brings along. It takes none of the shared settings."""
+    """Settings of a library model's own loss. The shared settings do not apply to it."""
 
     name: Annotated[str, "the loss that trains the detector"] = "own"
 
@@ -180,7 +201,7 @@ class VarifocalSettings(ScoreBasedSettings):
 
     name: Annotated[str, "the loss that trains the detector"] = "vfl"
     varifocal_alpha: Annotated[float, "vfl: weight of the negatives"] = 0.75
-    varifocal_gamma: Annotated[float, "vfl: exponent of a negative's score in its weight"] = 2.0
+    varifocal_gamma: Annotated[float, "vfl: exponent of the score in the weight of a negative"] = 2.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -199,7 +220,7 @@ class MALSettings(ScoreBasedSettings):
     """Settings of Matchability-Aware Loss."""
 
     name: Annotated[str, "the loss that trains the detector"] = "mal"
-    mal_gamma: Annotated[float, "mal: exponent of a positive's IoU and of a negative's score"] = 1.5
+    mal_gamma: Annotated[float, "mal: exponent of positive IoUs and negative scores"] = 1.5
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -212,9 +233,9 @@ class IoUAwareBCESettings(ScoreBasedSettings):
 
     name: Annotated[str, "the loss that trains the detector"] = "iabce"
     iabce_alpha: Annotated[
-        float, "iabce: exponent of the score in a positive's target, 1 - alpha is that of the IoU"
+        float, "iabce: exponent of the score in the target of a positive; the IoU gets 1 - alpha"
     ] = 0.25
-    iabce_gamma: Annotated[float, "iabce: exponent of a negative's score in its weight"] = 2.0
+    iabce_gamma: Annotated[float, "iabce: exponent of the score in the weight of a negative"] = 2.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -224,7 +245,7 @@ class IoUAwareBCESettings(ScoreBasedSettings):
 
 @dataclass(frozen=True)
 class RankSortQualitySettings(RankSortSettings):
-    """Settings of the sum of RS loss and Quality Focal Loss."""
+    """Settings of RS loss plus Quality Focal Loss."""
 
     name: Annotated[str, "the loss that trains the detector"] = "rsq"
     quality_beta: Annotated[float, "qfl, rsq: exponent of the distance between score and IoU"] = 2.0
@@ -236,19 +257,26 @@ class RankSortQualitySettings(RankSortSettings):
 
 @dataclass(frozen=True)
 class LossSpec:
-    """Everything the package has to know about a loss before it is imported.
+    """The declaration of a loss, which is read without importing it.
 
     ``criterion`` is the class (a subclass of ``bucketrank.detectors.criterion.Criterion``) or its import path,
-    ``"package.module:Class"``; None if the loss is part of the model. ``gradient_note`` tells readers of a report
-    how to read the loss's gradients.
+    ``"package.module:Class"``; None if the loss is part of the model. ``gradient_note`` explains the gradients in
+    reports.
+
+    ``QualityScored`` is a criterion for any score-based loss on IoU targets. It calls ``function`` with the logits, the
+    targets, the settings (see :attr:`LossSettings.arguments`) and ``reduction="sum"``, and divides the sum by
+    ``divisor``. ``box_weights`` says how the published loss weights the boxes.
     """
 
     name: str  # name in recipes and flags
     criterion: str | Callable[..., Any] | None  # class or import path; None if part of the model
-    settings: type[LossSettings] = LossSettings  # class of the settings
+    settings: type[LossSettings] = LossSettings  # settings class
     title: str = ""  # name shown to readers
     reference: str = ""  # the publication
-    gradient_note: str = ""  # for readers of a report
+    gradient_note: str = ""  # explanation in reports
+    function: str | Callable[..., Any] | None = None  # loss function or import path
+    divisor: Literal["positives", "targets"] = "positives"  # number of positives, or the sum of the targets
+    box_weights: Literal["confidence", "iou"] | None = None  # weights in the mean of the box loss
 
     @property
     def heading(self) -> str:
@@ -256,17 +284,26 @@ class LossSpec:
         return self.title or self.name
 
     def load(self) -> Any:
-        """Import the class that computes the loss; ValueError if the loss is part of the model."""
+        """Import the criterion class; ValueError if the loss is part of the model."""
         if self.criterion is None:
             raise ValueError(f"loss.name: expected a loss with a criterion, got {self.name!r}, part of a model")
         return import_object(self.criterion)
 
+    def load_function(self) -> Any:
+        """Import the loss function; ValueError if the specification names none."""
+        if self.function is None:
+            raise ValueError(f"loss.name: expected a loss with a function, got {self.name!r}; use another criterion")
+        return import_object(self.function)
+
 
 _RANKING_NOTE = (
-    "A positive is raised because of the negatives ranked above it, and these negatives are lowered by the same total. "
-    "Entries that are in the right order by more than delta have no gradient."
+    "A positive is pushed up by the negatives ranked above it, and these negatives are pushed down by the same total. "
+    "Logits that are in the right order by more than delta have no gradient."
 )
 _SCORE_NOTE = "This loss treats each score on its own; the rank has no influence."
+
+# The criterion of every score-based loss on IoU targets.
+QUALITY_SCORED = "bucketrank.detectors.criterion.scored:QualityScored"
 
 BUILT_IN_LOSSES = (
     LossSpec(
@@ -319,43 +356,52 @@ BUILT_IN_LOSSES = (
     ),
     LossSpec(
         "qfl",
-        "bucketrank.detectors.criterion.scored:QualityFocal",
+        QUALITY_SCORED,
         QualityFocalSettings,
         title="Quality Focal Loss",
         reference="Li et al., Generalized Focal Loss, NeurIPS 2020",
         gradient_note=_SCORE_NOTE,
+        function="bucketrank.losses:quality_focal_loss",
+        box_weights="confidence",
     ),
     LossSpec(
         "vfl",
-        "bucketrank.detectors.criterion.scored:Varifocal",
+        QUALITY_SCORED,
         VarifocalSettings,
         title="Varifocal Loss",
         reference="Zhang et al., VarifocalNet, CVPR 2021",
         gradient_note=_SCORE_NOTE,
+        function="bucketrank.losses:varifocal_loss",
+        box_weights="iou",
     ),
     LossSpec(
         "bce",
-        "bucketrank.detectors.criterion.scored:SoftBCE",
+        QUALITY_SCORED,
         SoftBCESettings,
         title="binary cross-entropy with IoU targets",
         reference="Feng et al., TOOD, ICCV 2021",
         gradient_note=_SCORE_NOTE,
+        function="bucketrank.losses:soft_bce_loss",
+        divisor="targets",
+        box_weights="iou",
     ),
     LossSpec(
         "mal",
-        "bucketrank.detectors.criterion.scored:MAL",
+        QUALITY_SCORED,
         MALSettings,
         title="Matchability-Aware Loss",
         reference="Huang et al., DEIM, CVPR 2025",
         gradient_note=_SCORE_NOTE,
+        function="bucketrank.losses:mal_loss",
     ),
     LossSpec(
         "iabce",
-        "bucketrank.detectors.criterion.scored:IoUAwareBCE",
+        QUALITY_SCORED,
         IoUAwareBCESettings,
         title="IoU-aware BCE",
         reference="Cai et al., Align-DETR, BMVC 2024",
         gradient_note=_SCORE_NOTE,
+        function="bucketrank.losses:iou_aware_bce_loss",
     ),
     LossSpec(
         "rsq",
@@ -363,7 +409,7 @@ BUILT_IN_LOSSES = (
         RankSortQualitySettings,
         title="Rank & Sort loss plus Quality Focal Loss",
         reference="the sum of rs and qfl",
-        gradient_note=f"{_RANKING_NOTE} Quality Focal Loss adds a pull of each score towards its IoU.",
+        gradient_note=f"{_RANKING_NOTE} Quality Focal Loss also pulls each score towards its IoU.",
     ),
     LossSpec("own", None, OwnSettings, title="own loss of the model"),
 )

@@ -1,6 +1,6 @@
-"""Rows of the paper's tables: accuracy, seconds per iteration (T_iter) and hyper-parameters. Needs no torch.
+"""The paper's numbers, and the recipe list that shows them. Needs no torch.
 
-All numbers of the paper in this project come from ``numbers.csv``. Its columns:
+Every number of the paper that this project uses comes from ``paper.csv``. Its columns:
 
 - ``table``: the paper's table; empty for numbers from the paper's text or from its LaTeX source.
 - ``row``: the title of the row. ``detector`` is our name of the detector, ``loss`` the paper's name of the loss:
@@ -15,9 +15,14 @@ All numbers of the paper in this project come from ``numbers.csv``. Its columns:
 from __future__ import annotations
 
 import csv
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import Any
+
+from bucketrank.settings.recipe import load_recipe, recipe_names, recipe_text, recipe_to_yaml
 
 FORMATS = {"AP": ".1f", "AP50": ".1f", "AP75": ".1f", "seconds": ".2f"}
 SCORE_BASED = ("CE", "focal")
@@ -63,12 +68,12 @@ class PaperRow:
 @cache
 def paper_rows() -> tuple[PaperRow, ...]:
     """Return all rows, in the order of the paper's tables."""
-    text = resources.files(__package__).joinpath("numbers.csv").read_text(encoding="utf-8")
+    text = resources.files(__package__).joinpath("paper.csv").read_text(encoding="utf-8")
     return tuple(map(_row, csv.DictReader(text.splitlines())))
 
 
 def paper_row(recipe: str) -> PaperRow | None:
-    """Return the row that ``recipe`` trains, as the paper did or with the exact loss; None if it is for no row."""
+    """Return the row that ``recipe`` reproduces, with the paper's loss or the exact one; None without such a row."""
     return next((row for row in paper_rows() if recipe and recipe in (row.recipe, row.exact_recipe)), None)
 
 
@@ -87,3 +92,89 @@ def _row(cells: dict[str, str]) -> PaperRow:
         recipe=cells["recipe"],
         exact_recipe=cells["exact_recipe"],
     )
+
+
+@dataclass(frozen=True)
+class Header:
+    """The comments that open a recipe file: the launch command, then notes for readers."""
+
+    command: str
+    notes: list[str]
+
+
+def header(name: str) -> Header:
+    """Return the header of a packaged recipe.
+
+    >>> header("atss-r50-brs").command
+    'bucketrank train atss-r50-brs --data COCO --trainer.devices 4'
+    """
+    comments = [line.removeprefix("# ") for line in recipe_text(name).splitlines() if line.startswith("#")]
+    return Header(comments[0], comments[1:])
+
+
+def list_recipes() -> str:
+    """Return the list of all recipes, with the paper's row and AP."""
+    rows = [("recipe", "the paper's row", "AP there")]
+    for name in recipe_names():
+        row = paper_row(name)
+        if row is None:
+            rows.append((name, header(name).notes[0].partition(":")[0], ""))
+        else:
+            rows.append((name, f"table {row.table}: {row.title(name)}", _ap(row)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    padded = [[cell.ljust(width) for cell, width in zip(cells, widths, strict=True)] for cells in rows]
+    return "".join("  ".join(cells).rstrip() + "\n" for cells in padded)
+
+
+def markdown() -> str:
+    """Return the tables of docs/recipes.md: exact recipes with pairwise and bucketed variants, then the others."""
+    rows = {name: row for name in recipe_names() if (row := paper_row(name)) is not None}
+    names = sorted(rows, key=lambda name: (rows[name].table or 0, name))
+    exact = [name for name in names if name == rows[name].exact_recipe]
+    lines = [
+        "| exact recipe | the paper's table and row | AP, pairwise / bucketed | s/iteration, pairwise / bucketed |",
+        "|---|---|---|---|",
+    ]
+    listed = set(exact)
+    for name in exact:
+        row, variants = rows[name], (f"{name}-pairwise", _bucketed(name))
+        listed.update(variants)
+        # The paper's row may have the bucketed loss: BRS where the recipe has RS.
+        title = row.row.replace(f" {row.loss}", f" {row.loss.removeprefix('B')}")
+        texts = [rows[variant].texts() if variant in rows else {} for variant in variants]
+        ap, seconds = (_pair([text.get(key, "") for text in texts]) for key in ("AP", "seconds"))
+        lines.append(f"| `{name}` | {row.table}, {title} | {ap}{_metric(row)} | {seconds} |")
+    lines += ["", "| recipe | the paper's table and row | AP | s/iteration |", "|---|---|---|---|"]
+    for name in names:
+        if name not in listed:
+            row = rows[name]
+            lines.append(f"| `{name}` | {row.table}, {row.row} | {_ap(row)} | {row.texts().get('seconds', '')} |")
+    return "\n".join(lines) + "\n"
+
+
+def _bucketed(exact: str) -> str:
+    """Return the bucketed variant of an exact recipe.
+
+    >>> _bucketed("cascade-rcnn-r50-rs-36"), _bucketed("paa-r50-ap")
+    ('cascade-rcnn-r50-brs-36', 'paa-r50-bap')
+    """
+    return re.sub(r"-(rs|ap)(?=-|$)", r"-b\1", exact)
+
+
+def _pair(values: list[str]) -> str:
+    """Join the values of the pairwise and the bucketed recipe; a dash marks a missing one."""
+    return " / ".join(value or "\N{EN DASH}" for value in values) if any(values) else ""
+
+
+def show_recipe(name: str, changes: Mapping[str, Any]) -> str:
+    """Return the comments of a recipe file and all settings of the recipe."""
+    comments = [line for line in recipe_text(name).splitlines() if line.startswith("#")]
+    return "\n".join([*comments, recipe_to_yaml(load_recipe(name, changes))])
+
+
+def _ap(row: PaperRow) -> str:
+    return row.texts().get("AP", "") + _metric(row)
+
+
+def _metric(row: PaperRow) -> str:
+    return " (mask)" if row.metric == "mask" else ""

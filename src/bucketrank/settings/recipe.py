@@ -1,31 +1,27 @@
-"""A recipe: every setting that decides how a detector is trained, in groups. Needs no torch."""
+"""Recipes: all settings of a run in groups, and the YAML files they come from. Needs no torch.
+
+A recipe file holds only what differs from the defaults, or from the recipe that it names as its ``base``. The recipes
+of the package are in ``yaml/``.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
 from typing import Any
 
-from bucketrank.catalogue import (
-    BackboneSettings,
-    DetectorSettings,
-    InputSettings,
-    LibraryInputSettings,
-    LossSettings,
-    Setting,
-    Settings,
-    describe,
-    detector_spec,
-    detectors,
-    libraries,
-    loss_settings,
-    loss_spec,
-    losses,
-)
-from bucketrank.catalogue.values import convert
-from bucketrank.recipes.training_settings import DataSettings, ScheduleSettings, TrainerSettings
-from bucketrank.suggestions import nearest
+import yaml
+
+from bucketrank.errors import RecipeError, short_repr, suggest
+from bucketrank.settings.detector_specs import BackboneSettings, DetectorSettings, InputSettings
+from bucketrank.settings.fields import FlagText, Setting, Settings, convert, describe, parse_yaml
+from bucketrank.settings.library_specs import LibraryInputSettings
+from bucketrank.settings.loss_specs import LossSettings
+from bucketrank.settings.registry import detector_spec, detectors, libraries, loss_settings, loss_spec, losses
+from bucketrank.settings.training import DataSettings, ScheduleSettings, TrainerSettings
 
 INIT = Setting(
     "init",
@@ -34,10 +30,11 @@ INIT = Setting(
     "weights to start from: a file or folder of an earlier run, a name on the hub, torchvision:MODEL or mmdet:FILE; "
     "tensors that do not fit are skipped",
 )
-# The groups whose settings are the same for every detector and every loss.
+# Groups that are the same for every detector and every loss.
 SHARED_GROUPS: tuple[type[Settings], ...] = (DataSettings, ScheduleSettings, TrainerSettings)
 GROUPS = ("detector", "backbone", "loss", "inputs", "data", "schedule", "trainer")
-MAY_CHANGE = (  # in a resumed run
+# Settings that a resumed run may change. A key that ends with a dot stands for the whole group.
+MAY_CHANGE = (
     "trainer.",
     "data.workers",
     "data.val_batch_size",
@@ -45,15 +42,12 @@ MAY_CHANGE = (  # in a resumed run
     "backbone.weights",
     "detector.weights",
 )
-
-
-class RecipeError(ValueError):
-    """Invalid recipe or flag. The message names the setting, the problem and the closest valid name."""
+MAX_BASES = 20  # recipe files that build on one another
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """All settings of a run. A detector whose backbone is part of the model does not use those of ``backbone``."""
+    """All settings of a run. ``backbone`` is not used if the detector has its own backbone."""
 
     detector: DetectorSettings  # the detector
     backbone: BackboneSettings = field(default_factory=BackboneSettings)  # its backbone
@@ -66,7 +60,7 @@ class Recipe:
 
     @property
     def backbone_name(self) -> str | None:
-        """The name of the backbone; None if it is part of the model."""
+        """The backbone name; None if the detector has its own backbone."""
         return self.backbone.name if detector_spec(self.detector.name).backbone else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -77,58 +71,72 @@ class Recipe:
         return plain
 
     def flat(self) -> dict[str, Any]:
-        """Return plain values with one level of keys, like ``loss.delta``."""
+        """Return plain values by key, like ``loss.delta``."""
         return flatten(self.to_dict())
 
 
-def from_dict(content: Mapping[str, Any], *, source: str = "recipe") -> Recipe:
-    """Return the recipe with these values and the defaults.
-
-    RecipeError names ``source``, the setting and the nearest one that exists.
+def load_recipe(recipe: str | Path, changes: Mapping[str, Any] | None = None) -> Recipe:
+    """Load a recipe of the package by its name, or a recipe file by its path, and apply changes to it.
 
     Args:
-        content: groups of settings, as in a recipe's file.
-        source: name of the recipe in messages.
+        recipe: name of a packaged recipe, or path of a file.
+        changes: new values by key.
+
+    >>> load_recipe("atss-laptop", {"loss.name": "ap", "loss.delta": 0.25}).loss.delta
+    0.25
+    """
+    content, source = _read(recipe)
+    if changes:
+        content = _merged(content, changes)
+        source = f"{source} with {' '.join(f'--{key} {value}' for key, value in changes.items())}"
+    return from_dict(content, source=source)
+
+
+def from_dict(content: Mapping[str, Any], *, source: str = "recipe") -> Recipe:
+    """Build a recipe from groups of values; everything else has its default.
+
+    Args:
+        content: groups of settings, as in a recipe file.
+        source: recipe name in error messages.
 
     >>> from_dict({"detector": {"name": "atss"}, "loss": {"delta": 0.25}}).loss.delta
     0.25
     >>> from_dict({"detector": {"name": "atss"}, "loss": {"dleta": 0.25}})
     Traceback (most recent call last):
-    bucketrank.recipes.recipe.RecipeError: recipe: there is no setting "loss.dleta"; ...
+    bucketrank.errors.RecipeError: recipe: there is no setting "loss.dleta"; ...
     """
-    given = _without_retired(flatten(content))
+    given = flatten(content)
     try:
         name = convert(given.get("detector.name", ""), str, name="detector.name")
         detector = detector_spec(name)
         loss = loss_spec(given.get("loss.name", LossSettings.name))
         known = settings_by_key(name, loss.name)
-        _require_known(given, known)
-        values = {key: convert(value, known[key].type, name=key) for key, value in given.items()}
+        values = {key: _convert(key, value, known) for key, value in given.items()}
         groups: dict[str, Any] = {
             group.group: group(**_values_of(group, values))
             for group in (*detector.groups, loss.settings, *SHARED_GROUPS)
         }
+    except RecipeError:
+        raise
     except (ValueError, TypeError) as error:
         raise RecipeError(f"{source}: {error}") from error
     return Recipe(**groups, init=values.get("init"))
 
 
-def _without_retired(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with settings of earlier versions in their present form, so that old runs still load."""
-    current = dict(values)
-    if current.pop("trainer.tensorboard", False):
-        current.setdefault("trainer.loggers", ["tensorboard"])
-    return current
-
-
-def _require_known(keys: Iterable[str], known: Mapping[str, Setting]) -> None:
-    for key in keys:
-        if key not in known:
-            raise ValueError(f'there is no setting "{key:.200}"; {nearest(key, known)}')
+def _convert(key: str, value: Any, known: Mapping[str, Setting]) -> Any:
+    """Return a value in the type of its setting."""
+    if key not in known:
+        raise ValueError(f'there is no setting "{key:.200}"{suggest(key, known)}')
+    if not isinstance(value, FlagText):
+        return convert(value, known[key].type, name=key)
+    try:
+        return convert(value, known[key].type, name=f"--{key}")
+    except ValueError as error:  # the fault is in the flag, so the recipe is not named
+        raise RecipeError(str(error)) from error
 
 
 def _values_of(group: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a group's own settings: a recipe may also hold settings of a loss that it does not use."""
+    """Select the settings of one group. The values may include settings of losses that the recipe does not use."""
     keys = {f"{group.group}.{setting.name}": setting.name for setting in describe(group)}
     return {keys[key]: value for key, value in values.items() if key in keys}
 
@@ -136,9 +144,9 @@ def _values_of(group: type[Settings], values: Mapping[str, Any]) -> dict[str, An
 def settings_by_key(detector: str | None = None, loss: str | None = None) -> dict[str, Setting]:
     """Return every setting of a recipe by its key, like ``loss.delta``.
 
-    The settings of all losses are included, so that a recipe with a ``loss.delta`` still works with ``--loss focal``;
-    where two declare one key, the type is that of ``loss``. None stands for all detectors or all losses; then a setting
-    takes what any of them takes.
+    The settings of all losses are included, so that a recipe with a ``loss.delta`` still works with ``--loss focal``.
+    If two losses declare the same key, the declaration of ``loss`` counts. None stands for all detectors or all losses;
+    then a setting accepts what any of them accepts.
     """
     own = [] if loss is None else [loss_spec(loss).settings]
     every_detector = (*detectors().values(), *libraries().values())
@@ -175,10 +183,10 @@ def fixed_differences(before: Recipe, now: Recipe) -> dict[str, tuple[Any, Any]]
 
 
 def flatten(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of all groups with one level of keys."""
+    """Return the values of all groups by key, like ``loss.delta``."""
     flat: dict[str, Any] = {}
     for group, values in content.items():
-        if isinstance(values, dict):
+        if group in GROUPS and isinstance(values, dict):
             flat |= {f"{group}.{key}": value for key, value in values.items()}
         else:
             flat[str(group)] = values
@@ -189,3 +197,104 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def recipe_names() -> list[str]:
+    """Return the names of the packaged recipes."""
+    return sorted(each.name.removesuffix(".yaml") for each in _folder().iterdir() if each.name.endswith(".yaml"))
+
+
+def recipe_text(recipe: str | Path) -> str:
+    """Return the text of a recipe file."""
+    path = _path(recipe)
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RecipeError(
+            f"{path}: expected UTF-8, got another encoding (byte {error.start}); save the file as UTF-8"
+        ) from error
+
+
+def recipe_to_yaml(recipe: Recipe) -> str:
+    """Write a recipe as YAML, with every setting.
+
+    Args:
+        recipe: the recipe to write.
+    """
+    text: str = yaml.safe_dump(recipe.to_dict(), sort_keys=False, width=110)
+    return text
+
+
+def _folder() -> Path:
+    return Path(str(resources.files("bucketrank.settings"))) / "yaml"
+
+
+def _path(recipe: str | Path) -> Path:
+    packaged = _folder() / f"{recipe}.yaml"
+    if isinstance(recipe, str) and "/" not in recipe and packaged.is_file():
+        return packaged
+    path = Path(recipe)
+    if path.suffix in (".yaml", ".yml"):
+        if path.is_file():
+            return path
+        raise RecipeError(f"{path}: there is no such file; give a recipe's name or file (see bucketrank recipes)")
+    hint = suggest(str(recipe), recipe_names())
+    raise RecipeError(f'there is no recipe "{recipe}"{hint} (see bucketrank recipes)')
+
+
+def _read(recipe: str | Path, *, seen: tuple[Path, ...] = ()) -> tuple[dict[str, Any], str]:
+    """Return the content of a recipe file with that of its bases, and the recipe name for messages."""
+    path = _path(recipe)
+    content = _parse(path, recipe_text(recipe))
+    base = content.pop("base", None)
+    if base is not None:
+        if not isinstance(base, str):
+            raise RecipeError(f"{path}: base: expected the name or file of a recipe, got {short_repr(base)}")
+        resolved = path.resolve()
+        if resolved in seen:
+            raise RecipeError(f"{path}: is its own base")
+        if len(seen) >= MAX_BASES:
+            raise RecipeError(
+                f"{path}: expected at most {MAX_BASES} recipes that build on one another; merge some of them"
+            )
+        if base.endswith((".yaml", ".yml")):  # a file path is relative to this file
+            base = path.parent / base
+        inherited, _ = _read(base, seen=(*seen, resolved))
+        content = _merged(inherited, content)
+    if "detector" not in content or "name" not in content["detector"]:
+        names = [*detectors(), *(f"{library}/MODEL" for library in libraries())]
+        raise RecipeError(f"{path}: expected detector.name, one of {', '.join(names)}")
+    return content, str(recipe) if path.parent == _folder() else str(path)
+
+
+def _parse(path: Path, text: str) -> dict[str, Any]:
+    """Parse a recipe file and check its groups."""
+    try:
+        content = parse_yaml(text)
+    except RecursionError as error:
+        raise RecipeError(f"{path}: expected groups of settings, got lists or groups nested too deeply") from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date like 2026-13-45
+        raise RecipeError(f"{path}: not YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise RecipeError(
+            f"{path}: expected groups of settings like detector, loss and schedule, got {short_repr(content)}"
+        )
+    known = ["base", *GROUPS, "init"]
+    for group, values in content.items():
+        if group not in known:
+            raise RecipeError(f'{path}: there is no group "{group!s:.200}"{suggest(str(group), known)}')
+        if group in GROUPS and not isinstance(values, dict):
+            raise RecipeError(f"{path}: expected settings under {group!r}, got {short_repr(values)}")
+    return content
+
+
+def _merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``content`` with ``changes``, which may be groups or keys like ``loss.delta``."""
+    merged = {key: dict(value) if isinstance(value, dict) else value for key, value in content.items()}
+    for key, value in flatten(changes).items():
+        group, dot, setting = key.partition(".")
+        if dot:
+            merged.setdefault(group, {})[setting] = value
+        else:
+            merged[key] = value
+    return merged

@@ -1,6 +1,6 @@
-"""The known losses and detectors: those of this package, of installed packages, and those registered at run time.
+"""The known losses and detectors: built in, from installed packages, or registered at run time.
 
-Another package adds its own without touching this one, by entry points that name a specification::
+Another package adds its own by entry points that name a specification::
 
     [project.entry-points."bucketrank.losses"]
     ranknet = "my_package.ranknet:SPEC"
@@ -15,15 +15,15 @@ from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
 
-from bucketrank.catalogue.detector_specs import BUILT_IN_DETECTORS, DetectorSettings, DetectorSpec
-from bucketrank.catalogue.fields import Settings, describe
-from bucketrank.catalogue.library_specs import LIBRARIES, LibrarySpec
-from bucketrank.catalogue.loss_specs import BUILT_IN_LOSSES, LossSettings, LossSpec
-from bucketrank.suggestions import require_choice, short_repr
+from bucketrank.errors import require_choice, short_repr
+from bucketrank.settings.detector_specs import BUILT_IN_DETECTORS, DetectorSettings, DetectorSpec
+from bucketrank.settings.fields import Settings, describe
+from bucketrank.settings.library_specs import LIBRARIES, LibrarySpec
+from bucketrank.settings.loss_specs import BUILT_IN_LOSSES, LossSettings, LossSpec
 
 
 class Spec(Protocol):
-    """The attributes of a specification that a registry reads."""
+    """The attributes that a registry reads."""
 
     @property
     def name(self) -> str: ...
@@ -52,7 +52,7 @@ class Registry(Generic[AnySpec]):
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Undo every registration made inside the ``with``: for tests."""
+        """Undo every registration made inside the ``with``, for tests."""
         before = dict(self.all())
         try:
             yield
@@ -60,7 +60,7 @@ class Registry(Generic[AnySpec]):
             self._specs = before
 
     def get(self, name: str, *, setting: str) -> AnySpec:
-        """Return the specification of that name; ValueError names ``setting`` and the nearest name."""
+        """Look up a specification by its name. ValueError names ``setting`` and suggests the nearest name."""
         try:
             require_choice(setting, name, self.all())
         except ValueError as error:
@@ -68,7 +68,7 @@ class Registry(Generic[AnySpec]):
         return self._specs[name]
 
     def all(self) -> Mapping[str, AnySpec]:
-        """Return every specification by its name."""
+        """Return all specifications by name."""
         self._read_entry_points()
         return MappingProxyType(self._specs)
 
@@ -112,21 +112,21 @@ DETECTORS = Registry("detector", "bucketrank.detectors", DetectorSpec, DetectorS
 
 
 def register_loss(spec: LossSpec, *, replace: bool = False) -> None:
-    """Add a loss: ``build``, recipes, flags, training, weights files and reports then know it by its name.
+    """Register a loss, so that ``build``, recipes, flags, training, weights files and reports know it.
 
     Args:
-        spec: the specification of the loss.
-        replace: allow a loss of this name to be replaced.
+        spec: loss specification.
+        replace: replace a loss of the same name.
     """
     LOSSES.register(spec, replace=replace)
 
 
 def register_detector(spec: DetectorSpec, *, replace: bool = False) -> None:
-    """Add a detector: ``build``, recipes, flags, training, weights files and reports then know it by its name.
+    """Register a detector, so that ``build``, recipes, flags, training, weights files and reports know it.
 
     Args:
-        spec: the specification of the detector.
-        replace: allow a detector of this name to be replaced.
+        spec: detector specification.
+        replace: replace a detector of the same name.
     """
     DETECTORS.register(spec, replace=replace)
 
@@ -150,7 +150,7 @@ def detectors() -> Mapping[str, DetectorSpec]:
 
 
 def libraries() -> Mapping[str, LibrarySpec]:
-    """Return the libraries whose models are detectors, too, by name.
+    """Return the libraries with detectors, by name.
 
     >>> list(libraries())
     ['torchvision', 'transformers']
@@ -159,19 +159,19 @@ def libraries() -> Mapping[str, LibrarySpec]:
 
 
 def loss_spec(name: str) -> LossSpec:
-    """Return the specification of a loss; ValueError names the nearest one.
+    """Look up a loss. ValueError suggests the nearest name.
 
     Args:
-        name: name of a loss.
+        name: loss name.
     """
     return LOSSES.get(name, setting="loss.name")
 
 
 def detector_spec(name: str) -> DetectorSpec:
-    """Return the specification of a detector, or of its library; ValueError names the nearest one.
+    """Look up a detector, or its library. ValueError suggests the nearest name.
 
     Args:
-        name: name of a detector.
+        name: detector name.
 
     >>> detector_spec("torchvision/fcos_resnet50_fpn").name
     'torchvision'
@@ -190,24 +190,27 @@ def detector_spec(name: str) -> DetectorSpec:
 
 
 def loss_names(detector: str) -> tuple[str, ...]:
-    """Return the names of the losses that a detector can be trained with.
+    """Return the losses that a detector can be trained with.
 
     Args:
-        detector: name of a detector.
+        detector: detector name.
 
     >>> loss_names("torchvision/fcos_resnet50_fpn")
     ('own', 'rs', 'ap')
     """
     spec = detector_spec(detector)
-    return spec.losses or tuple(name for name, loss in losses().items() if loss.criterion is not None)
+    if spec.losses is not None:
+        return spec.losses
+    trainable = (name for name, loss in losses().items() if loss.criterion is not None)
+    return tuple(name for name in trainable if name not in spec.excluded_losses)
 
 
 def loss_settings(name: str = "rs", **settings: object) -> LossSettings:
-    """Return the settings of a loss.
+    """Build the settings of a loss.
 
     Args:
-        name: name of a loss in the catalogue.
-        settings: settings that differ from the defaults, by their names.
+        name: loss name.
+        settings: settings that differ from the defaults.
 
     >>> loss_settings("ap", delta=0.25).delta
     0.25
@@ -216,11 +219,11 @@ def loss_settings(name: str = "rs", **settings: object) -> LossSettings:
 
 
 def detector_settings(name: str, **settings: object) -> DetectorSettings:
-    """Return the settings of a detector.
+    """Build the settings of a detector.
 
     Args:
-        name: name of a detector in the catalogue.
-        settings: settings that differ from the defaults, by their names.
+        name: detector name.
+        settings: settings that differ from the defaults.
 
     >>> detector_settings("atss", channels=64).topk
     9

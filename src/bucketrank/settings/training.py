@@ -1,33 +1,30 @@
-"""The groups of settings about data, schedule and trainer: everything in a recipe that is not about the detector."""
+"""Settings of data, schedule and trainer: everything in a recipe besides the detector and its loss."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
-from bucketrank.catalogue import Settings
-from bucketrank.suggestions import require_choice
+from bucketrank.settings.choices import Augmentation, LayoutName, Logger
+from bucketrank.settings.fields import Settings
 
-Layout = Literal["auto", "own", "coco", "lvis", "roboflow"]
 Style = Literal["auto", "coco", "lvis"]
 Optimiser = Literal["sgd", "adamw"]
 Scaling = Literal["linear", "sqrt", "none"]
 Policy = Literal["steps", "one_cycle"]
-# Lightning's other half precisions also round the boxes of the objects, to several pixels in bfloat16. Detectors and
+# Lightning's other half precisions also round the ground-truth boxes, in bfloat16 by several pixels. Detectors and
 # their inputs are float32, so there is no 64-true.
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
-LOGGERS = ("tensorboard", "wandb", "mlflow", "csv")
 MAX_REPEAT = 10_000  # an epoch is a list of all its images
-AUGMENTATIONS = ("scale_jitter", "zoom_out", "iou_crop", "rotation", "vertical_flip", "grayscale", "blur")
 
 
 @dataclass(frozen=True)
 class DataSettings(Settings):
-    """The images of a batch and their augmentation."""
+    """Batches and augmentation."""
 
     group: ClassVar[str] = "data"
 
-    layout: Annotated[Layout, "layout of the data folder"] = "auto"
+    layout: Annotated[Literal["auto", LayoutName], "layout of the data folder"] = "auto"
     style: Annotated[Style, "evaluation rules; auto takes lvis if the categories have frequencies"] = "auto"
     batch_size: Annotated[int, "images per step, over all devices"] = 16
     workers: Annotated[int, "data-loading workers per device"] = 4
@@ -35,13 +32,12 @@ class DataSettings(Settings):
     jitter: Annotated[bool, "augment the colours"] = False
     crop: Annotated[bool, "use DETR's random crops"] = False
     augment: Annotated[
-        tuple[str, ...],
-        "further random changes: any of scale_jitter, zoom_out, iou_crop, rotation, vertical_flip, grayscale, blur",
+        tuple[Augmentation, ...], f"further augmentations: any of {', '.join(get_args(Augmentation))}"
     ] = ()
-    keep_empty: Annotated[bool, "train on images without objects, too"] = False
-    repeat: Annotated[int, "times that every image is used per epoch"] = 1
+    keep_empty: Annotated[bool, "also train on images without objects"] = False
+    repeat: Annotated[int, "how often an epoch uses every image"] = 1
     repeat_threshold: Annotated[
-        float | None, "repeat images of classes that are in a smaller share of images than this (LVIS)"
+        float | None, "repeat images of classes that occur in less than this share of the images (LVIS)"
     ] = None
     val_batch_size: Annotated[int, "images evaluated at once, per device"] = 1
     holdout: Annotated[
@@ -50,11 +46,9 @@ class DataSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in {"batch_size": 1, "workers": 0, "repeat": 1, "val_batch_size": 1}.items():
-            self.require(name, f"at least {least}", holds=getattr(self, name) >= least)
+        for name, minimum in {"batch_size": 1, "workers": 0, "repeat": 1, "val_batch_size": 1}.items():
+            self.require(name, f"at least {minimum}", holds=getattr(self, name) >= minimum)
         self.require("repeat", f"1 to {MAX_REPEAT:,}", holds=self.repeat <= MAX_REPEAT)
-        for name in self.augment:
-            require_choice("data.augment", name, AUGMENTATIONS)
         self.require("flip", "a probability from 0 to 1", holds=0 <= self.flip <= 1)
         share = self.holdout
         self.require("holdout", "a share above 0 and below 1, or null", holds=share is None or 0 < share < 1)
@@ -64,8 +58,8 @@ class DataSettings(Settings):
             self.require("repeat", expected, holds=self.repeat == 1)
 
     @property
-    def chosen_layout(self) -> str | None:
-        """The layout of the data folder; None: the first that fits."""
+    def chosen_layout(self) -> LayoutName | None:
+        """The layout of the data folder; None for the first that fits."""
         return None if self.layout == "auto" else self.layout
 
 
@@ -73,40 +67,38 @@ class DataSettings(Settings):
 class ScheduleSettings(Settings):
     """Optimiser and learning rate.
 
-    ``lr`` is meant for steps of ``base_batch`` images: with ``linear`` scaling the rate is
+    ``lr`` is the rate for steps of ``base_batch`` images. With ``linear`` scaling the rate is
     ``lr * data.batch_size / base_batch``, with ``sqrt`` it is ``lr * sqrt(data.batch_size / base_batch)``.
     """
 
     group: ClassVar[str] = "schedule"
 
     optimiser: Annotated[Optimiser, "optimiser"] = "sgd"
-    lr: Annotated[float, "learning rate for steps of base_batch images"] = 0.01
-    base_batch: Annotated[int, "images per step that lr is meant for"] = 16
+    lr: Annotated[float, "learning rate for base_batch images per step"] = 0.01
+    base_batch: Annotated[int, "images per step for which lr is given"] = 16
     scaling: Annotated[Scaling, "how the learning rate scales with the batch size"] = "linear"
     momentum: Annotated[float, "momentum of sgd"] = 0.9
     weight_decay: Annotated[float, "weight decay of all parameters"] = 1e-4
-    backbone_factor: Annotated[float, "factor on the learning rate of the backbone"] = 1.0
+    backbone_factor: Annotated[float, "learning-rate factor of the backbone"] = 1.0
     factors: Annotated[
-        dict[str, float], "factors on the learning rate of parameters whose name contains the key; first match wins"
+        dict[str, float], "learning-rate factors for parameters with the key in their name; the first match wins"
     ] = field(default_factory=dict)
     epochs: Annotated[int, "passes over the training set"] = 12
     max_steps: Annotated[int | None, "stop after this many steps if that comes first"] = None
-    warmup_steps: Annotated[int, "steps with a rising learning rate"] = 500
-    warmup_factor: Annotated[float, "share of the learning rate at the first step"] = 0.001
+    warmup_steps: Annotated[int, "warm-up steps, with a rising learning rate"] = 500
+    warmup_factor: Annotated[float, "initial learning rate of the warm-up, as a share of the learning rate"] = 0.001
     policy: Annotated[Policy, "steps (drop at the milestones) or one_cycle (rise, then a cosine)"] = "steps"
     milestones: Annotated[tuple[int, ...], "epochs after which the rate is multiplied by gamma"] = (8, 11)
-    gamma: Annotated[float, "factor on the learning rate at a milestone"] = 0.1
+    gamma: Annotated[float, "learning-rate factor at a milestone"] = 0.1
     clip: Annotated[float | None, "upper limit of the gradient norm (null: no clipping)"] = None
-    ema: Annotated[
-        float | None, "decay of the moving average of the weights, which is evaluated and saved (null: no average)"
-    ] = None
+    ema: Annotated[float | None, "EMA decay; the averaged weights are evaluated and saved (null: no EMA)"] = None
     early_stop: Annotated[int | None, "end after this many evaluations without a higher AP (null: never)"] = None
-    accumulate: Annotated[int, "parts a device's share of a batch is split into; each part is ranked alone"] = 1
+    accumulate: Annotated[int, "gradient accumulation: micro-batches per step, each with a ranking of its own"] = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in {"base_batch": 1, "epochs": 1, "accumulate": 1, "warmup_steps": 0}.items():
-            self.require(name, f"at least {least}", holds=getattr(self, name) >= least)
+        for name, minimum in {"base_batch": 1, "epochs": 1, "accumulate": 1, "warmup_steps": 0}.items():
+            self.require(name, f"at least {minimum}", holds=getattr(self, name) >= minimum)
         self.require("max_steps", "at least 1", holds=self.max_steps is None or self.max_steps >= 1)
         for name in ("lr", "gamma", "warmup_factor"):
             self.require(name, "a number above 0", holds=0 < getattr(self, name) < float("inf"))
@@ -125,7 +117,7 @@ class ScheduleSettings(Settings):
 
 @dataclass(frozen=True)
 class TrainerSettings(Settings):
-    """The devices of a run and the files that it writes."""
+    """Devices, logging and checkpoints of a run."""
 
     group: ClassVar[str] = "trainer"
 
@@ -135,24 +127,22 @@ class TrainerSettings(Settings):
     strategy: Annotated[str, "auto, ddp, ... (Lightning's names)"] = "auto"
     precision: Annotated[Precision, "precision of the layers (Lightning's names)"] = "32-true"
     seed: Annotated[int, "seed of weights, order and augmentation"] = 0
-    deterministic: Annotated[bool, "use only operations that give the same bits every time"] = False
+    deterministic: Annotated[bool, "use deterministic operations only"] = False
     log_every: Annotated[int, "steps between two rows of train.csv"] = 50
     checkpoint_minutes: Annotated[float, "minutes between two checkpoints within an epoch"] = 10.0
     checkpoint_steps: Annotated[int | None, "steps between two checkpoints within an epoch, instead of minutes"] = None
     validate_every: Annotated[int, "epochs between two evaluations"] = 1
-    calibrate: Annotated[bool, "make the scores of the final weights probabilities, fitted on training images"] = True
-    calibration_images: Annotated[int, "maximum number of training images that calibrate"] = 500
-    pictures: Annotated[int, "validation images drawn at the end"] = 8
+    calibrate: Annotated[bool, "calibrate the scores of the final weights on training images"] = True
+    calibration_images: Annotated[int, "maximum number of training images for the calibration"] = 500
+    pictures: Annotated[int, "validation images to draw at the end"] = 8
     keep_detections: Annotated[bool, "write the detections of each evaluation to detections/STEP.json"] = False
-    loggers: Annotated[tuple[str, ...], "further logs, any of tensorboard, wandb, mlflow and csv"] = ()
+    loggers: Annotated[tuple[Logger, ...], f"additional loggers: any of {', '.join(get_args(Logger))}"] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         positive = dict.fromkeys(("nodes", "log_every", "validate_every", "calibration_images"), 1)
-        for name, least in {**positive, "pictures": 0, "seed": 0}.items():
-            self.require(name, f"at least {least}", holds=getattr(self, name) >= least)
-        for name in self.loggers:
-            require_choice("trainer.loggers", name, LOGGERS)
+        for name, minimum in {**positive, "pictures": 0, "seed": 0}.items():
+            self.require(name, f"at least {minimum}", holds=getattr(self, name) >= minimum)
         steps = self.checkpoint_steps
         self.require("checkpoint_steps", "at least 1", holds=steps is None or steps >= 1)
         self.require("checkpoint_minutes", "at least 0", holds=self.checkpoint_minutes >= 0)

@@ -1,1 +1,0 @@
-"""The paper's numbers: ``numbers.csv`` holds them, :mod:`bucketrank.paper.paper_rows` reads them."""
