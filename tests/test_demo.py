@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from bucketrank.recipes.recipe import differences
 from PIL import Image
 from rich.console import Console
 
@@ -25,7 +26,6 @@ from bucketrank.demo.runs import (
     shuffled_batches,
 )
 from bucketrank.demo.show import bar, run_demo
-from bucketrank.recipes.recipe import differences
 from bucketrank.weights.load import load_model
 
 TINY = DemoSettings(

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from bucketrank.catalogue.registry import DETECTORS, LOSSES
 
 ROOT = Path(__file__).parents[1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import json
 import os
 import re
@@ -10,12 +12,25 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import pytest
 
-from bucketrank import __version__, cli
-from bucketrank.cli import main
+from bucketrank import __version__
+from bucketrank.cli import __main__ as cli
+from bucketrank.cli import arguments, main
+from bucketrank.cli.arguments import Commands, run
+from bucketrank.errors import (
+    BucketrankError,
+    DataError,
+    DiskFullError,
+    ExportError,
+    MissingPackageError,
+    NonFiniteLossError,
+    OutOfMemoryError,
+    RecipeError,
+    UsageError,
+)
 
 
 def fresh(code: str) -> str:
@@ -29,8 +44,9 @@ def fresh(code: str) -> str:
         [],
         ["--help"],
         ["--version"],
-        ["bench", "--help"],
-        ["bench", "losses", "--help"],
+        ["convert", "--help"],
+        ["convert", "voc", "--help"],
+        ["calibrate", "--help"],
         ["check-data", "--help"],
         ["demo", "--help"],
         ["export", "--help"],
@@ -76,7 +92,7 @@ print(f"status {{status}}, torch {{'torch' in sys.modules}}")
 def test_overview_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert any(line.split()[:5] == ["bucketrank", "bench", "losses", "Measure", "time,"] for line in lines)
+    assert any(line.split()[:4] == ["bucketrank", "eval", "Evaluate", "a"] for line in lines)
     assert any(line.startswith("  bucketrank convert voc ") for line in lines)
 
 
@@ -86,20 +102,21 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["bench", "loses"], ["losses"], ["benhc", "losses"], ["bnech"], ["bench", "x", "--quick"]]
+    "words", [["convert", "yool"], ["yolo"], ["convret", "yolo"], ["convert-yolo"], ["convert", "x-yolo", "--copy"]]
 )
 def test_a_wrong_command_names_the_nearest(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
-    assert 'the nearest is "bucketrank bench losses"' in capsys.readouterr().err
+    assert 'the nearest is "bucketrank convert yolo"' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "nearest"),
     [
-        (["bench", "losses", "--quik"], "--quick"),
-        (["bench", "losses", "--max-second-per-cell", "3"], "--max-seconds-per-cell"),
-        (["bench", "losses", "--no-memroy"], "--no-memory"),
-        (["bench", "losses", "--quick", "--repeat=3"], "--repeats"),
+        (["eval", "w", "d", "--given-box"], "--given-boxes"),
+        (["report", "run", "--image", "3"], "--images"),
+        (["check-data", "d", "--no-deocde"], "--no-decode"),
+        (["predict", "w", "i", "--treshold=3"], "--threshold"),
+        (["train", "atss-laptop", "--lr", "3"], "--schedule.lr"),
         (["check-data", "folder", "--mask"], "--masks"),
         (["check-data", "--worker", "3", "folder"], "--workers"),
         (["convert", "yolo", "a", "b", "--cpoy"], "--copy"),
@@ -107,7 +124,7 @@ def test_a_wrong_command_names_the_nearest(words: list[str], capsys: pytest.Capt
 )
 def test_a_wrong_flag_names_the_nearest(words: list[str], nearest: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
-    typed = next(word for word in words if word.startswith("--") and word not in ("--quick",))
+    typed = next(word for word in words if word.startswith("--"))
     assert f'there is no flag "{typed.partition("=")[0]}"; the nearest is "{nearest}"' in capsys.readouterr().err
 
 
@@ -132,51 +149,156 @@ def test_nearest_of_several(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     def nothing() -> None:
         """Nothing."""
 
-    monkeypatch.setattr(cli, "COMMANDS", {"bench": {"losses": nothing, "detectors": nothing}, "train": nothing})
+    commands: Commands = {"bench": {"losses": nothing, "detectors": nothing}, "train": nothing}
     for typed, nearest in (
         ("trian", "train"),
         ("detector", "bench detectors"),
         ("bench loss", "bench losses"),
         ("bnech detectors", "bench detectors"),
     ):
-        assert main(typed.split()) == 2
-        assert f'"bucketrank {nearest}"' in capsys.readouterr().err
+        assert run(commands, typed.split(), program="python -m tools") == 2
+        assert f'; the nearest is "python -m tools {nearest}"' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("module", ["rich", "matplotlib", "jsonargparse"])
+def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
+    """Let the packages appear as not installed."""
+    usual = importlib.metadata.distribution
+
+    def distribution(name: str) -> importlib.metadata.Distribution:
+        if name in packages:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return usual(name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", distribution)
+    for package in packages:
+        monkeypatch.setitem(sys.modules, package, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "package", "extra"),
+    [
+        (["check-data", "folder"], "rich", "detect"),
+        (["check-data", "folder"], "pillow", "detect"),
+        (["recipes"], "PyYAML", "detect"),
+        (["export", "w"], "onnxruntime", "export"),
+    ],
+)
 def test_a_missing_package_says_how_to_install_it(
-    module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    package: str,
+    extra: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    assert main(["bench", "losses"]) == 2
-    assert capsys.readouterr().err == (
-        f'bucketrank: this command needs {module}; install with: pip install "bucketrank[bench]"\n'
+    without(monkeypatch, package.lower())
+    assert main(words) == 2
+    assert capsys.readouterr().err.lower() == (
+        f'bucketrank: this command needs {package.lower()}; install with: pip install "bucketrank[{extra}]"\n'
     )
 
 
-@pytest.mark.parametrize(("module", "package"), [("PIL", "pillow"), ("faster_coco_eval", "faster-coco-eval")])
-def test_a_package_that_data_needs(
-    module: str, package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_packages_come_from_the_metadata(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ["torch>=2.6", 'b>=1; extra == "small"', "a_c[x,y]>=2,!=3 ; python_version > '3' and extra == 'big'"]
+    lines += ["bucketrank[small]; extra == 'big'", 'd; extra == "other"']
+    monkeypatch.setattr(importlib.metadata, "requires", lambda _: lines)
+    assert arguments.extra_packages("big") == ["a_c", "b"]
+    with pytest.raises(MissingPackageError, match="this command needs a_c and b; "):
+        arguments.require("big")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    assert arguments._is_installed("onnxruntime"), "also if onnxruntime-gpu provides the module"
+
+
+def test_every_extra_is_complete() -> None:
+    """Each package that pyproject.toml lists for an extra is found in the metadata."""
+    document = Path(__file__).parents[2].joinpath("pyproject.toml").read_text(encoding="utf-8")
+    listed = re.search(r"^detect = \[(.*)\]$", document, flags=re.MULTILINE)
+    assert listed
+    names = {re.match(r"[\w-]+", each.strip(' "'))[0] for each in listed[1].split('", "')}  # type: ignore[index]
+    assert names - {"bucketrank"} <= {*arguments.extra_packages("detect")}
+
+
+def greet(
+    name: Annotated[str, "whom to greet"],
+    *,
+    times: Annotated[int, "how often"] = 1,
+    pause: Annotated[float | None, "seconds between two"] = None,
+    tone: Annotated[Literal["low", "high"], "tone of the voice"] = "low",
+    loud: Annotated[bool, "shout"] = False,
+    out: Annotated[Path | None, "file to write"] = None,
 ) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    assert main(["check-data", "folder"]) == 2
-    assert f'needs {package}; install with: pip install "bucketrank[detect]"' in capsys.readouterr().err
+    """Greet somebody."""
+    GREETINGS.append((name, times, pause, tone, loud, out))
+
+
+GREETINGS: list[object] = []
+
+
+def test_values_have_the_types_of_the_signature() -> None:
+    GREETINGS.clear()
+    words = ["greet", "2024", "--times", "3", "--pause", "1e-1", "--tone=high", "--loud", "--out", "2024-11-01"]
+    assert run({"greet": greet}, words) == 0
+    assert run({"greet": greet}, ["greet", "010", "--no-loud"]) == 0
+    assert [("2024", 3, 0.1, "high", True, Path("2024-11-01")), ("010", 1, None, "low", False, None)] == GREETINGS
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--sizes", "many"], "--sizes: expected numbers separated by commas, got 'many'"),
-        (["--percent", "1,two"], "--percent: expected numbers separated by commas, got '1,two'"),
-        (["--percent", "150"], "--percent: expected percentages between 0 and 100, got (150.0,)"),
-        (["--repeats", "1"], "--repeats: expected at least 3, got 1"),
-        (["--repeats", "few"], "--repeats: expected a whole number, got 'few'"),
-        (["--max-seconds-per-cell", "long"], "--max-seconds-per-cell: expected a number, got 'long'"),
+        (["--times", "few"], "--times: expected a whole number, got 'few'"),
+        (["--times", "1.5"], "--times: expected a whole number, got 1.5"),
+        (["--times"], "--times: expected a whole number after it, got nothing"),
+        (["--times", "--loud"], "--times: expected a whole number after it, got nothing"),
+        (["--pause", "long"], "--pause: expected a number, got 'long'"),
+        (["--tone", "hihg"], "--tone: expected one of low, high, got 'hihg'; the nearest is \"high\""),
+        (["--loud=yes"], "--loud/--no-loud: expected no value after it"),
+        (["twice"], "unrecognized arguments: twice"),
     ],
 )
 def test_wrong_values_name_the_flag(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "losses", *words]) == 2
-    assert capsys.readouterr().err == f"bucketrank: bench losses: {message}\n"
+    assert run({"say": {"hello": greet}}, ["say", "hello", "Ada", *words], program="speak") == 2
+    assert capsys.readouterr().err == f"speak: say hello: {message}\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (UsageError("--x: expected"), 2, "bucketrank: go: --x: expected"),
+        (RecipeError("mine.yaml: expected"), 2, "bucketrank: go: mine.yaml: expected"),
+        (DataError("a.json: expected"), 1, "bucketrank: a.json: expected"),
+        (ExportError("expected"), 1, "bucketrank: go: expected"),
+        (NonFiniteLossError("step 4: NaN"), 1, "bucketrank: go: step 4: NaN"),
+        (DiskFullError("a.json: full"), 1, "bucketrank: go: a.json: full"),
+        (OutOfMemoryError("a.json: too little"), 1, "bucketrank: go: a.json: too little"),
+        (MissingPackageError("needs rich"), 2, "bucketrank: needs rich"),
+        (FileNotFoundError(2, "No such file", "a.json"), 1, "bucketrank: [Errno 2] No such file: 'a.json'"),
+        (RuntimeError("CUDA out of memory. Tried\nmore"), 1, "bucketrank: go: not enough memory (CUDA out of memory."),
+    ],
+)
+def test_errors_for_users_are_one_line_and_a_status(
+    error: Exception, status: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise error
+
+    assert run({"go": fail}, ["go"]) == status
+    printed = capsys.readouterr().err
+    assert printed.startswith(message)
+    assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError("size mismatch"), ValueError("bug"), KeyError("bug")])
+def test_a_bug_keeps_its_traceback(error: Exception) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        run({"go": fail}, ["go"])
+
+
+def test_memory_disk_and_divergence_are_no_data_errors() -> None:
+    for kind in (OutOfMemoryError, DiskFullError, NonFiniteLossError):
+        assert issubclass(kind, BucketrankError)
+        assert not issubclass(kind, DataError)
 
 
 @pytest.mark.parametrize(
@@ -211,26 +333,8 @@ def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.setattr(cli, "COMMANDS", {"train": fail})
     assert main(["train"]) == 1
     assert capsys.readouterr().err == (
-        "bucketrank: not enough memory (the system refused more); use smaller images or batches\n"
+        "bucketrank: train: not enough memory (the system refused more); use smaller images or batches\n"
     )
-
-
-def test_flags_follow_the_signature(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, object] = {}
-    monkeypatch.setattr(
-        "bucketrank.bench.losses.loss_timing.measure_losses", lambda settings, progress: given.update(vars(settings))
-    )
-    monkeypatch.setattr("bucketrank.bench.losses.loss_report.show_loss_bench", lambda *_: None)
-    monkeypatch.setattr("bucketrank.bench.losses.loss_report.write_loss_bench", lambda *_: [])
-    main(["bench", "losses", "--quick", "--max-seconds-per-cell", "7", "--memory", "--sizes", "2K,1.5M", "--large"])
-    assert given["max_seconds_per_cell"] == 7.0
-    assert given["memory"] is given["large"] is True
-    assert given["sizes"] == (2000, 1_500_000)
-    assert given["percent"] == (0.1, 1.0, 5.0), "from --quick"
-    main(["bench", "losses", "--no-memory", "--percent", "3"])
-    assert given["memory"] is given["large"] is False
-    assert given["percent"] == (3.0,)
-    assert given["repeats"] == 40
 
 
 def test_control_c_ends_without_a_traceback(
@@ -256,26 +360,14 @@ def test_a_signal_ends_a_command_without_half_a_file(
         time.sleep(10)
 
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(cli, "COMMANDS", {"export": lambda: write(tmp_path / "m.onnx", save)})
-    monkeypatch.setattr(cli, "call", lambda commands, words: commands[words[0]]())
-    assert main(["export"]) == 130
+
+    def export() -> None:
+        write(tmp_path / "m.onnx", save)
+
+    assert run({"export": export}, ["export"]) == 130
     assert capsys.readouterr().err == "bucketrank: interrupted\n"
     assert not list(tmp_path.iterdir())
     assert signal.getsignal(signal.SIGTERM) == before
-
-
-def test_from_the_command_to_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "results"
-    words = ["--sizes", "500,2K", "--percent", "1,5", "--repeats", "3", "--no-memory", "--seed", "7", "--out", str(out)]
-    assert main(["bench", "losses", *words]) == 0
-    assert sorted(path.name for path in out.iterdir()) == ["losses.json", "losses.md", "losses.png", "losses.svg"]
-    document = json.loads((out / "losses.json").read_text(encoding="utf-8"))
-    assert document["settings"]["sizes"] == [500, 2000]
-    assert str(tmp_path) not in (out / "losses.json").read_text(encoding="utf-8")
-    assert len(document["results"]) == 4 * 11
-    printed = capsys.readouterr().out
-    assert "AP loss: time" in printed
-    assert "losses.png" in printed
 
 
 def without_wait_policy(**more: str) -> dict[str, str]:
@@ -284,11 +376,9 @@ def without_wait_policy(**more: str) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("word", "chosen", "expected"),
-    [("recipes", {}, "passive"), ("recipes", {"OMP_WAIT_POLICY": "active"}, "active"), ("bench", {}, "None")],
+    [("recipes", {}, "passive"), ("recipes", {"OMP_WAIT_POLICY": "active"}, "active")],
 )
-def test_waiting_threads_sleep_unless_the_user_chose_or_torch_is_timed(
-    word: str, chosen: dict[str, str], expected: str
-) -> None:
+def test_waiting_threads_sleep_unless_the_user_chose(word: str, chosen: dict[str, str], expected: str) -> None:
     code = (
         "import os, sys; from bucketrank.cli import main; main(sys.argv[1:]); print(os.environ.get('OMP_WAIT_POLICY'))"
     )

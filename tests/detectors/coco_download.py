@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 import torchvision
-from torchvision.models import get_model, get_model_weights
-
 from bucketrank.catalogue.library_specs import TORCHVISION_MODELS
+from torchvision.models import get_model, get_model_weights
 
 from ..weights.test_torchvision_init import old_name
 

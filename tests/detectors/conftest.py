@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from bucketrank.catalogue import BackboneSettings
 from safetensors.torch import save_file
 
-from bucketrank.catalogue import BackboneSettings
 from bucketrank.detectors.backbone import Backbone, build_backbone
 
 from .backbone_checks import randomise_constants

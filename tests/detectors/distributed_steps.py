@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from bucketrank.catalogue import detectors
 from torch import Tensor
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-
-from bucketrank.catalogue import detectors
 
 from .small_detectors import scene, small_detector
 

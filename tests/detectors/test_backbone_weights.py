@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import timm
 import torch
+from bucketrank.catalogue import BackboneSettings
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bucketrank.catalogue import BackboneSettings
 from bucketrank.detectors.backbone import build_backbone
 
 from ..shared_data import shared

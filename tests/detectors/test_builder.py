@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-
 from bucketrank.catalogue import Settings, describe, detector_spec, detectors, libraries, loss_settings, losses
+
 from bucketrank.detectors import BackboneSettings, InputSettings, build
 
 from .small_detectors import small_detector

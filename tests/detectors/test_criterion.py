@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from bucketrank.catalogue import loss_settings
+from bucketrank.catalogue.loss_specs import BUILT_IN_LOSSES
 from torchvision.models.detection._utils import BoxCoder
 from torchvision.ops import generalized_box_iou_loss, sigmoid_focal_loss
 
 from bucketrank import alrp_loss, ap_loss, dr_loss, rank_sort_loss
-from bucketrank.catalogue import loss_settings
-from bucketrank.catalogue.loss_specs import BUILT_IN_LOSSES
 from bucketrank.detectors.assignment import IGNORED, NEGATIVE
 from bucketrank.detectors.criterion import Assigned, HeadRecipe, build_criterion
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from bucketrank.catalogue import BackboneSettings
 from torch import nn
 
-from bucketrank.catalogue import BackboneSettings
 from bucketrank.detectors.backbone import Backbone, DeformableConv2d, build_backbone
 
 from .backbone_checks import (

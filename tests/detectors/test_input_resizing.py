@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from bucketrank.catalogue import detectors
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
-from bucketrank.catalogue import detectors
 from bucketrank.detectors.base import InputTransform
 
 from .small_detectors import scene, small_detector

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from bucketrank.recipes import load_recipe
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -16,7 +17,6 @@ from bucketrank.cli import main
 from bucketrank.detectors import build
 from bucketrank.evaluation.calibration import ScoreMap, fold
 from bucketrank.inference import ExportError, export_onnx, predict
-from bucketrank.recipes import load_recipe
 from bucketrank.weights import load_model
 
 from ..integrations import torchvision_models

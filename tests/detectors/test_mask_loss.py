@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-
 from bucketrank.catalogue import loss_settings
 from bucketrank.catalogue.detector_specs import MaskRCNNSettings
+
 from bucketrank.detectors import build
 from bucketrank.detectors.criterion import HeadRecipe, build_criterion
 from bucketrank.detectors.mask_rcnn import MaskLoss, MaskRCNN

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from faster_coco_eval import COCO, COCOeval_faster
-
 from bucketrank.catalogue import detectors
+from faster_coco_eval import COCO, COCOeval_faster
 
 from .small_detectors import CLASSES, small_detector
 

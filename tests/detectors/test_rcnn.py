@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-
 from bucketrank.catalogue import loss_settings
+
 from bucketrank.detectors.criterion import Assigned, Criterion
 from bucketrank.detectors.rcnn import BoxHead
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bucketrank.catalogue import detectors
 from torch.testing import assert_close
 
-from bucketrank.catalogue import detectors
 from bucketrank.evaluation.calibration import CannotCalibrateError, ScoreMap, calibrate, fold
 from bucketrank.evaluation.calibration.mapping import fold_softmax
 from tests.detectors.small_detectors import scene, small_detector

@@ -9,17 +9,17 @@ from typing import Any, get_args
 import pytest
 import torch
 import torchvision
+from bucketrank.catalogue import InputSettings, detector_settings
+from bucketrank.catalogue.library_specs import LIBRARY_LOSSES, TORCHVISION_MODELS
+from bucketrank.recipes import RecipeError, from_dict
 from safetensors.torch import save_file
 from torch import nn
 from torchvision.models import detection, get_model, vgg
 from torchvision.models._api import WeightsEnum
 
-from bucketrank.catalogue import InputSettings, detector_settings
-from bucketrank.catalogue.library_specs import LIBRARY_LOSSES, TORCHVISION_MODELS
 from bucketrank.detectors import build
 from bucketrank.detectors.torchvision import backbone_layers, freeze_layers
 from bucketrank.integrations.ranking_loss import LossName
-from bucketrank.recipes import RecipeError, from_dict
 from bucketrank.weights.sources import CLASS_LAYERS
 
 from ..detectors.small_detectors import CLASSES, scene

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from bucketrank.recipes import from_dict
 from huggingface_hub import constants
 
 from bucketrank.detectors import build
 from bucketrank.detectors.transformers import CLASS_LAYERS, FAMILIES, SquareTransform
 from bucketrank.integrations.transformers.adapter import FAMILY_LOSSES
-from bucketrank.recipes import from_dict
 from bucketrank.weights.files import Meta, WeightsError, save_weights
 from bucketrank.weights.load import build_detector, load_model, without_weights
 

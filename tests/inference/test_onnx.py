@@ -15,9 +15,9 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from bucketrank.catalogue import detectors
 from PIL import Image
 
-from bucketrank.catalogue import detectors
 from bucketrank.cli import main
 from bucketrank.data.problems import DataError
 from bucketrank.data.shapes import Shapes

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from bucketrank.recipes import RecipeError, from_dict
 from huggingface_hub import hub_mixin
 from safetensors.torch import save_file
 
@@ -19,7 +20,6 @@ from bucketrank.cli import main
 from bucketrank.detectors import Detector, build
 from bucketrank.evaluation.calibration import Calibration
 from bucketrank.inference import TrainedDetector, calibrate_weights, predict
-from bucketrank.recipes import RecipeError, from_dict
 from bucketrank.weights import Meta, WeightsError, load_model, save_weights
 from bucketrank.weights.load import build_detector, load_matching_weights, without_weights
 from tests.data.small_folders import write_image

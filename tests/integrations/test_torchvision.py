@@ -6,11 +6,11 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from bucketrank.choices import Method
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from torchvision.models.detection.roi_heads import RoIHeads
 
-from bucketrank.choices import Method
 from bucketrank.integrations.ranking_loss import LossName, RankingLoss
 from bucketrank.integrations.torchvision import undo, use_ranking_loss
 from bucketrank.losses import ap_loss, rank_sort_loss

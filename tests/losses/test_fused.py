@@ -15,10 +15,10 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from bucketrank.choices import Method
 from torch.utils.data import DataLoader, Dataset
 
 from bucketrank import ap_loss, rank_sort_loss, use_backend
-from bucketrank.choices import Method
 from bucketrank.losses import backend, fused, kernels
 from bucketrank.losses.exact import Exact
 from bucketrank.losses.fused import Fused, call_kernel

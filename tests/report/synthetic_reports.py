@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from bucketrank.recipes import load_recipe
 
 from bucketrank.data import Split, write_shapes
 from bucketrank.evaluation import Evaluator
-from bucketrank.recipes import load_recipe
 from bucketrank.report.measurements import Measurement, TrainingCandidates, best_and_worst, match_all
 from bucketrank.report.page import ReportedRun
 from bucketrank.report.run_folder import Columns, RunFolder

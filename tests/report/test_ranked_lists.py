@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-
 from bucketrank.catalogue import detectors, loss_settings, losses
+
 from bucketrank.detectors import Detector, build
 from bucketrank.report.measurements import (
     Detection,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from bucketrank.catalogue import loss_settings
+
 from bucketrank.evaluation import Evaluator
 from bucketrank.evaluation.calibration import Calibration
 from bucketrank.report.measurements import Measurement

@@ -3,6 +3,7 @@
 Otherwise every process of a tiny run spends a third of its time on them.
 """
 
+import bucketrank.recipes.setting_flags
 import jsonargparse
 import matplotlib.backends.backend_agg
 import torch
@@ -10,7 +11,6 @@ import torch
 import bucketrank.detectors.atss
 import bucketrank.detectors.criterion.ranked
 import bucketrank.drawing
-import bucketrank.recipes.setting_flags
 from bucketrank.losses.rankings import Settings, rank_all
 
 from . import strikes

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from bucketrank.recipes import RecipeError, load_recipe
 from rich.console import Console
 from safetensors.torch import load_file
 
 from bucketrank.data.problems import DataError
-from bucketrank.recipes import RecipeError, load_recipe
 from bucketrank.training.checkpoints import Checkpoints
 from bucketrank.training.run import train
 from bucketrank.training.run_keeper import RunKeeper

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from bucketrank.recipes import RecipeError, load_recipe
 from huggingface_hub import constants
 from PIL import Image
 
 from bucketrank.cli import main
 from bucketrank.data import DataError
 from bucketrank.detectors import Detector
-from bucketrank.recipes import RecipeError, load_recipe
 from bucketrank.training import run_keeper
 from bucketrank.training.detector_module import DetectorModule, NonFiniteLossError
 from bucketrank.weights import sources as hub_download

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from bucketrank.recipes import Recipe, load_recipe
 from rich.console import Console
 
-from bucketrank.recipes import Recipe, load_recipe
 from bucketrank.training.detector_module import DetectorModule
 from bucketrank.training.run import RunResult, train
 

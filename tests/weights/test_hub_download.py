@@ -5,9 +5,9 @@ import time
 
 import pytest
 import timm
+from bucketrank.catalogue import BackboneSettings
 from huggingface_hub import constants
 
-from bucketrank.catalogue import BackboneSettings
 from bucketrank.detectors import backbone as swin
 from bucketrank.detectors.backbone import build_backbone
 from bucketrank.weights.sources import is_reachable

@@ -1,193 +1,280 @@
-"""From the words of a command line to the call of a function, whose signature is the parser.
+"""Build a command line from function signatures.
 
-The help of a flag is the text in its ``Annotated`` type. Nothing heavy is imported here.
+A command is a function. Its positional parameters are the positional arguments, its keyword-only parameters the flags,
+and its docstring is the help. A parameter is declared as ``name: Annotated[type, "help text"] = default``, like the
+settings of a recipe, and :func:`bucketrank.settings.fields.convert` converts its text. A parameter of the type
+:data:`Changes` collects the flags that change a recipe.
+
+We use argparse from the standard library. jsonargparse, tyro and cyclopts neither read lists, null and mappings as our
+recipe files have them nor let us word the messages, their imports take 150 to 290 ms instead of 30, and none of them
+has settings that depend on the recipe named on the same command line.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
-import importlib.util
 import inspect
 import re
+import signal
 import sys
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
-from bucketrank.suggestions import nearest, require_choice
+from bucketrank.errors import (
+    MIN_LIKENESS,
+    BucketrankError,
+    MissingPackageError,
+    UsageError,
+    as_user_error,
+    printable,
+)
 
 if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser
+    from bucketrank.settings.flags import FlagParser
 
 Command = Callable[..., int | None]  # returns the exit status, None for 0
 Commands = dict[str, Union[Command, "Commands"]]
+Changes = dict[str, str]  # texts of setting flags by key: {"loss.delta": "0.25"}
 
-TYPES = {"int": "a whole number", "float": "a number"}
-PACKAGES = {"PIL": "pillow", "faster_coco_eval": "faster-coco-eval", "yaml": "PyYAML"}  # where the names differ
-
-
-class UsageError(Exception):
-    """A command was called in a wrong way; the message says what to do instead."""
+SAMPLE_RECIPE = "atss-r50-rs"  # its settings are shown by --help if no recipe is named
+REQUIREMENT = re.compile(r"([\w.-]+)(?:\[([\w,. -]+)\])?.*?;.*\bextra\s*==\s*[\"']([\w-]+)[\"']")
 
 
-class SettingFlags(list[str]):
-    """The words of a command line that change settings of a recipe, like ``--loss.delta 0.25``."""
+def run(
+    commands: Commands,
+    words: Sequence[str] | None = None,
+    *,
+    program: str = "bucketrank",
+    summary: str = "Ranking losses for object detection.",
+    extra: str = "detect",
+) -> int:
+    """Run the command that the words name and return its exit status.
 
+    The status is 0, 1 if the work failed, 2 for wrong usage, or 130 if interrupted.
 
-def call(commands: Commands, words: list[str]) -> int:
-    """Find the command among the words, parse its arguments, call it, and return the exit status."""
+    Args:
+        commands: functions by name, possibly nested.
+        words: the command line (default: that of the process).
+        program: name of the program in help and messages.
+        summary: first line of the help.
+        extra: extra of the package that all commands need.
+    """
+    words = list(sys.argv[1:] if words is None else words)
     if words[:1] == ["--version"]:
         from bucketrank import __version__
 
-        sys.stdout.write(f"bucketrank {__version__}\n")
+        sys.stdout.write(f"{program} {__version__}\n")
         return 0
     path: list[str] = []
+    try:
+        with _sigterm_like_control_c():
+            command = _find(commands, words, path, program=program)
+            if isinstance(command, dict):
+                sys.stdout.write(_overview(command, path, program=program, summary=summary))
+                return 0
+            require(extra)
+            return command(**_parse(command, words[len(path) :], program=" ".join([program, *path]))) or 0
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{program}: interrupted\n")
+        return 130
+    except (BucketrankError, OSError, MemoryError, RuntimeError) as error:
+        user_error = as_user_error(error)
+        if user_error is None:
+            raise
+        command_name = " ".join(path) + ": " if path and user_error.names_command else ""
+        sys.stderr.write(f"{program}: {command_name}{printable(user_error)}\n")
+        return user_error.exit_status
+
+
+@contextmanager
+def _sigterm_like_control_c() -> Iterator[None]:
+    """Raise KeyboardInterrupt at SIGTERM, so that a stopped command removes its temporary files.
+
+    Nothing changes outside the main thread, or if the process has its own handler.
+    """
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _find(commands: Commands, words: list[str], path: list[str], *, program: str) -> Command | Commands:
+    """Return the command that the words name, and add its name to ``path``; a group if its help is wanted."""
     command: Command | Commands = commands
     while isinstance(command, dict):
         word = words[len(path)] if len(path) < len(words) else "--help"
         if word in ("-h", "--help"):
-            sys.stdout.write(_overview(path, command))
-            return 0
+            return command
         if word not in command:
-            raise UsageError(_no_such_command(commands, words, len(path)))
+            typed = len(path) + 1
+            path.clear()
+            raise UsageError(_no_such_command(commands, words, typed, program=program))
         path.append(word)
         command = command[word]
-    return command(**_parse(command, path, words[len(path) :])) or 0
+    return command
 
 
-def _parse(command: Command, path: list[str], words: list[str]) -> dict[str, Any]:
-    """Return the keyword arguments of a command from its words."""
-    require("jsonargparse", extra="bench" if path[0] == "bench" else "detect")
-    from jsonargparse import ArgumentParser
+class _Switch(argparse.Action):
+    """A flag without a value: ``--fast`` is true and ``--no-fast`` is false."""
 
-    parser = ArgumentParser(
-        prog=" ".join(["bucketrank", *path]),
-        description=command.__doc__,
-        formatter_class=argparse.HelpFormatter,
-        exit_on_error=False,
-    )
+    def __init__(self, *, option_strings: list[str], dest: str, **options: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, **options)
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002
+        namespace: argparse.Namespace,
+        values: Any,  # noqa: ARG002
+        option_string: str | None = None,
+    ) -> None:
+        setattr(namespace, self.dest, option_string == self.option_strings[0])
+
+
+def _parse(command: Command, words: list[str], *, program: str) -> dict[str, Any]:
+    """Return the keyword arguments that the words give to a command."""
+    from bucketrank.settings.fields import FlagText, alternatives, convert
+    from bucketrank.settings.flags import FlagParser, add_used_flags, flag_names, normalised
+
+    parser = FlagParser(prog=program, description=inspect.getdoc(command))
     hints = get_type_hints(command, include_extras=True)
     flags = ["--help"]
-    settings_name = None
+    types: dict[str, tuple[str, Any]] = {}  # parameter -> its name in messages, and its type
+    changes = None
     for name, parameter in inspect.signature(command).parameters.items():
         annotation, text = get_args(hints[name])
-        if annotation is SettingFlags:
-            settings_name = name
+        if annotation == Changes:
+            changes = name
+            continue
+        if type(None) in alternatives(annotation):  # which stands for an argument that is not given
+            (annotation,) = (each for each in alternatives(annotation) if each is not type(None))
+        added = _add_parameter(parser, parameter, annotation, text)
+        flags += added
+        types[name] = (added[0] if added else name, annotation)
+    if changes is not None:
+        words = [normalised(word) for word in words]
+        flags += flag_names()
+        if {"-h", "--help"} & {*words}:
+            _show_settings(parser, words, dest=changes)
         else:
-            flags += _add_argument(parser, parameter, annotation, text)
-    if settings_name is None:
-        return _parsed(parser, path, words, flags)
-    require("yaml", extra="detect")
-    from bucketrank.recipes.setting_flags import flag_names, normalised, take_settings
+            add_used_flags(parser, words, dest=changes)
+    values, rest = parser.parse(words, flags)
+    if rest:
+        raise UsageError(f"unrecognized arguments: {' '.join(rest)}")
+    given = {} if changes is None else {changes: values.get(changes, {})}
+    try:
+        for name, (shown, annotation) in types.items():
+            value = values.get(name)
+            if isinstance(value, list):
+                given[name] = [convert(FlagText(each), get_args(annotation)[0], name=shown) for each in value]
+            elif value is not None:
+                given[name] = convert(FlagText(value) if isinstance(value, str) else value, annotation, name=shown)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    return given
 
-    words = [normalised(word) for word in words]
-    _add_settings(parser, words)
-    values = _parsed(parser, path, words, [*flags, *flag_names()])
-    texts = take_settings(values)
-    return values | {settings_name: SettingFlags(word for key, text in texts.items() for word in (f"--{key}", text))}
 
-
-def _add_argument(parser: ArgumentParser, parameter: inspect.Parameter, annotation: Any, text: str) -> list[str]:
+def _add_parameter(parser: FlagParser, parameter: inspect.Parameter, annotation: Any, text: str) -> list[str]:
     """Add one parameter of a command to its parser, and return its flags."""
-    from jsonargparse import ActionYesNo
+    from bucketrank.settings.fields import choices_of
+    from bucketrank.settings.flags import metavar
 
+    text = text.replace("%", "%%")
     if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
-        several: dict[str, Any] = {"nargs": "+"} if get_origin(annotation) is list else {}
-        if parameter.default is None:
-            several = {"nargs": "?"}
-        parser.add_argument(
-            parameter.name, type=get_args(annotation)[0] if several else annotation, help=text, **several
-        )
+        count = "+" if get_origin(annotation) is list else "?" if parameter.default is None else None
+        parser.add_argument(parameter.name, nargs=count, default=argparse.SUPPRESS, help=text)
         return []
-    flag = "--" + parameter.name.replace("_", "-")
-    if annotation is not bool and parameter.default is not None:
+    flag = parameter.name.replace("_", "-")
+    options: dict[str, Any] = {"dest": parameter.name, "default": argparse.SUPPRESS}
+    if annotation is bool:
+        parser.add_argument(f"--{flag}", f"--no-{flag}", action=_Switch, help=text, **options)
+        return [f"--{flag}", f"--no-{flag}"]
+    if parameter.default is not None:
         text += f" ({parameter.default})"
-    if bool in (annotation, *get_args(annotation)):
-        parser.add_argument(flag, action=ActionYesNo(no_prefix="no-"), default=parameter.default, help=text)
-        return [flag, "--no-" + flag.removeprefix("--")]
-    parser.add_argument(flag, type=annotation, default=parameter.default, help=text)
-    return [flag]
+    if choices_of(annotation):
+        options["metavar"] = metavar(annotation)
+    parser.add_value(f"--{flag}", annotation, help=text, **options)
+    return [f"--{flag}"]
 
 
-def _add_settings(parser: ArgumentParser, words: list[str]) -> None:
-    """Add the settings of recipes as flags; ``--help`` shows those of the recipe named among the words."""
-    from bucketrank.recipes import RecipeError, load_recipe, recipe_names
-    from bucketrank.recipes.setting_flags import add_setting_flags
+def _show_settings(parser: FlagParser, words: list[str], *, dest: str) -> None:
+    """Add the settings of the recipe named among the words, for ``--help``."""
+    from bucketrank.settings.flags import add_recipe_flags
+    from bucketrank.settings.recipe import load_recipe, recipe_names
 
-    if not {"-h", "--help"} & {*words}:
-        add_setting_flags(parser)
-        return
     known = recipe_names()
     named = (word for word in words if word in known or word.endswith((".yaml", ".yml")))
-    name = next(named, "atss-r50-rs")
-    try:
-        add_setting_flags(parser, load_recipe(name))
-    except RecipeError as error:
-        raise UsageError(f"{parser.prog.removeprefix('bucketrank ')}: {error}") from error
-    positional = [
-        f"[{action.dest}]" if action.nargs == "?" else action.dest
-        for action in parser._actions
-        if not action.option_strings
-    ]
-    parser.usage = " ".join([parser.prog, *positional, "[options]", "[settings]"])
+    name = next(named, SAMPLE_RECIPE)
+    parser.usage = f"{parser.prog} [recipe] [options] [settings]"
     parser.epilog = f"The values in brackets are those of the recipe {name}."
+    add_recipe_flags(parser, load_recipe(name), dest=dest)
 
 
-def _parsed(parser: ArgumentParser, path: list[str], words: list[str], flags: list[str]) -> dict[str, Any]:
-    """Parse the words; UsageError names what is wrong and, for an unknown flag, the nearest one."""
-    command = " ".join(path)
-    for word in words:
-        flag = word.partition("=")[0]
-        if flag.startswith("--") and flag != "--" and flag not in flags:
-            raise UsageError(f'{command}: there is no flag "{flag}"; {nearest(flag, flags)}')
-    try:
-        return dict(vars(parser.parse_args(words)))
-    except argparse.ArgumentError as error:
-        raise UsageError(f"{command}: {_message_of(error)}") from error
-
-
-def _message_of(error: argparse.ArgumentError) -> str:
-    """Return a parser's message in our form: the flag, what was expected, what came."""
-    if error.message.startswith("argument --") and importlib.util.find_spec("yaml") is not None:
-        from bucketrank.recipes.setting_flags import flag_error
-
-        return flag_error(error)
-    key = re.search(r'Parser key "([\w.]+)"', error.message)
-    types = [word for name, word in TYPES.items() if f"<class '{name}'>" in error.message]
-    value = re.search(r"(?:Given value|Got value): (.*)", error.message)
-    if key is None or value is None or not types:
-        return error.message
-    return f"--{key[1].replace('_', '-')}: expected {' or '.join(types)}, got {value[1]!r}"
-
-
-def require(*modules: str, extra: str = "bench") -> None:
-    """Raise UsageError that says how to install what is missing."""
-    missing = [PACKAGES.get(module, module) for module in modules if importlib.util.find_spec(module) is None]
+def require(extra: str) -> None:
+    """Raise MissingPackageError unless all packages of an extra are installed."""
+    missing = [name for name in extra_packages(extra) if not _is_installed(name)]
     if missing:
-        raise UsageError(f'this command needs {" and ".join(missing)}; install with: pip install "bucketrank[{extra}]"')
+        raise MissingPackageError(
+            f'this command needs {" and ".join(missing)}; install with: pip install "bucketrank[{extra}]"'
+        )
 
 
-def require_device(command: str, device: str) -> None:
+def extra_packages(extra: str) -> list[str]:
+    """Return the packages in an extra of bucketrank, from the metadata of the installed package.
+
+    >>> "pillow" in extra_packages("detect"), "onnx" in extra_packages("export"), "pillow" in extra_packages("export")
+    (True, True, True)
+    """
+    try:
+        requirements = metadata.requires("bucketrank") or []
+    except metadata.PackageNotFoundError:  # a checkout on the path that is not installed
+        return []
+    packages: dict[str, None] = {}
+    for match in map(REQUIREMENT.match, requirements):
+        if match and match[3] == extra:
+            nested = [each.strip() for each in (match[2] or "").split(",")] if match[1] == "bucketrank" else []
+            packages |= dict.fromkeys([name for each in nested for name in extra_packages(each)] or [match[1]])
+    return list(packages)
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        metadata.distribution(package)
+    except metadata.PackageNotFoundError:  # perhaps a variant like onnxruntime-gpu, with the same module
+        return find_spec(package.replace("-", "_")) is not None
+    return True
+
+
+def require_device(device: str) -> None:
     """Raise UsageError unless torch can use the device."""
     from bucketrank.devices import resolve_device
 
     try:
         resolve_device(device)
     except ValueError as error:
-        raise UsageError(f"{command}: --{error}") from error
+        raise UsageError(f"--{error}") from error
 
 
-def require_flag(command: str, flag: str, value: str | None, choices: Iterable[str]) -> None:
-    """Raise UsageError unless the value of a flag is one of ``choices``, or None because it was not given."""
-    try:
-        if value is not None:
-            require_choice(f"{command}: --{flag}", value, choices)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+def require_min(flag: str, value: float | None, minimum: int) -> None:
+    """Raise UsageError if a flag is given with a value below ``minimum``."""
+    if value is not None and value < minimum:
+        raise UsageError(f"{flag}: expected at least {minimum}, got {value}")
 
 
 def listed(flag: str, text: str, parse: Callable[[str], Any]) -> tuple[Any, ...]:
-    """Return the values between the commas after a flag; ValueError names the flag."""
+    """Return the comma-separated values after a flag; ValueError names the flag."""
     try:
         return tuple(parse(part) for part in text.split(","))
     except ValueError as error:
@@ -205,17 +292,17 @@ def _leaves(commands: Commands, path: tuple[str, ...] = ()) -> list[tuple[str, C
     return leaves
 
 
-def _overview(path: list[str], commands: Commands) -> str:
+def _overview(commands: Commands, path: list[str], *, program: str, summary: str) -> str:
     leaves = _leaves(commands, tuple(path))
     width = max(len(name) for name, _ in leaves)
-    lines = [f"  bucketrank {name:<{width}}  {inspect.getdoc(command)}" for name, command in leaves]
-    return "\n".join(["Ranking losses for object detection.", "", *lines, "", "Each command has --help.", ""])
+    lines = [f"  {program} {name:<{width}}  {inspect.getdoc(command)}" for name, command in leaves]
+    return "\n".join([summary, "", *lines, "", "Each command has --help.", ""])
 
 
-def _no_such_command(commands: Commands, words: list[str], known: int) -> str:
-    typed = " ".join(words[: known + 1])
-    # With the next word, too: in "benhc losses" the second word shows what was meant.
-    meant = " ".join(word for word in words[: known + 2] if not word.startswith("-"))
-    names = [name for name, _ in _leaves(commands)]
-    closest = max(names, key=lambda name: difflib.SequenceMatcher(None, meant, name).ratio())
-    return f'there is no command "{typed}"; the nearest is "bucketrank {closest}"'
+def _no_such_command(commands: Commands, words: list[str], typed: int, *, program: str) -> str:
+    # The next word helps, too: in "convret voc" it shows what was meant.
+    meant = " ".join(word for word in words[: typed + 1] if not word.startswith("-"))
+    likeness = {name: difflib.SequenceMatcher(None, meant, name).ratio() for name, _ in _leaves(commands)}
+    closest = max(likeness, key=lambda name: likeness[name])
+    hint = f'the nearest is "{program} {closest}"' if likeness[closest] >= MIN_LIKENESS else f"see {program} --help"
+    return f'there is no command "{" ".join(words[:typed])}"; {hint}'

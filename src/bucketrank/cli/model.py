@@ -1,42 +1,46 @@
-"""``bucketrank eval``."""
+"""Commands for trained detectors: eval, predict, calibrate, export, report and convert-weights."""
 
 from __future__ import annotations
 
+import math
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from bucketrank.arguments import UsageError, require, require_device, require_flag
+from bucketrank.cli.arguments import require, require_device, require_min
+from bucketrank.errors import UsageError, printable
+from bucketrank.settings.choices import CalibrationMethod, CalibrationTarget, LayoutName
+
+Weights = Annotated[Path, "weights file, folder of a run or of save_pretrained, or owner/name on the hub"]
+Data = Annotated[Path, "folder of the data set"]
+DataLayout = Annotated[LayoutName | None, "layout of the data folder (default: the first that fits)"]
+Device = Annotated[str, "a torch device, like cpu or cuda:0; auto is cuda if available"]
+First = Annotated[int | None, "evaluate only the first N images"]
+Batch = Annotated[int, "images per batch"]
 
 
 def evaluate(
-    weights: Annotated[Path, "weights file, folder of a run or of save_pretrained, or owner/name on the hub"],
-    data: Annotated[Path, "folder of the data set"],
+    weights: Weights,
+    data: Data,
     *,
-    split: Annotated[str, "val or train"] = "val",
-    layout: Annotated[str | None, "own, coco, lvis or roboflow (default: the first that fits)"] = None,
-    batch: Annotated[int, "images per batch"] = 1,
+    split: Annotated[Literal["val", "train"], "images to evaluate on"] = "val",
+    layout: DataLayout = None,
+    batch: Batch = 1,
     workers: Annotated[int, "data-loading workers"] = 0,
-    device: Annotated[str, "a torch device, like cpu or cuda:0; auto is cuda if available"] = "auto",
-    most: Annotated[int | None, "evaluate only the first N images"] = None,
-    detections: Annotated[Path | None, "file for the detections, in COCO's result format"] = None,
+    device: Device = "auto",
+    most: First = None,
+    detections: Annotated[Path | None, "file for the detections, in COCO result format"] = None,
     given_boxes: Annotated[bool, "Mask R-CNN: also evaluate its masks in the ground-truth boxes"] = False,
 ) -> None:
-    """Evaluate a trained detector on a data set: AP by COCO's or LVIS's rules."""
-    require("rich", "PIL", "faster_coco_eval", "yaml", "timm", extra="detect")
+    """Evaluate a trained detector on a data set: AP by COCO or LVIS rules."""
     from rich.console import Console
 
-    from bucketrank.data.annotations import LAYOUTS
     from bucketrank.inference.evaluation import evaluate, print_evaluation
 
-    if batch < 1:
-        raise UsageError(f"eval: --batch: expected at least 1, got {batch}")
-    if workers < 0:
-        raise UsageError(f"eval: --workers: expected at least 0, got {workers}")
-    if most is not None and most < 1:
-        raise UsageError(f"eval: --most: expected at least 1, got {most}")
-    require_flag("eval", "split", split, ("val", "train"))
-    require_flag("eval", "layout", layout, LAYOUTS)
-    require_device("eval", device)
+    require_min("--batch", batch, 1)
+    require_min("--workers", workers, 0)
+    require_min("--most", most, 1)
+    require_device(device)
     evaluation = evaluate(
         weights,
         data,
@@ -50,3 +54,139 @@ def evaluate(
         given_boxes=given_boxes,
     )
     print_evaluation(Console(), evaluation)
+
+
+def predict(
+    weights: Weights,
+    images: Annotated[list[Path], "image files, or folders that are searched recursively"],
+    *,
+    out: Annotated[Path, "folder for the drawn images and predictions.json"] = Path("predictions"),
+    threshold: Annotated[
+        float | None, "minimum score to report (default: the threshold stored with the weights)"
+    ] = None,
+    device: Device = "auto",
+    batch: Batch = 1,
+) -> int:
+    """Detect objects in images: draw them and write them as JSON (exit status 1 if an image was skipped)."""
+    from bucketrank.inference.prediction import predict_files
+
+    require_min("--batch", batch, 1)
+    if threshold is not None and not math.isfinite(threshold):
+        raise UsageError(f"--threshold: expected a finite number, got {threshold}; scores are from 0 to 1")
+    require_device(device)
+    return int(predict_files(weights, images, out, threshold=threshold, device=device, batch_size=batch) > 0)
+
+
+def calibrate(
+    weights: Annotated[Path, "weights.safetensors of a run"],
+    data: Data,
+    *,
+    out: Annotated[Path | None, "the file to write (default: replace WEIGHTS)"] = None,
+    split: Annotated[Literal["train", "val"], "images to fit on"] = "train",
+    layout: DataLayout = None,
+    target: Annotated[CalibrationTarget, "match: probability of an IoU of at least 0.5; iou: expected IoU"] = "match",
+    per_class: Annotated[bool, "fit each class on its own"] = False,
+    method: Annotated[
+        CalibrationMethod, "platt for sigmoid scores; temperature for a softmax, may change the order"
+    ] = "platt",
+    most: Annotated[int, "maximum number of images"] = 500,
+    device: Device = "auto",
+) -> None:
+    """Turn the scores of a detector into probabilities, without changing their order or AP."""
+    from rich.console import Console
+
+    from bucketrank.inference.evaluation import calibrate_weights
+
+    require_min("--most", most, 1)
+    if per_class and method == "temperature":
+        raise UsageError("--per-class: expected --method platt, got temperature, which classes share")
+    require_device(device)
+    calibration = calibrate_weights(
+        weights,
+        data,
+        out,
+        split=split,
+        layout=layout,
+        target=target,
+        per_class=per_class,
+        method=method,
+        max_images=most,
+        device=device,
+    )
+    lines = printable(f"{calibration}\nwrote {out or weights}")
+    Console().print(lines, highlight=False, markup=False, soft_wrap=True)
+
+
+def export(
+    weights: Weights,
+    *,
+    out: Annotated[Path, "the file to write"] = Path("model.onnx"),
+    size: Annotated[
+        str | None, "HEIGHTxWIDTH of the images it will get (default: that of --image, or a square of min_size)"
+    ] = None,
+    image: Annotated[Path | None, "image for the comparison with torch (default: drawn shapes)"] = None,
+) -> None:
+    """Export a detector to ONNX and verify that onnxruntime matches torch."""
+    require("export")
+    from bucketrank.inference.onnx import export_weights
+
+    agreement = export_weights(weights, out, size=None if size is None else _parse_size(size), image=image)
+    sys.stdout.write(f"{agreement}\nwrote {printable(out)}\n")
+
+
+def _parse_size(text: str) -> tuple[int, int]:
+    from bucketrank.settings.detector_specs import MAX_PIXELS
+
+    try:
+        height, width = (int(side) for side in text.lower().split("x"))
+    except ValueError:
+        height = width = 0
+    if min(height, width) < 1:
+        raise UsageError(f"--size: expected HEIGHTxWIDTH like 480x640, got {text!r}")
+    if height * width > MAX_PIXELS:
+        raise UsageError(f"--size: expected at most {MAX_PIXELS:,} pixels, got {text!r}; choose a smaller size")
+    return height, width
+
+
+def report(
+    runs: Annotated[list[Path], "run folders, as train writes them"],
+    *,
+    out: Annotated[Path, "the page to write"] = Path("report.html"),
+    data: Annotated[Path | None, "folder of the data set (default: the one each run was trained on)"] = None,
+    images: Annotated[int, "number of best and of worst images to show"] = 6,
+    most: First = None,
+    device: Device = "auto",
+) -> None:
+    """Write one page about runs: curves, AP, precision and recall, best and worst images, ranked lists."""
+    from bucketrank.report.page import write_report
+
+    require_min("--images", images, 1)
+    require_min("--most", most, 1)
+    require_device(device)
+    write_report(runs, out, data=data, images=images, max_images=most, device=device)
+
+
+def convert_weights(
+    file: Annotated[Path, "MMDetection 2 or 3 checkpoint, .pth"],
+    *,
+    out: Annotated[Path, "model file to write"] = Path("model.safetensors"),
+    detector: Annotated[
+        Literal["atss", "paa"] | None, "needed if neither the checkpoint nor its name tells ATSS from PAA"
+    ] = None,
+    classes: Annotated[str | None, "class names in order, separated by commas, if the checkpoint has none"] = None,
+    threshold: Annotated[float, "minimum score to report"] = 0.3,
+    ema: Annotated[bool, "take the EMA weights (names that start with ema_)"] = False,
+) -> None:
+    """Convert a published checkpoint to a model file for eval, predict, train --init, export and report."""
+    from rich.console import Console
+
+    from bucketrank.weights.atomic import require_no_folder, require_no_input
+    from bucketrank.weights.published import convert_published
+
+    if not 0 <= threshold <= 1:
+        raise UsageError(f"--threshold: expected a score from 0 to 1, got {threshold}")
+    require_no_folder(out, "model.safetensors")
+    require_no_input(out, [file])
+    names = None if classes is None else [name.strip() for name in classes.split(",")]
+    converted = convert_published(file, out, detector=detector, classes=names, threshold=threshold, ema=ema)
+    Console().print(f"{out}: {converted}", soft_wrap=True, markup=False, highlight=False)

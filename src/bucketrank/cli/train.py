@@ -1,4 +1,4 @@
-"""``bucketrank train``."""
+"""Commands that train: ``bucketrank recipes``, ``bucketrank train`` and ``bucketrank demo``."""
 
 from __future__ import annotations
 
@@ -6,16 +6,31 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from bucketrank.arguments import SettingFlags, UsageError, require
-from bucketrank.data.problems import DataError
+from bucketrank.cli.arguments import Changes
+from bucketrank.errors import DiskFullError, OutOfMemoryError, UsageError
 
 if TYPE_CHECKING:
-    from bucketrank.recipes import Recipe
+    from bucketrank.settings.recipe import Recipe
 
 LESS_MEMORY = (
     "Start a new run with a smaller --data.batch_size (the learning rate scales with it), a smaller --inputs.max_size, "
     "or --backbone.checkpointing true"
 )
+
+
+def recipes(
+    recipe: Annotated[str | None, "show this recipe with all its settings"] = None,
+    *,
+    markdown: Annotated[bool, "print the list as a Markdown table"] = False,
+    settings: Annotated[Changes, "settings of the recipe"],
+) -> None:
+    """List the recipes of the package with the paper's AP, or show one with all its settings."""
+    from bucketrank.settings import paper
+
+    if recipe is not None:
+        sys.stdout.write(paper.show_recipe(recipe, settings))
+    else:
+        sys.stdout.write(paper.markdown() if markdown else paper.list_recipes())
 
 
 def train(
@@ -25,32 +40,30 @@ def train(
     out: Annotated[Path | None, "folder for everything the run writes (default: runs/RECIPE)"] = None,
     resume: Annotated[bool, "continue the run in --out, or start it if --out holds no run"] = False,
     allow_changed_data: Annotated[bool, "resume although images or annotations changed (classes may never)"] = False,
-    settings: Annotated[SettingFlags, "settings of the recipe"],
+    settings: Annotated[Changes, "settings of the recipe"],
 ) -> int:
     """Train a detector by a recipe on a data set; every setting is a flag, like --loss.delta 0.25."""
-    require("rich", "PIL", "faster_coco_eval", "filelock", "yaml", "lightning", "timm", "matplotlib", extra="detect")
-    from bucketrank.recipes import RecipeError, load_recipe
+    from bucketrank.settings import load_recipe
     from bucketrank.training.launch import is_first_process
     from bucketrank.training.stop_signals import Interrupted, stop_signals
 
     if recipe is None and (out is None or not resume):
-        raise UsageError("train: expected a recipe (see bucketrank recipes), or --resume and the --out of a run")
+        raise UsageError("expected a recipe (see bucketrank recipes), or --resume and the --out of a run")
     if data is None and not resume:
-        raise UsageError("train: expected --data, the folder of the data set")
+        raise UsageError("expected --data, the folder of the data set")
     out = out or Path("runs") / Path(str(recipe)).stem
     if recipe is None and settings and (out / "recipe.yaml").is_file():  # change settings of the run's own recipe
         recipe = str(out / "recipe.yaml")
     try:
         with stop_signals():
             chosen = None if recipe is None else load_recipe(recipe, settings)
-            return _train(chosen, data, out, resume=resume, allow_changed_data=allow_changed_data)
-    except RecipeError as error:
-        raise UsageError(f"train: {error}") from error
+            _train(chosen, data, out, resume=resume, allow_changed_data=allow_changed_data)
     except Interrupted:
         if not is_first_process():  # the first one reports; a status other than 0 would make Lightning kill it
             return 0
         sys.stderr.write(f"bucketrank: stopped; {_how_to_continue(out)}\n")
         return 130
+    return 0
 
 
 def _how_to_continue(out: Path) -> str:
@@ -59,31 +72,43 @@ def _how_to_continue(out: Path) -> str:
     return "the run had not begun; start it with the same command"
 
 
-def _train(recipe: Recipe | None, data: Path | None, out: Path, *, resume: bool, allow_changed_data: bool) -> int:
-    """Train, turn what can go wrong into messages, and return the exit status."""
+def _train(recipe: Recipe | None, data: Path | None, out: Path, *, resume: bool, allow_changed_data: bool) -> None:
+    """Train, and say how to go on after a full disk or too little memory."""
     import torch
 
-    from bucketrank.training.detector_module import NonFiniteLossError
     from bucketrank.training.run import train as run
-    from bucketrank.weights.atomic import DiskFullError
 
     try:
         run(recipe, data, out, resume=resume, allow_changed_data=allow_changed_data)
     except DiskFullError as error:
-        raise DataError(f"train: {error}; {_how_to_continue(out)}") from error
-    except NonFiniteLossError as error:
-        raise DataError(f"train: {error}") from error
+        raise DiskFullError(f"{error}; {_how_to_continue(out)}") from error
     except torch.OutOfMemoryError as error:
-        raise DataError(f"train: Out of device memory ({_first_line(error)}). {LESS_MEMORY}") from error
+        raise OutOfMemoryError(f"Out of device memory ({_first_line(error)}). {LESS_MEMORY}") from error
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
             raise
-        raise DataError(
-            f"train: A data-loading worker died, usually from lack of memory ({_first_line(error)}). "
+        raise OutOfMemoryError(
+            f"A data-loading worker died, usually from lack of memory ({_first_line(error)}). "
             f"Lower --data.workers; {_how_to_continue(out)}"
         ) from error
-    return 0
 
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0]
+
+
+def demo(
+    *,
+    out: Annotated[Path, "folder for the images, the weights and the numbers"] = Path("runs/demo"),
+    steps: Annotated[int, "training steps with each loss"] = 500,
+    seed: Annotated[int, "seed of weights, order and flips"] = 0,
+) -> None:
+    """Train a small detector with a ranking loss and with focal loss, side by side (minutes on two cores)."""
+    from bucketrank.demo.runs import DemoSettings
+    from bucketrank.demo.show import run_demo
+
+    try:
+        settings = DemoSettings(steps=steps, seed=seed)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    run_demo(settings, out)

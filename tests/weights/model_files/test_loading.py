@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from bucketrank.recipes import Recipe
 
 from bucketrank.detectors import Detector
 from bucketrank.evaluation.calibration import Calibration, fold
 from bucketrank.evaluation.calibration.mapping import fold_softmax
-from bucketrank.recipes import Recipe
 from bucketrank.weights.files import Meta, WeightsError, save_weights
 from bucketrank.weights.load import build_detector, load_matching_weights, load_model
 
