@@ -4,7 +4,6 @@ Otherwise every process of a tiny run spends a third of its time on them.
 """
 
 import bucketrank.recipes.setting_flags
-import jsonargparse
 import matplotlib.backends.backend_agg
 import torch
 
@@ -15,7 +14,7 @@ from bucketrank.losses.rankings import Settings, rank_all
 
 from . import strikes
 
-__all__ = ["bucketrank", "jsonargparse", "matplotlib", "strikes"]
+__all__ = ["bucketrank", "matplotlib", "strikes"]
 
 
 def load_kernels() -> None:

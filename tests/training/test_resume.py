@@ -17,6 +17,8 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from bucketrank.data.problems import DataError
+from bucketrank.errors import RecipeError
+from bucketrank.settings import load_recipe, parse_flags
 from bucketrank.training.checkpoints import Checkpoints
 from bucketrank.training.run import train
 from bucketrank.training.run_keeper import RunKeeper
@@ -109,7 +111,7 @@ def test_a_laptop_recipe_as_it_is(name, shapes, tmp_path, monkeypatch):
     def train_here(folder: str, *, resume: bool = False) -> None:
         torch.set_num_threads(1)
         with Path(os.devnull).open("w") as nowhere:
-            chosen = load_recipe(name, flags.split())
+            chosen = load_recipe(name, parse_flags(flags.split()))
             train(chosen, shapes, tmp_path / folder, resume=resume, console=Console(file=nowhere))
 
     train_here("whole")

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from bucketrank.recipes import Recipe, load_recipe
 from rich.console import Console
 
+from bucketrank.settings import Recipe, load_recipe, parse_flags
 from bucketrank.training.detector_module import DetectorModule
 from bucketrank.training.run import RunResult, train
 
@@ -25,7 +25,7 @@ USUAL = """
 
 def recipe(flags: str = "", *, name: str = "atss-laptop") -> Recipe:
     """A recipe of the package made tiny."""
-    return load_recipe(name, [*USUAL.split(), *flags.split()])
+    return load_recipe(name, parse_flags([*USUAL.split(), *flags.split()]))
 
 
 def run(folder: Path, data: Path, flags: str = "", *, resume: bool = False, **settings: Any) -> RunResult:

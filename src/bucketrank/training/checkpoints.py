@@ -16,14 +16,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from bucketrank.data.problems import DataError
+from bucketrank.errors import CheckpointError
 from bucketrank.weights.atomic import write_tensors
 
 FORMAT = "1"
-
-
-class CheckpointError(DataError):
-    """Not a checkpoint of a run, or a damaged one."""
 
 
 class Checkpoints:

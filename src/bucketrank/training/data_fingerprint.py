@@ -14,15 +14,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bucketrank.data.annotations import Split, classes, file_name, size_of
-from bucketrank.data.problems import DataError, counted
+from bucketrank.data.problems import counted
+from bucketrank.errors import ChangedDataError
 from bucketrank.weights.atomic import write_tensors
 
 FORMAT = "1"
 SHOWN = 10  # classes in a message
-
-
-class ChangedDataError(DataError):
-    """The data is not the data that the run began with; the message says what changed."""
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,13 @@ import torch
 from torch import Tensor
 
 from bucketrank.detectors import Detector
+from bucketrank.errors import NonFiniteLossError
 from bucketrank.evaluation import Evaluator
 from bucketrank.evaluation.evaluator import Record
 from bucketrank.training.data_module import Position, seed_of
 from bucketrank.training.schedule import Schedule, build_optimiser, set_rate
 from bucketrank.training.train_step import Batch, sum_terms
 from bucketrank.training.weight_average import WeightAverage
-
-
-class NonFiniteLossError(RuntimeError):
-    """The loss became infinite or NaN; the message names the images of the batch."""
 
 
 class DetectorModule(pl.LightningModule):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from bucketrank.data.problems import DataError
+from bucketrank.errors import RunFolderError
 from bucketrank.weights.atomic import remove_temporary_files
 
 LOCK = ".bucketrank.lock"
@@ -30,10 +30,6 @@ RUN_FILES = (
 RUN_FOLDERS = ("checkpoints", "pictures", "detections", "tensorboard", "wandb", "mlruns", "csv")
 CHECKPOINTS = ("last.safetensors", "previous.safetensors")
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
-
-
-class RunFolderError(DataError):
-    """The run folder is in use by another process, or holds files that are not of a run."""
 
 
 @contextmanager
