@@ -17,7 +17,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 PACKAGES = [
     "bucketrank",
     "bucketrank.evaluation.calibration",
-    "bucketrank.catalogue",
+    "bucketrank.settings",
     "bucketrank.data",
     "bucketrank.inference",
     "bucketrank.detectors",
@@ -26,7 +26,6 @@ PACKAGES = [
     "bucketrank.integrations.transformers",
     "bucketrank.weights",
     "bucketrank.detectors.assignment",
-    "bucketrank.recipes",
     "bucketrank.report",
     "bucketrank.training",
 ]

@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from bucketrank.recipes.recipe import differences
 from PIL import Image
 from rich.console import Console
 
 from bucketrank.cli import main
-from bucketrank.data import DataError
 from bucketrank.demo.runs import (
     LOSSES,
     DemoRun,
@@ -26,6 +24,8 @@ from bucketrank.demo.runs import (
     shuffled_batches,
 )
 from bucketrank.demo.show import bar, run_demo
+from bucketrank.errors import DataError
+from bucketrank.settings.recipe import differences
 from bucketrank.weights.load import load_model
 
 TINY = DemoSettings(

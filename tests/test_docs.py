@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from bucketrank.catalogue.registry import DETECTORS, LOSSES
+
+from bucketrank.settings.registry import DETECTORS, LOSSES
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from bucketrank.choices import Method
 from torch import Tensor
 
 from bucketrank import ap_loss, rank_sort_loss
@@ -15,6 +14,7 @@ from bucketrank.bench.losses import flops
 from bucketrank.bench.losses.flops import Counts
 from bucketrank.bench.losses.loss_contenders import count_operations, focal_loss
 from bucketrank.bench.losses.synthetic_logits import SyntheticLogits
+from bucketrank.settings.choices import Method
 from tests.bench import counted
 from tests.bench.counted import TALLY, Real
 

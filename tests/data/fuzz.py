@@ -16,15 +16,16 @@ from typing import Any
 
 import pytest
 import torch
-from bucketrank.recipes import from_dict
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 from bucketrank.cli import main
-from bucketrank.data import CocoDataset, DataError, check, find_splits, require_sound
+from bucketrank.data import CocoDataset, check, find_splits, require_sound
 from bucketrank.data.problems import MAX_LISTED, counted
+from bucketrank.errors import DataError
 from bucketrank.evaluation import Evaluator
+from bucketrank.settings import from_dict
 from bucketrank.training.data_module import DataModule
 from tests.data.small_folders import sound_document, write_split
 

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from bucketrank.cli import main
-from bucketrank.data import DataError, Problem, check, find_splits, require_sound
+from bucketrank.data import Problem, check, find_splits, require_sound
 from bucketrank.data.problems import raise_errors
+from bucketrank.errors import DataError
 from tests.data.small_folders import sound_document, write_image, write_split
 from tests.shared_data import shared
 

@@ -13,8 +13,9 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader
 from torchvision import tv_tensors
 
-from bucketrank.data import CocoDataset, DataError, GroupedBatchSampler, Split, collate, find_splits
+from bucketrank.data import CocoDataset, GroupedBatchSampler, Split, collate, find_splits
 from bucketrank.data.images import read_image
+from bucketrank.errors import DataError
 from tests.data.small_folders import sound_document, write_image, write_split
 from tests.shared_data import shared
 

@@ -13,8 +13,9 @@ import pytest
 from PIL import Image
 
 from bucketrank.cli import main
-from bucketrank.data import CocoDataset, DataError, check, find_splits
+from bucketrank.data import CocoDataset, check, find_splits
 from bucketrank.data.convert import convert_cityscapes, convert_voc, convert_yolo
+from bucketrank.errors import DataError
 from tests.data.other_formats import cityscapes_folder, voc_folder, voc_object, write_text, yolo_folder
 from tests.data.small_folders import write_image
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bucketrank.data import DataError
 from bucketrank.data.images import open_image
+from bucketrank.errors import DataError
 from tests.data.fuzz import FORMATS, damages, encoded, judged, more, write_folder
 from tests.data.small_folders import sound_document
 

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bucketrank.cli import main
-from bucketrank.data import DataError, check, find_splits
+from bucketrank.data import check, find_splits
 from bucketrank.data.split import resplit, stratified_holdout
+from bucketrank.errors import DataError
 from tests.data.small_folders import sound_document, write_image, write_split
 
 CLASSES = ["cat", "dog", "bird"]
@@ -153,7 +154,7 @@ def test_command_removes_the_warning_of_check_data(tmp_path: Path, capsys: pytes
     ("flags", "message"),
     [
         (["--val", "2"], "split: --val: expected a share above 0 and below 1, got 2"),
-        (["--val", "nan"], "split: --val: expected a number, got 'nan'"),
+        (["--val", "nan"], "split: --val: expected a share above 0 and below 1, got nan"),
         (["--layout", "voc"], "split: --layout: expected one of own, coco, lvis, roboflow, got 'voc'"),
     ],
 )

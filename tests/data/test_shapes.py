@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from torch.testing import assert_close
 
-from bucketrank.data import CocoDataset, DataError, Shapes, check, find_splits, write_shapes
+from bucketrank.data import CocoDataset, Shapes, check, find_splits, write_shapes
 from bucketrank.data.shapes import CLASSES
+from bucketrank.errors import DataError
 
 
 def test_the_same_seed_gives_the_same_image_everywhere() -> None:

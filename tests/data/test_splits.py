@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bucketrank.data import DataError, Split, Splits, find_splits
+from bucketrank.data import Split, Splits, find_splits
 from bucketrank.data.annotations import file_name, held_out, path_inside
+from bucketrank.errors import DataError
 from tests.data.small_folders import sound_document, write_split
 from tests.shared_data import shared
 

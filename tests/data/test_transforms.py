@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from bucketrank.recipes.training_settings import AUGMENTATIONS as NAMES
 from torch import Tensor
 from torch.testing import assert_close
 from torchvision import tv_tensors
 
 from bucketrank.data import CocoDataset, eval_transform, train_transform
 from bucketrank.data.transforms import AUGMENTATIONS
+from bucketrank.settings.training import AUGMENTATIONS as NAMES
 from tests.data.small_folders import sound_document, write_split
 
 

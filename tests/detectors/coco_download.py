@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 import torchvision
-from bucketrank.catalogue.library_specs import TORCHVISION_MODELS
 from torchvision.models import get_model, get_model_weights
+
+from bucketrank.settings.library_specs import TORCHVISION_MODELS
 
 from ..weights.test_torchvision_init import old_name
 

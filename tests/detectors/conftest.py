@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from bucketrank.catalogue import BackboneSettings
 from safetensors.torch import save_file
 
 from bucketrank.detectors.backbone import Backbone, build_backbone
+from bucketrank.settings import BackboneSettings
 
 from .backbone_checks import randomise_constants
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from bucketrank.catalogue import detectors
 from torch import Tensor
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+
+from bucketrank.settings import detectors
 
 from .small_detectors import scene, small_detector
 

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from bucketrank.catalogue import BackboneSettings
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bucketrank.detectors.backbone import Backbone, build_backbone
+from bucketrank.settings import BackboneSettings
 
 from .backbone_checks import assert_identical, norms_in_training, random_images, random_sum, trainable, with_gradient
 

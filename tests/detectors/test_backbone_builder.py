@@ -3,10 +3,10 @@
 import pytest
 import timm
 import torch
-from bucketrank.catalogue import BackboneSettings
 from torch import Tensor
 
 from bucketrank.detectors.backbone import build_backbone, stride_positions
+from bucketrank.settings import BackboneSettings
 
 from .backbone_checks import random_images, random_sum, randomise_constants, trainable, with_gradient
 

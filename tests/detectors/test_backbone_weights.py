@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import timm
 import torch
-from bucketrank.catalogue import BackboneSettings
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bucketrank.detectors.backbone import build_backbone
+from bucketrank.settings import BackboneSettings
 
 from ..shared_data import shared
 from .backbone_checks import assert_identical, norms_in_training, random_images, trainable

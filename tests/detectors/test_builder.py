@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from bucketrank.catalogue import Settings, describe, detector_spec, detectors, libraries, loss_settings, losses
 
 from bucketrank.detectors import BackboneSettings, InputSettings, build
+from bucketrank.settings import Settings, describe, detector_spec, detectors, libraries, loss_settings, losses
 
 from .small_detectors import small_detector
 

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from bucketrank.catalogue import detectors, loss_names, losses
+
+from bucketrank.settings import detectors, loss_names, losses
 
 from .small_detectors import CLASSES, SIZES, scene, small_detector
 

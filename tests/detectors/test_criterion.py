@@ -5,14 +5,14 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from bucketrank.catalogue import loss_settings
-from bucketrank.catalogue.loss_specs import BUILT_IN_LOSSES
 from torchvision.models.detection._utils import BoxCoder
 from torchvision.ops import generalized_box_iou_loss, sigmoid_focal_loss
 
 from bucketrank import alrp_loss, ap_loss, dr_loss, rank_sort_loss
 from bucketrank.detectors.assignment import IGNORED, NEGATIVE
 from bucketrank.detectors.criterion import Assigned, HeadRecipe, build_criterion
+from bucketrank.settings import loss_settings
+from bucketrank.settings.loss_specs import BUILT_IN_LOSSES
 
 # Rows: a positive of class 1, a negative, an ignored row, a positive of class 0 whose box misses its object.
 LABELS = torch.tensor([1, NEGATIVE, IGNORED, 0])

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from bucketrank.catalogue import BackboneSettings
 from torch import nn
 
 from bucketrank.detectors.backbone import Backbone, DeformableConv2d, build_backbone
+from bucketrank.settings import BackboneSettings
 
 from .backbone_checks import (
     assert_identical,

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from bucketrank.catalogue import detectors
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
 from bucketrank.detectors.base import InputTransform
+from bucketrank.settings import detectors
 
 from .small_detectors import scene, small_detector
 

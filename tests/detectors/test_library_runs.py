@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from bucketrank.recipes import load_recipe
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from bucketrank.cli import main
 from bucketrank.detectors import build
+from bucketrank.errors import ExportError
 from bucketrank.evaluation.calibration import ScoreMap, fold
-from bucketrank.inference import ExportError, export_onnx, predict
+from bucketrank.inference import export_onnx, predict
+from bucketrank.settings import load_recipe
 from bucketrank.weights import load_model
 
 from ..integrations import torchvision_models

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from bucketrank.catalogue import loss_settings
-from bucketrank.catalogue.detector_specs import MaskRCNNSettings
 
 from bucketrank.detectors import build
 from bucketrank.detectors.criterion import HeadRecipe, build_criterion
 from bucketrank.detectors.mask_rcnn import MaskLoss, MaskRCNN
+from bucketrank.settings import loss_settings
+from bucketrank.settings.detector_specs import MaskRCNNSettings
 
 from .small_detectors import scene, small_detector
 

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from bucketrank.catalogue import detectors
 from faster_coco_eval import COCO, COCOeval_faster
+
+from bucketrank.settings import detectors
 
 from .small_detectors import CLASSES, small_detector
 

@@ -7,13 +7,13 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from bucketrank.catalogue.detector_specs import CoDETRSettings
 
 from bucketrank.boxes import giou_loss
 from bucketrank.detectors.base import InputTransform, paste_masks
 from bucketrank.detectors.box_coder import BoxCoder
 from bucketrank.detectors.mask_rcnn import cropped_masks
 from bucketrank.detectors.rcnn import STRIDES, CascadeRCNN, RoIPool
+from bucketrank.settings.detector_specs import CoDETRSettings
 
 from .small_detectors import scene, small_detector
 

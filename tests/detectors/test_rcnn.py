@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from bucketrank.catalogue import loss_settings
 
 from bucketrank.detectors.criterion import Assigned, Criterion
 from bucketrank.detectors.rcnn import BoxHead
+from bucketrank.settings import loss_settings
 
 from .small_detectors import scene, small_detector
 

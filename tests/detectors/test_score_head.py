@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bucketrank.catalogue import detectors
 from torch.testing import assert_close
 
-from bucketrank.evaluation.calibration import CannotCalibrateError, ScoreMap, calibrate, fold
+from bucketrank.errors import CannotCalibrateError
+from bucketrank.evaluation.calibration import ScoreMap, calibrate, fold
 from bucketrank.evaluation.calibration.mapping import fold_softmax
+from bucketrank.settings import detectors
 from tests.detectors.small_detectors import scene, small_detector
 
 SIGMOID = ["atss", "cascade_rcnn", "co_detr", "faster_rcnn", "mask_rcnn", "paa", "retinanet"]

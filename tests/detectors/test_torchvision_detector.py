@@ -9,9 +9,6 @@ from typing import Any, get_args
 import pytest
 import torch
 import torchvision
-from bucketrank.catalogue import InputSettings, detector_settings
-from bucketrank.catalogue.library_specs import LIBRARY_LOSSES, TORCHVISION_MODELS
-from bucketrank.recipes import RecipeError, from_dict
 from safetensors.torch import save_file
 from torch import nn
 from torchvision.models import detection, get_model, vgg
@@ -19,7 +16,10 @@ from torchvision.models._api import WeightsEnum
 
 from bucketrank.detectors import build
 from bucketrank.detectors.torchvision import backbone_layers, freeze_layers
+from bucketrank.errors import RecipeError
 from bucketrank.integrations.ranking_loss import LossName
+from bucketrank.settings import InputSettings, detector_settings, from_dict
+from bucketrank.settings.library_specs import LIBRARY_LOSSES, TORCHVISION_MODELS
 from bucketrank.weights.sources import CLASS_LAYERS
 
 from ..detectors.small_detectors import CLASSES, scene
@@ -237,11 +237,11 @@ def test_a_recipe_holds_no_backbone_settings():
 
 
 def test_the_adapters_versions_are_checked(monkeypatch):
-    from bucketrank.catalogue import detector_spec
+    from bucketrank.settings import detector_spec
 
     def refuse(path):
         raise ImportError("expected torchvision 0.21 to 0.29, got 0.99")
 
-    monkeypatch.setattr("bucketrank.catalogue.detector_specs.import_object", refuse)
+    monkeypatch.setattr("bucketrank.settings.detector_specs.import_object", refuse)
     with pytest.raises(ValueError, match=r"detector\.name: torchvision's detectors cannot be used: .*got 0\.99"):
         detector_spec("torchvision/fcos_resnet50_fpn").load()

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from bucketrank.recipes import from_dict
 from huggingface_hub import constants
 
 from bucketrank.detectors import build
 from bucketrank.detectors.transformers import CLASS_LAYERS, FAMILIES, SquareTransform
+from bucketrank.errors import WeightsError
 from bucketrank.integrations.transformers.adapter import FAMILY_LOSSES
-from bucketrank.weights.files import Meta, WeightsError, save_weights
+from bucketrank.settings import from_dict
+from bucketrank.weights.files import Meta, save_weights
 from bucketrank.weights.load import build_detector, load_model, without_weights
 
 from ..integrations.transformers_models import MODELS

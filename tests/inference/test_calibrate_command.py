@@ -183,8 +183,7 @@ def test_wrong_use_is_one_line(
 def test_softmax_weights_name_the_temperature(
     weights_and_data: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from bucketrank.recipes import from_dict
-
+    from bucketrank.settings import from_dict
     from bucketrank.weights.files import Meta, save_weights
     from bucketrank.weights.load import build_detector
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
-from bucketrank.recipes import from_dict
 from huggingface_hub import ModelCard
 
 from bucketrank.inference.hub import model_card
+from bucketrank.settings import from_dict
 from bucketrank.weights import Meta
 from tests.inference.test_trained_detector import CALIBRATION
 

@@ -15,15 +15,15 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from bucketrank.catalogue import detectors
 from PIL import Image
 
 from bucketrank.cli import main
-from bucketrank.data.problems import DataError
 from bucketrank.data.shapes import Shapes
-from bucketrank.inference import ExportError, export_onnx, predict
+from bucketrank.errors import DataError, ExportError
+from bucketrank.inference import export_onnx, predict
 from bucketrank.inference import onnx as exporting
 from bucketrank.inference.onnx import compare, comparison_images
+from bucketrank.settings import detectors
 
 from ..detectors.small_detectors import small_detector
 from ..shared_data import shared

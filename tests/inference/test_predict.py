@@ -18,9 +18,9 @@ from faster_coco_eval.core import mask as rle_codec
 from PIL import Image
 
 from bucketrank.cli import main
-from bucketrank.data.problems import DataError
 from bucketrank.data.shapes import Shapes
 from bucketrank.detectors.atss import ATSS
+from bucketrank.errors import DataError
 from bucketrank.inference import predict
 from bucketrank.inference.prediction import Predictions, as_tensor, drawn_names, find_images, predict_files
 from bucketrank.weights.files import Meta
@@ -365,7 +365,7 @@ def test_an_image_on_which_the_detector_fails_does_not_cost_the_others(trained, 
     [
         (["--batch", "0"], "--batch: expected at least 1, got 0"),
         (["--threshold", "1e400"], "--threshold: expected a finite number, got inf; scores are from 0 to 1"),
-        (["--threshold", "nan"], "--threshold: expected a number, got 'nan'"),
+        (["--threshold", "nan"], "--threshold: expected a finite number, got nan; scores are from 0 to 1"),
         (["--device", "abacus"], "predict: --device: expected auto, cpu, "),
     ],
 )

@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 import torch
-from bucketrank.recipes import RecipeError, from_dict
 from huggingface_hub import hub_mixin
 from safetensors.torch import save_file
 
 import bucketrank
 from bucketrank.cli import main
 from bucketrank.detectors import Detector, build
+from bucketrank.errors import RecipeError, WeightsError
 from bucketrank.evaluation.calibration import Calibration
 from bucketrank.inference import TrainedDetector, calibrate_weights, predict
-from bucketrank.weights import Meta, WeightsError, load_model, save_weights
+from bucketrank.settings import from_dict
+from bucketrank.weights import Meta, load_model, save_weights
 from bucketrank.weights.load import build_detector, load_matching_weights, without_weights
 from tests.data.small_folders import write_image
 from tests.detectors.tiny_models import transformers_folder, use_tiny_torchvision

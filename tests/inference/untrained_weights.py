@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bucketrank.recipes import from_dict
 from torch import nn
 
 from bucketrank.detectors import Detector
+from bucketrank.settings import from_dict
 from bucketrank.weights.files import Meta, save_weights
 from bucketrank.weights.load import build_detector
 

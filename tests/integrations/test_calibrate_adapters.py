@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from bucketrank.data import CocoDataset, eval_transform, find_splits, write_shapes
-from bucketrank.evaluation.calibration import CannotCalibrateError, ScoreMap, fold
+from bucketrank.errors import CannotCalibrateError
+from bucketrank.evaluation.calibration import ScoreMap, fold
 from bucketrank.evaluation.calibration import fitting as calibrate_model
 from bucketrank.integrations import torchvision as tv_adapter
 from bucketrank.integrations import transformers as hf_adapter

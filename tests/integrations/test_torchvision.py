@@ -6,7 +6,6 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from bucketrank.choices import Method
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from torchvision.models.detection.roi_heads import RoIHeads
@@ -15,6 +14,7 @@ from bucketrank.integrations.ranking_loss import LossName, RankingLoss
 from bucketrank.integrations.torchvision import undo, use_ranking_loss
 from bucketrank.losses import ap_loss, rank_sort_loss
 from bucketrank.losses.backend import METHODS
+from bucketrank.settings.choices import Method
 from tests.integrations.coloured_squares import batch
 from tests.integrations.gradients import gradient_of
 from tests.integrations.torchvision_distributed import train_in_process

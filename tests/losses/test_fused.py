@@ -15,13 +15,13 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from bucketrank.choices import Method
 from torch.utils.data import DataLoader, Dataset
 
 from bucketrank import ap_loss, rank_sort_loss, use_backend
 from bucketrank.losses import backend, fused, kernels
 from bucketrank.losses.exact import Exact
 from bucketrank.losses.fused import Fused, call_kernel
+from bucketrank.settings.choices import Method
 
 from .cases import answer, synthetic, total
 

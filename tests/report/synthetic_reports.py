@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from bucketrank.recipes import load_recipe
 
 from bucketrank.data import Split, write_shapes
 from bucketrank.evaluation import Evaluator
 from bucketrank.report.measurements import Measurement, TrainingCandidates, best_and_worst, match_all
 from bucketrank.report.page import ReportedRun
 from bucketrank.report.run_folder import Columns, RunFolder
+from bucketrank.settings import load_recipe, parse_flags
 from bucketrank.weights.files import Meta
 
 HOSTILE_NAME = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=2'> & \"é\""
@@ -87,7 +87,7 @@ def synthetic_run(folder: Path, name: str, flags: str = "", *, seed: int = 0, ma
     matched = match_all(document, records, images=list(by_image))
     threshold = 0.5
     best, worst = best_and_worst(matched, threshold=threshold, count=3)
-    recipe = load_recipe("atss-laptop", flags.split())
+    recipe = load_recipe("atss-laptop", parse_flags(flags.split()))
     results = {iou_type: evaluator.result() for iou_type in (("boxes", "masks") if masks else ("boxes",))}
     measurement = Measurement(
         meta=Meta(list(classes.values()), list(classes), threshold, recipe.to_dict()),

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from bucketrank.catalogue import detectors, loss_settings, losses
 
 from bucketrank.detectors import Detector, build
 from bucketrank.report.measurements import (
@@ -21,6 +20,7 @@ from bucketrank.report.measurements import (
     gradients,
 )
 from bucketrank.report.ranked_lists import MAX_ENTRIES, rank_candidates
+from bucketrank.settings import detectors, loss_settings, losses
 
 SMALL: dict[str, Any] = {"channels": 32, "min_size": 64, "max_size": 64, "backbone": "test_resnet"}
 PER_DETECTOR: dict[str, dict[str, Any]] = {

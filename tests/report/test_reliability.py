@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bucketrank.catalogue import loss_settings
 
 from bucketrank.evaluation import Evaluator
 from bucketrank.evaluation.calibration import Calibration
@@ -15,6 +14,7 @@ from bucketrank.report.measurements import Measurement
 from bucketrank.report.page import ReportedRun, render_page
 from bucketrank.report.ranked_lists import rank_detections, trained_scores
 from bucketrank.report.sections import reliability
+from bucketrank.settings import loss_settings
 from tests.report.synthetic_reports import synthetic_run
 
 CALIBRATION = Calibration("platt", "match", (2.0,), (1.0,), (0.2, 0.01), (0.1, 0.05), 100, 5000, 700, 0.4)

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from bucketrank.data import DataError
+from bucketrank.errors import DataError
 from bucketrank.report.run_folder import read_folder, read_folders
 
 

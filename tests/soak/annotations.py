@@ -16,8 +16,9 @@ import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from bucketrank.data import CocoDataset, DataError, check
+from bucketrank.data import CocoDataset, check
 from bucketrank.data.annotations import Split
+from bucketrank.errors import DataError
 from bucketrank.evaluation import Evaluator
 from tests.data.fuzz import broken_documents, damages, dumped, write_folder
 from tests.data.small_folders import sound_document

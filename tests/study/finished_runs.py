@@ -6,8 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from bucketrank.recipes import recipe_to_yaml
-
+from bucketrank.settings import recipe_to_yaml
 from bucketrank.study.grid import STUDIES
 from bucketrank.study.study_plan import StudyPlan, choose_rows
 from bucketrank.study.study_run import StudyRun

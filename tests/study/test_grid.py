@@ -1,8 +1,8 @@
 """The rows of the studies, compared with the recipes and the paper."""
 
 import pytest
-from bucketrank.recipes import load_recipe, recipe_names
 
+from bucketrank.settings import load_recipe, recipe_names
 from bucketrank.study.grid import STUDIES
 from bucketrank.study.study_results import published
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from bucketrank.cli import main
-from bucketrank.data import DataError
+from bucketrank.errors import DataError
 from bucketrank.study.grid import STUDIES
 from bucketrank.study.study_command import dataset_of, training_commands
 from bucketrank.study.study_plan import choose_rows

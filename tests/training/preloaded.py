@@ -3,13 +3,13 @@
 Otherwise every process of a tiny run spends a third of its time on them.
 """
 
-import bucketrank.recipes.setting_flags
 import matplotlib.backends.backend_agg
 import torch
 
 import bucketrank.detectors.atss
 import bucketrank.detectors.criterion.ranked
 import bucketrank.drawing
+import bucketrank.settings.flags
 from bucketrank.losses.rankings import Settings, rank_all
 
 from . import strikes

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save_file
 
 from bucketrank.cli import main
-from bucketrank.training.checkpoints import CheckpointError, Checkpoints, read_state, write_state
-from bucketrank.weights.atomic import DiskFullError
-from bucketrank.weights.files import Meta, WeightsError, read_weights, save_weights
+from bucketrank.errors import CheckpointError, DiskFullError, WeightsError
+from bucketrank.training.checkpoints import Checkpoints, read_state, write_state
+from bucketrank.weights.files import Meta, read_weights, save_weights
 from bucketrank.weights.load import build_detector, load_model
 
 from . import tiny

@@ -12,12 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from bucketrank.recipes import RecipeError, load_recipe
 from rich.console import Console
 from safetensors.torch import load_file
 
-from bucketrank.data.problems import DataError
-from bucketrank.errors import RecipeError
+from bucketrank.errors import DataError, RecipeError
 from bucketrank.settings import load_recipe, parse_flags
 from bucketrank.training.checkpoints import Checkpoints
 from bucketrank.training.run import train

@@ -10,17 +10,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from bucketrank.recipes import RecipeError, load_recipe
 from huggingface_hub import constants
 from PIL import Image
 
 from bucketrank.cli import main
-from bucketrank.data import DataError
 from bucketrank.detectors import Detector
+from bucketrank.errors import DataError, NonFiniteLossError, RecipeError, WeightsError
+from bucketrank.settings import load_recipe
 from bucketrank.training import run_keeper
-from bucketrank.training.detector_module import DetectorModule, NonFiniteLossError
+from bucketrank.training.detector_module import DetectorModule
 from bucketrank.weights import sources as hub_download
-from bucketrank.weights.files import WeightsError
 from bucketrank.weights.load import build_detector, load_matching_weights, load_model
 
 from . import tiny

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from bucketrank.recipes import RecipeError, from_dict
 from safetensors.torch import load_file
 
 from bucketrank.data import find_splits
+from bucketrank.errors import RecipeError
+from bucketrank.settings import from_dict
 from bucketrank.training import loggers
 from bucketrank.training.detector_module import DetectorModule
 from bucketrank.training.run import train

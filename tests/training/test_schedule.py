@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from bucketrank.recipes.training_settings import ScheduleSettings
 from torch import nn
 
+from bucketrank.settings.training import ScheduleSettings
 from bucketrank.training.schedule import Schedule, build_optimiser, require_known_factors, set_rate
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bucketrank import recipes
+from bucketrank import settings as recipes
 from bucketrank.cli import main
 from bucketrank.evaluation import Evaluator
 from bucketrank.training import run as run_module

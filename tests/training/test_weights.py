@@ -22,7 +22,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bucketrank.cli import main
-from bucketrank.weights.files import WeightsError, read_weights
+from bucketrank.errors import WeightsError
+from bucketrank.weights.files import read_weights
 from tests.data.small_folders import write_image
 from tests.inference.untrained_weights import CATEGORIES, CLASSES, write_weights
 

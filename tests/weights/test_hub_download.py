@@ -5,11 +5,11 @@ import time
 
 import pytest
 import timm
-from bucketrank.catalogue import BackboneSettings
 from huggingface_hub import constants
 
 from bucketrank.detectors import backbone as swin
 from bucketrank.detectors.backbone import build_backbone
+from bucketrank.settings import BackboneSettings
 from bucketrank.weights.sources import is_reachable
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -21,7 +21,8 @@ from torchvision.ops import deform_conv2d
 
 from bucketrank.cli import main
 from bucketrank.detectors import build
-from bucketrank.weights import WeightsError, load_model, read_weights
+from bucketrank.errors import WeightsError
+from bucketrank.weights import load_model, read_weights
 from bucketrank.weights.load import load_initial_weights
 from bucketrank.weights.published import convert_published
 from bucketrank.weights.published_file import Checkpoint, Inert, read_checkpoint

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from bucketrank.suggestions import short_repr
+from bucketrank.errors import short_repr
 
 BENCHMARKS = ("losses", "detectors")
 

@@ -41,7 +41,7 @@ def split(
     copy: Copy = False,
 ) -> None:
     """Re-split a data set into training and validation images, stratified by class."""
-    from bucketrank.data.split import write_new_split
+    from bucketrank.data.split import resplit as write_new_split
     from bucketrank.data.summary import convert_folder
 
     if not 0 < val < 1:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from bucketrank.arguments import UsageError, require
+from bucketrank.cli.arguments import require
+from bucketrank.errors import UsageError
 
 
 def bench_detectors(

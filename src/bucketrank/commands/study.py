@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-from bucketrank.arguments import SettingFlags, UsageError, listed, require
-from bucketrank.data.problems import DataError
+from bucketrank.cli.arguments import Changes as SettingFlags
+from bucketrank.cli.arguments import listed, require
+from bucketrank.errors import DataError, UsageError
 
 
 def study(
@@ -45,9 +46,8 @@ def study(
 ) -> int:
     """Reproduce a table of the paper, with our numbers next to the paper's. Finished runs are skipped."""
     require("rich", "PIL", "faster_coco_eval", "yaml", "lightning", "timm", "matplotlib", extra="detect")
-    from bucketrank.recipes import RecipeError
+    from bucketrank.errors import RecipeError, require_choice
     from bucketrank.study.grid import LOSSES, STUDIES, SYNTHETIC
-    from bucketrank.suggestions import require_choice
 
     try:
         require_choice("study", name, (LOSSES, *STUDIES, SYNTHETIC))
@@ -109,7 +109,7 @@ def study(
 @contextmanager
 def _named_errors() -> Iterator[None]:
     """Let the errors of a running study end the command with their message and the name of the command."""
-    from bucketrank.recipes import RecipeError
+    from bucketrank.errors import RecipeError
     from bucketrank.study.study_run import StudyError
 
     try:
@@ -131,8 +131,8 @@ SET_BY_LOSSES = (
 
 def _require_free_settings(name: str, flags: list[str], taken: tuple[str, ...]) -> None:
     """Raise UsageError if a flag sets what the study itself sets for each of its runs."""
-    from bucketrank.recipes import RecipeError
-    from bucketrank.recipes.setting_flags import parse_setting_flags
+    from bucketrank.errors import RecipeError
+    from bucketrank.settings.flags import parse_flags as parse_setting_flags
 
     try:
         given = parse_setting_flags(flags)
@@ -162,12 +162,11 @@ def _compare_losses(
     dry_run: bool,
 ) -> int:
     """Run the study ``losses``, or print the commands of its trials."""
-    from bucketrank.recipes import RecipeError
+    from bucketrank.errors import RecipeError, require_choice
     from bucketrank.study.loss_comparison import DETECTORS, TITLES, Head, LossComparison
     from bucketrank.study.run_record import RunRecord, read_records
     from bucketrank.study.study_command import run_loss_comparison
     from bucketrank.study.study_run import StudyError
-    from bucketrank.suggestions import require_choice
 
     steps, trial_steps = plan_values["steps"], plan_values["trial_steps"]
     if not 1 <= trial_steps <= steps:

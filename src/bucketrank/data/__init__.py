@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from bucketrank.data.checks import check as check
     from bucketrank.data.checks import require_sound as require_sound
     from bucketrank.data.coco import CocoDataset as CocoDataset
-    from bucketrank.data.problems import DataError as DataError
     from bucketrank.data.problems import Problem as Problem
     from bucketrank.data.shapes import Shapes as Shapes
     from bucketrank.data.shapes import write_shapes as write_shapes
     from bucketrank.data.transforms import eval_transform as eval_transform
     from bucketrank.data.transforms import train_transform as train_transform
+    from bucketrank.errors import DataError as DataError
 
 __all__, __getattr__ = import_on_use(
     __name__,

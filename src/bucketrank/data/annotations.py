@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
-from bucketrank.data.problems import DataError
+from bucketrank.errors import DataError
 
 Document = dict[str, Any]
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from bucketrank.data.problems import DataError
+from bucketrank.errors import DataError
 
 
 def repeat_factors(labels: Iterable[Iterable[int]], *, threshold: float = 0.001) -> list[int]:

@@ -27,8 +27,8 @@ from bucketrank.data.annotations import (
     usable_polygons,
 )
 from bucketrank.data.images import is_turned, open_image, read_image
-from bucketrank.data.problems import DataError, Problem, raise_errors
-from bucketrank.suggestions import short_repr
+from bucketrank.data.problems import Problem, raise_errors
+from bucketrank.errors import DataError, short_repr
 
 Entry = dict[str, Any]
 Depth = Literal["annotations", "headers", "pixels"]

@@ -18,7 +18,7 @@ from torchvision import tv_tensors
 
 from bucketrank.data.annotations import Split, classes, clipped, size_of, usable_polygons
 from bucketrank.data.images import read_image
-from bucketrank.data.problems import DataError
+from bucketrank.errors import DataError
 
 Target = dict[str, Any]
 Item = tuple[Tensor, Target]

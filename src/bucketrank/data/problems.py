@@ -7,13 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from bucketrank.suggestions import printable
+from bucketrank.errors import DataError, printable
 
 MAX_LISTED = 20  # problems in a DataError
-
-
-class DataError(ValueError):
-    """The data cannot be used; the message names the place, the problem and a remedy."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from faster_coco_eval.core import mask as rle_codec
 from numpy.typing import NDArray
 from PIL import Image
 
-from bucketrank.data.problems import DataError
+from bucketrank.errors import DataError
 
 CLASSES = ("circle", "square", "triangle", "star")
 COLOURS = (  # fills that stand out on every background

@@ -10,7 +10,8 @@ from pathlib import Path
 from bucketrank.data.annotations import Document, Split, classes, find_splits
 from bucketrank.data.checks import Content, check_pair, require_sound
 from bucketrank.data.convert.writer import Writer, Written
-from bucketrank.data.problems import DataError, raise_errors
+from bucketrank.data.problems import raise_errors
+from bucketrank.errors import DataError
 
 PARTS = ("train", "val")
 

@@ -15,8 +15,8 @@ from bucketrank.console import progress_bar
 from bucketrank.data.annotations import Split, find_splits
 from bucketrank.data.checks import Content, Depth, check, check_pair
 from bucketrank.data.convert.writer import Written
-from bucketrank.data.problems import DataError, Problem, counted
-from bucketrank.suggestions import printable
+from bucketrank.data.problems import Problem, counted
+from bucketrank.errors import DataError, printable
 
 
 def check_folder(folder: Path, *, layout: str | None, masks: bool, decode: bool, show: int, workers: int | None) -> int:

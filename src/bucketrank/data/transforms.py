@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torchvision.transforms import v2
 
+from bucketrank.settings.choices import Augmentation
+
 DETR_SHORT_SIDES = (400, 500, 600)
 DETR_LONG_SIDE = 4200
 DETR_CROP = (384, 600)
@@ -21,7 +23,7 @@ Transform = Callable[..., Any]
 
 # torchvision transforms that also move boxes and masks, with settings for detection. Each applies at random, so that
 # the detector also sees unchanged images.
-AUGMENTATIONS: dict[str, Callable[[], Any]] = {
+AUGMENTATIONS: dict[Augmentation, Callable[[], Any]] = {
     # Scales objects to half to twice their size; the canvas size stays.
     "scale_jitter": lambda: v2.RandomApply([v2.RandomAffine(0, translate=(0.2, 0.2), scale=(0.5, 2.0))], p=0.5),
     "zoom_out": lambda: v2.RandomZoomOut(side_range=(1.0, 3.0)),
@@ -48,7 +50,7 @@ class UnlessThin(v2.Transform):
 
 
 def train_transform(
-    *, flip: float = 0.5, jitter: bool = False, crop: bool = False, augment: Sequence[str] = ()
+    *, flip: float = 0.5, jitter: bool = False, crop: bool = False, augment: Sequence[Augmentation] = ()
 ) -> Transform:
     """Build the training augmentation: horizontal flips with probability ``flip``, and optional steps.
 

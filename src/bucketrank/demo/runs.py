@@ -16,12 +16,13 @@ from PIL import Image
 from torch import Tensor
 from torchvision.ops import box_iou
 
-from bucketrank.data import CocoDataset, DataError, Split, find_splits, write_shapes
+from bucketrank.data import CocoDataset, Split, find_splits, write_shapes
 from bucketrank.data.transforms import eval_transform
 from bucketrank.drawing import draw
+from bucketrank.errors import CannotCalibrateError, DataError
 from bucketrank.evaluation import Evaluator
-from bucketrank.evaluation.calibration import Calibration, CannotCalibrateError, calibrate
-from bucketrank.recipes import Recipe, from_dict
+from bucketrank.evaluation.calibration import Calibration, calibrate
+from bucketrank.settings import Recipe, from_dict
 from bucketrank.training.schedule import Schedule, build_optimiser, set_rate
 from bucketrank.training.train_step import sum_terms, train_step
 from bucketrank.weights.files import Meta, save_weights

@@ -5,21 +5,21 @@ from typing import TYPE_CHECKING
 from bucketrank.lazy import import_on_use
 
 if TYPE_CHECKING:
-    from bucketrank.catalogue import BackboneSettings as BackboneSettings
-    from bucketrank.catalogue import DetectorSettings as DetectorSettings
-    from bucketrank.catalogue import DetectorSpec as DetectorSpec
-    from bucketrank.catalogue import InputSettings as InputSettings
-    from bucketrank.catalogue import LossSettings as LossSettings
-    from bucketrank.catalogue import LossSpec as LossSpec
-    from bucketrank.catalogue import register_detector as register_detector
-    from bucketrank.catalogue import register_loss as register_loss
     from bucketrank.detectors.base import Detector as Detector
     from bucketrank.detectors.base import build as build
+    from bucketrank.settings import BackboneSettings as BackboneSettings
+    from bucketrank.settings import DetectorSettings as DetectorSettings
+    from bucketrank.settings import DetectorSpec as DetectorSpec
+    from bucketrank.settings import InputSettings as InputSettings
+    from bucketrank.settings import LossSettings as LossSettings
+    from bucketrank.settings import LossSpec as LossSpec
+    from bucketrank.settings import register_detector as register_detector
+    from bucketrank.settings import register_loss as register_loss
 
 __all__, __getattr__ = import_on_use(
     __name__,
     {
-        "bucketrank.catalogue": (
+        "bucketrank.settings": (
             "BackboneSettings",
             "DetectorSettings",
             "DetectorSpec",

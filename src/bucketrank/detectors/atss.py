@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor
 
 from bucketrank.boxes import centerness, centres
-from bucketrank.catalogue.detector_specs import ATSSSettings
 from bucketrank.detectors.anchors import Anchors, octave
 from bucketrank.detectors.assignment import assign_atss_batch
 from bucketrank.detectors.base import Target
@@ -15,6 +14,7 @@ from bucketrank.detectors.box_coder import BoxCoder
 from bucketrank.detectors.criterion import HeadRecipe
 from bucketrank.detectors.dense import DenseDetector, DenseHead, DenseOutput
 from bucketrank.detectors.layers import FeaturePyramid
+from bucketrank.settings.detector_specs import ATSSSettings
 
 
 def assign_anchors(

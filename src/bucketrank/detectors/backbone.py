@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torchvision.ops import DeformConv2d
 
-from bucketrank.catalogue import BackboneSettings
+from bucketrank.settings import BackboneSettings
 from bucketrank.weights.sources import check_timm_weights, downloading, read_backbone_weights
 
 STRIDES = [4, 8, 16, 32]

@@ -12,7 +12,11 @@ from torch import Tensor, nn
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.transform import GeneralizedRCNNTransform, resize_boxes
 
-from bucketrank.catalogue import (
+from bucketrank.detectors.backbone import build_backbone
+from bucketrank.detectors.criterion import Criterion
+from bucketrank.errors import require_choice, suggest
+from bucketrank.evaluation.calibration.mapping import ScoreHead
+from bucketrank.settings import (
     BackboneSettings,
     DetectorSettings,
     InputSettings,
@@ -26,11 +30,7 @@ from bucketrank.catalogue import (
     loss_names,
     loss_settings,
 )
-from bucketrank.catalogue.loss_specs import APSettings
-from bucketrank.detectors.backbone import build_backbone
-from bucketrank.detectors.criterion import Criterion
-from bucketrank.evaluation.calibration.mapping import ScoreHead
-from bucketrank.suggestions import nearest, require_choice
+from bucketrank.settings.loss_specs import APSettings
 
 Target = dict[str, Tensor]
 
@@ -359,8 +359,8 @@ def build(
     known = {group: {each.name for each in describe(type(value))} - {"name"} for group, value in groups.items()}
     for keyword in settings:
         if not any(keyword in names for names in known.values()):
-            nearest_name = nearest(keyword, sorted(set().union(*known.values())))
-            raise TypeError(f"build: {detector.name} with loss {loss.name} has no setting {keyword!r}; {nearest_name}")
+            hint = suggest(keyword, sorted(set().union(*known.values())))
+            raise TypeError(f"build: {detector.name} with loss {loss.name} has no setting {keyword!r}{hint}")
     for group, value in groups.items():
         changes = {keyword: settings[keyword] for keyword in settings if keyword in known[group]}
         groups[group] = replace(value, **changes)

@@ -12,14 +12,14 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import batched_nms, box_iou, clip_boxes_to_image, remove_small_boxes
 from torchvision.ops.misc import Conv2dNormActivation
 
-from bucketrank.catalogue import BackboneSettings, InputSettings, LossSettings
-from bucketrank.catalogue.detector_specs import DenseSettings
 from bucketrank.detectors.anchors import Anchors
 from bucketrank.detectors.base import Detector, Target
 from bucketrank.detectors.criterion import Assigned, HeadRecipe, build_criterion
 from bucketrank.detectors.criterion.base import Quality
 from bucketrank.detectors.layers import initialise_classifier
 from bucketrank.evaluation.calibration.mapping import ScoreHead
+from bucketrank.settings import BackboneSettings, InputSettings, LossSettings
+from bucketrank.settings.detector_specs import DenseSettings
 
 SMALLEST_SIDE = 1e-2  # of a detection, in pixels
 FIRST_ENTRIES = 5000  # highest scores that enter NMS at first

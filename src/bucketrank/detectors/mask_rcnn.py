@@ -17,12 +17,12 @@ from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredic
 from torchvision.models.detection.roi_heads import project_masks_on_boxes
 from torchvision.ops import clip_boxes_to_image, roi_align
 
-from bucketrank.catalogue.detector_specs import MaskRCNNSettings
 from bucketrank.detectors.base import Target, check_images, check_targets
 from bucketrank.detectors.criterion import Criterion, LossTerms
 from bucketrank.detectors.layers import initialise_classifier
 from bucketrank.detectors.rcnn import STRIDES, BoxHeadStep, FasterRCNN, RoIPool
 from bucketrank.losses import self_balance
+from bucketrank.settings.detector_specs import MaskRCNNSettings
 
 
 def dice_errors(logits: Tensor, targets: Tensor) -> Tensor:

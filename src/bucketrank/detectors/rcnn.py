@@ -15,8 +15,6 @@ from torchvision.ops import MultiScaleRoIAlign, clip_boxes_to_image, roi_align
 from torchvision.ops._utils import convert_boxes_to_roi_format
 from torchvision.ops.poolers import _onnx_merge_levels, initLevelMapper
 
-from bucketrank.catalogue import BackboneSettings, InputSettings, LossSettings
-from bucketrank.catalogue.detector_specs import CascadeRCNNSettings, FasterRCNNSettings, RCNNSettings
 from bucketrank.detectors.anchors import Anchors
 from bucketrank.detectors.assignment import IGNORED, NEGATIVE, assign_max_iou
 from bucketrank.detectors.base import Detector, Target
@@ -25,6 +23,8 @@ from bucketrank.detectors.criterion import Assigned, HeadRecipe, LossTerms, buil
 from bucketrank.detectors.dense import detect
 from bucketrank.detectors.layers import FeaturePyramid, initialise_classifier
 from bucketrank.evaluation.calibration.mapping import ScoreHead
+from bucketrank.settings import BackboneSettings, InputSettings, LossSettings
+from bucketrank.settings.detector_specs import CascadeRCNNSettings, FasterRCNNSettings, RCNNSettings
 
 
 @dataclass(frozen=True)

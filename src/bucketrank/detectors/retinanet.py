@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import Tensor
 
-from bucketrank.catalogue.detector_specs import RetinaNetSettings
 from bucketrank.detectors.anchors import Anchors, octave
 from bucketrank.detectors.assignment import assign_max_iou
 from bucketrank.detectors.base import Target
@@ -14,6 +13,7 @@ from bucketrank.detectors.box_coder import BoxCoder
 from bucketrank.detectors.criterion import HeadRecipe
 from bucketrank.detectors.dense import DenseDetector, DenseHead, DenseOutput
 from bucketrank.detectors.layers import FeaturePyramid
+from bucketrank.settings.detector_specs import RetinaNetSettings
 
 EXTRA_LEVELS = {"c5": "convs_on_input", "p5_relu": "convs_on_output_relu"}
 

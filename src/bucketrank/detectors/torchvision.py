@@ -15,13 +15,13 @@ from torchvision.models.detection import FCOS, FasterRCNN, MaskRCNN, RetinaNet
 from torchvision.models.detection.ssd import SSD
 from torchvision.ops import FrozenBatchNorm2d
 
-from bucketrank.catalogue import DetectorSettings, LibraryInputSettings, LossSettings
-from bucketrank.catalogue.library_specs import TorchvisionSettings
-from bucketrank.catalogue.model_settings import require_few_pixels
 from bucketrank.detectors.base import InputTransform, LibraryDetector, Target, ranking_arguments
 from bucketrank.evaluation.calibration.mapping import ScoreHead
 from bucketrank.integrations.torchvision import use_ranking_loss
 from bucketrank.integrations.torchvision.scores import score_head
+from bucketrank.settings import DetectorSettings, LibraryInputSettings, LossSettings
+from bucketrank.settings.detector_specs import require_few_pixels
+from bucketrank.settings.library_specs import TorchvisionSettings
 from bucketrank.weights.sources import load_torchvision_weights
 
 # torchvision's COCO weights of the first R-CNNs and RetinaNet were trained without an epsilon.

@@ -17,9 +17,6 @@ from torch import Tensor, nn
 from torchvision.ops import box_convert, clip_boxes_to_image
 from transformers.utils import logging as library_logging
 
-from bucketrank.catalogue import LibraryInputSettings, LossSettings
-from bucketrank.catalogue.library_specs import TransformersSettings
-from bucketrank.catalogue.model_settings import require_few_pixels
 from bucketrank.detectors.backbone import IMAGENET_MEAN, IMAGENET_STD
 from bucketrank.detectors.base import InputTransform, LibraryDetector, Target, ranking_arguments
 from bucketrank.detectors.dense import best_entries
@@ -27,6 +24,9 @@ from bucketrank.evaluation.calibration.mapping import ScoreHead
 from bucketrank.integrations.transformers import use_ranking_loss
 from bucketrank.integrations.transformers.adapter import REFUSED
 from bucketrank.integrations.transformers.scores import score_head
+from bucketrank.settings import LibraryInputSettings, LossSettings
+from bucketrank.settings.detector_specs import require_few_pixels
+from bucketrank.settings.library_specs import TransformersSettings
 from bucketrank.weights.sources import hub_access, hub_offline
 
 SQUARE_SIDE = 640  # of models with square inputs whose folder names no size

@@ -16,7 +16,7 @@ from faster_coco_eval.core.faster_eval_api import COCOeval_faster
 from torch import Tensor
 
 from bucketrank.data.annotations import Document, Split, category_ids, usable_polygons
-from bucketrank.data.problems import DataError
+from bucketrank.errors import DataError
 from bucketrank.evaluation.metrics import (
     OVERLAP,
     CalibrationErrors,

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 from bucketrank.lazy import import_on_use
 
 if TYPE_CHECKING:
+    from bucketrank.errors import ExportError as ExportError
     from bucketrank.inference.evaluation import Evaluation as Evaluation
     from bucketrank.inference.evaluation import calibrate_weights as calibrate_weights
     from bucketrank.inference.evaluation import evaluate as evaluate
     from bucketrank.inference.hub import TrainedDetector as TrainedDetector
     from bucketrank.inference.hub import from_pretrained as from_pretrained
     from bucketrank.inference.onnx import Agreement as Agreement
-    from bucketrank.inference.onnx import ExportError as ExportError
     from bucketrank.inference.onnx import export_onnx as export_onnx
     from bucketrank.inference.prediction import predict as predict
     from bucketrank.inference.prediction import predict_files as predict_files

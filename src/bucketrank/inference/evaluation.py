@@ -12,19 +12,19 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from bucketrank.data import CocoDataset, DataError, Split, eval_transform, find_splits, require_sound
+from bucketrank.data import CocoDataset, Split, eval_transform, find_splits, require_sound
 from bucketrank.data.batches import ImageLoader
 from bucketrank.detectors import Detector
 from bucketrank.detectors.mask_rcnn import MaskRCNN
 from bucketrank.devices import resolve_device
+from bucketrank.errors import DataError, WeightsError, printable
 from bucketrank.evaluation import CalibrationErrors, EvaluationResult, Evaluator
 from bucketrank.evaluation.calibration import Calibration, calibrate
 from bucketrank.evaluation.calibration.fitting import MAX_IMAGES
-from bucketrank.evaluation.calibration.mapping import FitMethod, FitTarget
-from bucketrank.recipes import from_dict
-from bucketrank.suggestions import printable
+from bucketrank.settings import from_dict
+from bucketrank.settings.choices import CalibrationMethod, CalibrationTarget
 from bucketrank.weights.atomic import require_no_folder, write_text
-from bucketrank.weights.files import Meta, WeightsError, describe_scores, save_weights
+from bucketrank.weights.files import Meta, describe_scores, save_weights
 from bucketrank.weights.load import load_model
 
 
@@ -188,9 +188,9 @@ def calibrate_weights(
     *,
     split: str = "train",
     layout: str | None = None,
-    target: FitTarget = "match",
+    target: CalibrationTarget = "match",
     per_class: bool = False,
-    method: FitMethod = "platt",
+    method: CalibrationMethod = "platt",
     max_images: int | None = MAX_IMAGES,
     device: str = "auto",
 ) -> Calibration:

@@ -14,16 +14,15 @@ from torch import Tensor
 
 from bucketrank.data.problems import counted
 from bucketrank.detectors import Detector
+from bucketrank.errors import WeightsError, printable
 from bucketrank.inference.prediction import ImageInput, predict
-from bucketrank.recipes import Recipe, from_dict, recipe_to_yaml
-from bucketrank.suggestions import printable
+from bucketrank.settings import Recipe, from_dict, recipe_to_yaml
 from bucketrank.weights.atomic import write_text
 from bucketrank.weights.files import (
     CONFIG_FILE,
     HUB_FILE,
     RUN_FILE,
     Meta,
-    WeightsError,
     describe_scores,
     find_weights,
     is_repository,

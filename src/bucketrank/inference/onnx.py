@@ -26,14 +26,13 @@ from torch import Tensor, nn
 from torchvision.models.detection.transform import resize_boxes
 from torchvision.ops import box_iou, clip_boxes_to_image
 
-from bucketrank.catalogue.model_settings import MAX_PIXELS
 from bucketrank.data.images import read_image
-from bucketrank.data.problems import DataError
 from bucketrank.data.shapes import Shapes
 from bucketrank.detectors import Detector
 from bucketrank.detectors.dense import DenseDetector
+from bucketrank.errors import DataError, ExportError, OutOfMemoryError, is_out_of_memory
 from bucketrank.lazy import missing_extra
-from bucketrank.suggestions import is_out_of_memory
+from bucketrank.settings.detector_specs import MAX_PIXELS
 from bucketrank.weights.atomic import require_no_folder, require_no_input, write
 from bucketrank.weights.load import load_model
 
@@ -52,10 +51,6 @@ MASK_TOLERANCE = 1e-2  # difference of any mask pixel, from 0 to 1
 MAX_UNPAIRED = 0.02  # fraction of the detections
 TIE = 1e-6  # scores that differ by no more than this are equal up to rounding
 IOU_ROUNDING = 1e-3
-
-
-class ExportError(RuntimeError):
-    """The export failed: torch cannot write the detector as ONNX, or the exported detections differ."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +145,7 @@ def export_onnx(
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        raise ExportError(
+        raise OutOfMemoryError(
             f"expected enough memory for images of {size[0]} x {size[1]} pixels, got too little; choose a smaller size"
         ) from error
     finally:

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 
 from bucketrank.console import progress_bar
 from bucketrank.data.images import BROKEN, SUFFIXES, Pixels, read_image, rgb8
-from bucketrank.data.problems import DataError, counted
+from bucketrank.data.problems import counted
 from bucketrank.detectors import Detector
 from bucketrank.devices import resolve_device
 from bucketrank.drawing import draw
+from bucketrank.errors import DataError, printable
 from bucketrank.evaluation.evaluator import coco_records
-from bucketrank.suggestions import printable
 from bucketrank.weights.atomic import MAX_NAME_BYTES, TEMPORARY, shortened, write, write_text
 from bucketrank.weights.files import Meta, describe_scores
 from bucketrank.weights.load import load_model

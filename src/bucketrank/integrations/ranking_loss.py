@@ -13,16 +13,14 @@ import torch
 from torch import Tensor
 
 from bucketrank.boxes import paired_iou
-from bucketrank.choices import DEFAULT_DELTAS, Method
 from bucketrank.losses import ap_loss, rank_sort_loss, self_balance
 from bucketrank.losses.functional import check_settings, format_value, is_finite_number
+from bucketrank.settings.choices import DEFAULT_DELTAS, MIN_LABEL, Method
 
 LossName = Literal["rs", "ap"]
 
 Target = Mapping[str, Tensor]
 Matching = Sequence[tuple[Tensor, Tensor]]  # per image: indices of the matched queries and of their objects
-
-MIN_LABEL = 1e-6  # label of a positive whose box does not overlap its object; 0 would mark a negative
 
 
 @dataclass(frozen=True)

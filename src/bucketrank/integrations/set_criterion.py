@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from bucketrank.choices import Method
 from bucketrank.integrations.ranking_loss import LossName, Matching, RankingLoss, Target, query_targets
+from bucketrank.settings.choices import Method
 
 Criterion = TypeVar("Criterion")
 RFDETR = "rfdetr 1.8 or newer, below 2 (tested with 1.8.0, 1.10.0 and 1.11.2)"

@@ -14,10 +14,10 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from bucketrank.choices import Backend
 from bucketrank.losses.comparison import Comparison, TorchComparison
 from bucketrank.losses.exact import Exact
 from bucketrank.losses.pairwise import Bucketed, Pairwise
+from bucketrank.settings.choices import Backend
 
 METHODS: dict[str, type[TorchComparison]] = {"exact": Exact, "bucketed": Bucketed, "pairwise": Pairwise}
 BACKENDS: tuple[Backend, ...] = get_args(Backend)

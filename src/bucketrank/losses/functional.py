@@ -29,8 +29,8 @@ from typing import NamedTuple, TypeGuard, get_args
 import torch
 from torch import Tensor
 
-from bucketrank.choices import DEFAULT_DELTAS, ALRPMethod, Method, Reduction
 from bucketrank.losses.autograd import rank
+from bucketrank.settings.choices import DEFAULT_DELTAS, ALRPMethod, Method, Reduction
 
 METHODS: tuple[Method, ...] = get_args(Method)
 ALRP_METHODS: tuple[ALRPMethod, ...] = get_args(ALRPMethod)

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from bucketrank.choices import DEFAULT_DELTAS, ALRPMethod, Method, Reduction
 from bucketrank.losses.dr import check_dr_settings, dr_loss
 from bucketrank.losses.functional import ALRP_METHODS, METHODS, alrp_loss, ap_loss, check_settings, rank_sort_loss
 from bucketrank.losses.quality import (
@@ -21,6 +20,7 @@ from bucketrank.losses.quality import (
     soft_bce_loss,
     varifocal_loss,
 )
+from bucketrank.settings.choices import DEFAULT_DELTAS, ALRPMethod, Method, Reduction
 
 
 class _RankingLossModule(nn.Module):

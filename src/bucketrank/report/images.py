@@ -13,10 +13,11 @@ from contourpy import contour_generator
 from numpy.typing import NDArray
 from PIL import Image
 
-from bucketrank.data import DataError, Split
+from bucketrank.data import Split
 from bucketrank.data.annotations import file_name, size_of
 from bucketrank.data.coco import decode_masks
 from bucketrank.data.images import read_image
+from bucketrank.errors import DataError
 from bucketrank.report.chart import Html, tag
 from bucketrank.report.measurements import Detection, GroundTruthObject, MatchedImage
 

@@ -14,18 +14,19 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bucketrank.boxes import paired_iou
-from bucketrank.catalogue import LossSettings, RankingSettings, loss_spec
-from bucketrank.data import CocoDataset, DataError, Split, eval_transform
+from bucketrank.data import CocoDataset, Split, eval_transform
 from bucketrank.detectors import Detector
 from bucketrank.detectors.assignment import IGNORED
 from bucketrank.detectors.criterion import Assigned, Criterion, HeadRecipe, build_criterion
 from bucketrank.devices import resolve_device
+from bucketrank.errors import DataError
 from bucketrank.evaluation import CalibrationErrors, EvaluationResult
 from bucketrank.evaluation.calibration import fold
 from bucketrank.evaluation.metrics import Curve
 from bucketrank.inference.evaluation import EvaluationSetup, prepare_evaluation
-from bucketrank.integrations.ranking_loss import MIN_LABEL
 from bucketrank.report.run_folder import RunFolder
+from bucketrank.settings import LossSettings, RankingSettings, loss_spec
+from bucketrank.settings.choices import MIN_LABEL
 from bucketrank.weights.files import Meta
 
 Outcome = Literal["correct", "wrong", "ignored"]

@@ -17,10 +17,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from bucketrank import __version__
-from bucketrank.catalogue import LossSettings, loss_spec
 from bucketrank.console import progress_bar
-from bucketrank.data import DataError
 from bucketrank.devices import resolve_device
+from bucketrank.errors import DataError, printable
 from bucketrank.report.chart import COLOURS, Html, join, tag
 from bucketrank.report.images import StoredImages, image_figure
 from bucketrank.report.measurements import Measurement, describe_loss, measure_run
@@ -37,7 +36,7 @@ from bucketrank.report.sections import (
     settings_table,
     table,
 )
-from bucketrank.suggestions import printable
+from bucketrank.settings import LossSettings, loss_spec
 from bucketrank.weights.atomic import write_text
 
 GENERATOR = "bucketrank report"

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bucketrank.catalogue import LossSettings, loss_spec
 from bucketrank.report.chart import Html, join, tag, tick_label, ticks
 from bucketrank.report.images import file_title
 from bucketrank.report.measurements import (
@@ -19,6 +18,7 @@ from bucketrank.report.measurements import (
     gradients,
     images_with_lists,
 )
+from bucketrank.settings import LossSettings, loss_spec
 from bucketrank.weights.files import Meta
 
 STEP = 8  # pixels per bar

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bucketrank.data.problems import DataError, counted
-from bucketrank.recipes import Recipe, RecipeError, load_recipe
+from bucketrank.data.problems import counted
+from bucketrank.errors import DataError, RecipeError
+from bucketrank.settings import Recipe, load_recipe
 
 RECIPE_FILE = "recipe.yaml"  # the only file that a run folder must have
 UNREADABLE = (OSError, UnicodeDecodeError, csv.Error)

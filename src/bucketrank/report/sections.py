@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from bucketrank.evaluation.metrics import ERRORS, Curve
-from bucketrank.recipes.recipe import differences
 from bucketrank.report.chart import COLOURS, MAX_POINTS, Chart, ChartLine, Html, chart_grid, draw_chart, tag, thinned
 from bucketrank.report.measurements import Measurement
 from bucketrank.report.run_folder import RunFolder
+from bucketrank.settings.choices import TRAIN_COLUMNS
+from bucketrank.settings.recipe import differences
 from bucketrank.weights.files import describe_scores
 
-NOT_TERMS = ("step", "epoch", "loss", "lr", "seconds")  # columns of train.csv that are not loss terms
 METRICS = ("AP", "AP50", "AP75")
 MANY_TERMS = 8  # this many loss-term charts, or more, are collapsed
 CALIBRATION_COLUMNS = ("D-ECE", "LaECE", "scores")
@@ -97,7 +97,7 @@ def _setting_text(values: Mapping[str, Any], key: str) -> str:
 
 def curves(runs: Sequence[RunFolder]) -> Html:
     """Draw AP and losses over the steps, all runs in each chart, and a table with steps, learning rate and time."""
-    terms = list(dict.fromkeys(name for run in runs for name in run.train.values if name not in NOT_TERMS))
+    terms = list(dict.fromkeys(name for run in runs for name in run.train.values if name not in TRAIN_COLUMNS))
     iou_types = [each for each in ("boxes", "masks") if any(f"{each}/AP" in run.validation.values for run in runs)]
     precision = _drawn(_precision(runs, iou_type, name) for iou_type in iou_types for name in METRICS)
     loss = _drawn([_losses(runs, "loss", "sum of all terms")])

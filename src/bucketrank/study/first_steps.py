@@ -11,10 +11,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from bucketrank.bench.timing import Samples, TimedCall, interleave
-from bucketrank.catalogue import detector_spec
 from bucketrank.data import collate, find_splits
 from bucketrank.detectors import Detector
-from bucketrank.recipes import Recipe
+from bucketrank.settings import Recipe, detector_spec
 from bucketrank.study.study_run import StudyError, StudyRun
 from bucketrank.training.data_module import DataModule, SeededBatches, SeededDataset, seed_of
 from bucketrank.training.process_state import quiet

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from bucketrank.paper.paper_rows import paper_row, paper_rows
+from bucketrank.settings.paper import paper_row, paper_rows
 
 LAPTOP = ("--inputs.min_size", "256", "--inputs.max_size", "256", "--trainer.pictures", "0")
 EPOCHS = {  # of each laptop recipe in a study

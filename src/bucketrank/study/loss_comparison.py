@@ -14,8 +14,9 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Literal
 
-from bucketrank.data import DataError, find_splits
-from bucketrank.recipes import Recipe, load_recipe
+from bucketrank.data import find_splits
+from bucketrank.errors import DataError
+from bucketrank.settings import Recipe, load_recipe
 from bucketrank.study.grid import Row
 from bucketrank.study.run_record import RunRecord
 from bucketrank.study.study_run import HOLDOUT, StudyRun

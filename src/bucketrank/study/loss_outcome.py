@@ -13,7 +13,7 @@ import numpy as np
 from bucketrank.data import find_splits
 from bucketrank.evaluation import BootstrapAP, Difference, Evaluator, ImageAP, paired_difference
 from bucketrank.evaluation.evaluator import IouType
-from bucketrank.recipes.training_settings import DataSettings
+from bucketrank.settings.training import DataSettings
 from bucketrank.study.loss_comparison import OURS, RIVALS, LossComparison, LossRun
 from bucketrank.study.run_record import RunRecord
 from bucketrank.study.study_results import SeedMean

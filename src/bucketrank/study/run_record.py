@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from bucketrank.errors import RecipeError
 from bucketrank.evaluation import BootstrapAP
 from bucketrank.evaluation.bootstrap import NUM_DRAWS
-from bucketrank.recipes import RecipeError, load_recipe
+from bucketrank.settings import load_recipe
 from bucketrank.study.study_run import StudyError, StudyRun, decisive_differences
 
 MACHINE = ("commit", "modified", "processor", "date")  # what a record keeps of the machine

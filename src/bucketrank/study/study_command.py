@@ -11,9 +11,10 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from bucketrank.data import DataError, find_splits
+from bucketrank.data import find_splits
 from bucketrank.data.convert.cityscapes import CATEGORIES as CITYSCAPES
-from bucketrank.recipes.setting_flags import parse_setting_flags
+from bucketrank.errors import DataError
+from bucketrank.settings.flags import parse_flags as parse_setting_flags
 from bucketrank.study.claims import claims
 from bucketrank.study.grid import STUDIES, Study
 from bucketrank.study.loss_comparison import LossComparison

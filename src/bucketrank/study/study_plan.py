@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
-from bucketrank.recipes import load_recipe
+from bucketrank.settings import load_recipe
 from bucketrank.study.grid import SCORED, Row, Study
 from bucketrank.study.study_run import HOLDOUT, StudyError, StudyRun
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bucketrank.bench.timing import Samples, Spread, ratio
-from bucketrank.paper.paper_rows import paper_rows
+from bucketrank.settings.paper import paper_rows
 from bucketrank.study.grid import SCORED, Row
 from bucketrank.study.step_measurements import StepMeasurements
 from bucketrank.study.study_plan import StudyPlan, scored

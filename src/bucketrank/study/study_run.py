@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bucketrank.recipes import Recipe, RecipeError, load_recipe
-from bucketrank.recipes.recipe import differences, fixed_differences
+from bucketrank.errors import RecipeError, short_repr
+from bucketrank.settings import Recipe, load_recipe
+from bucketrank.settings.recipe import differences, fixed_differences
 from bucketrank.study.grid import Row
-from bucketrank.suggestions import short_repr
 from bucketrank.training.csv_table import CsvTable
 
 HOLDOUT = 0.2  # share of the training images that judges trials

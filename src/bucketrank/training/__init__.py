@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 from bucketrank.lazy import import_on_use
 
 if TYPE_CHECKING:
+    from bucketrank.errors import RecipeError as RecipeError
     from bucketrank.inference.evaluation import evaluate as evaluate
-    from bucketrank.recipes import Recipe as Recipe
-    from bucketrank.recipes import RecipeError as RecipeError
-    from bucketrank.recipes import load_recipe as load_recipe
+    from bucketrank.settings import Recipe as Recipe
+    from bucketrank.settings import load_recipe as load_recipe
     from bucketrank.training.run import RunResult as RunResult
     from bucketrank.training.run import train as train
     from bucketrank.weights.files import Meta as Meta
@@ -21,7 +21,7 @@ __all__, __getattr__ = import_on_use(
         "bucketrank.inference.evaluation": ("evaluate",),
         "bucketrank.weights.load": ("load_model",),
         "bucketrank.weights.files": ("Meta", "save_weights"),
-        "bucketrank.recipes": ("Recipe", "RecipeError", "load_recipe"),
+        "bucketrank.settings": ("Recipe", "RecipeError", "load_recipe"),
         "bucketrank.training.run": ("RunResult", "train"),
     },
 )

@@ -7,7 +7,7 @@ import io
 import math
 from pathlib import Path
 
-from bucketrank.data.problems import DataError
+from bucketrank.errors import DataError
 from bucketrank.weights.atomic import disk_full_named, write_text
 
 

@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from bucketrank.data import (
     CocoDataset,
-    DataError,
     GroupedBatchSampler,
     Split,
     Splits,
@@ -26,7 +25,8 @@ from bucketrank.data import (
 from bucketrank.data.batches import ImageLoader
 from bucketrank.data.checks import Content, check_pair
 from bucketrank.data.problems import raise_errors
-from bucketrank.recipes import Recipe, RecipeError
+from bucketrank.errors import DataError, RecipeError
+from bucketrank.settings import Recipe
 
 Key = tuple[int, int]  # index of an image in the data set, and the seed of its augmentation
 

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from bucketrank.data import CocoDataset, eval_transform
 from bucketrank.detectors import Detector
-from bucketrank.evaluation.calibration import Calibration, CannotCalibrateError, calibrate
-from bucketrank.recipes.training_settings import TrainerSettings
+from bucketrank.errors import CannotCalibrateError, WeightsError
+from bucketrank.evaluation.calibration import Calibration, calibrate
+from bucketrank.settings.training import TrainerSettings
 from bucketrank.training.data_module import DataModule
-from bucketrank.weights.files import Meta, WeightsError, read_weights, save_weights
+from bucketrank.weights.files import Meta, read_weights, save_weights
 from bucketrank.weights.load import load_model
 
 

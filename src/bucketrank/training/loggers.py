@@ -10,8 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bucketrank.recipes import RecipeError
-from bucketrank.suggestions import MAX_QUOTED, printable
+from bucketrank.errors import MAX_QUOTED, RecipeError, printable
 
 
 def require_loggers(names: Sequence[str]) -> None:

@@ -17,19 +17,13 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 
-from bucketrank.catalogue import RankingSettings, detector_spec
 from bucketrank.data import find_splits
+from bucketrank.errors import ChangedDataError, RecipeError
 from bucketrank.evaluation import Evaluator
 from bucketrank.provenance.machine import describe
-from bucketrank.recipes import Recipe, RecipeError, load_recipe, recipe_to_yaml
-from bucketrank.recipes.recipe import MAY_CHANGE, fixed_differences, from_dict
-from bucketrank.training.data_fingerprint import (
-    ChangedDataError,
-    Fingerprint,
-    fingerprint_of,
-    read_fingerprint,
-    require_same_data,
-)
+from bucketrank.settings import RankingSettings, Recipe, detector_spec, load_recipe, recipe_to_yaml
+from bucketrank.settings.recipe import MAY_CHANGE, fixed_differences, from_dict
+from bucketrank.training.data_fingerprint import Fingerprint, fingerprint_of, read_fingerprint, require_same_data
 from bucketrank.training.data_module import DataModule, Position, seed_of
 from bucketrank.training.detector_module import DetectorModule
 from bucketrank.training.final_weights import read_final_weights, write_final_weights

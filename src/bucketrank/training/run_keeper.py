@@ -13,7 +13,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from bucketrank.recipes import Recipe
+from bucketrank.settings import Recipe
 from bucketrank.training.checkpoints import Checkpoints
 from bucketrank.training.csv_table import CsvTable
 from bucketrank.training.data_module import DataModule

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bucketrank.recipes.training_settings import ScheduleSettings
+from bucketrank.settings.training import ScheduleSettings
 
 CYCLE_START, CYCLE_END, CYCLE_RISE = 1 / 25, 1e-4, 0.25  # shares of the rate, and of the steps
 MAX_WARMUP = 0.25  # share of all steps

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from bucketrank.lazy import import_on_use
 
 if TYPE_CHECKING:
+    from bucketrank.errors import WeightsError as WeightsError
     from bucketrank.weights.files import Meta as Meta
-    from bucketrank.weights.files import WeightsError as WeightsError
     from bucketrank.weights.files import read_weights as read_weights
     from bucketrank.weights.files import save_weights as save_weights
     from bucketrank.weights.load import build_detector as build_detector

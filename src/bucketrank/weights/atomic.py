@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bucketrank.data.problems import DataError
+from bucketrank.errors import DataError, DiskFullError
 
 TEMPORARY = re.compile(r"\.(?P<name>.+)\.\d+")  # a file name between a dot and the process id
 MAX_NAME_BYTES = 255  # the limit of all common file systems
@@ -60,10 +60,6 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
             flat = tensors[name].detach().cpu().contiguous().reshape(-1)
             if flat.numel():
                 file.write(flat.view(torch.uint8).numpy().data)
-
-
-class DiskFullError(DataError):
-    """The disk or the quota is full; the message names the file that could not be written."""
 
 
 def write_tensors(

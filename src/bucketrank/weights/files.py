@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bucketrank.data.annotations import is_id, is_text
-from bucketrank.data.problems import DataError
+from bucketrank.errors import WeightsError
 from bucketrank.evaluation.calibration.mapping import Calibration
 from bucketrank.weights.atomic import write_tensors
 
@@ -29,10 +29,6 @@ HUB_FILE = "model.safetensors"  # file name in a save_pretrained folder and in a
 CONFIG_FILE = "config.json"  # a copy of the description for readers
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*", re.ASCII)
 MEANINGS = {"match": "the probability of a match at IoU 0.5", "iou": "the expected IoU"}
-
-
-class WeightsError(DataError):
-    """Not a bucketrank weights file, or a damaged one; the message says which."""
 
 
 @dataclass(frozen=True)

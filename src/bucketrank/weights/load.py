@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from bucketrank.catalogue import detector_spec
-from bucketrank.catalogue.library_specs import TransformersSettings
 from bucketrank.detectors import Detector, build
+from bucketrank.errors import OutOfMemoryError, RecipeError, WeightsError, is_out_of_memory
 from bucketrank.evaluation.calibration.mapping import fold, fold_softmax
-from bucketrank.recipes import Recipe, RecipeError, from_dict
-from bucketrank.suggestions import is_out_of_memory
-from bucketrank.weights.files import Meta, WeightsError, find_weights, read_weights
+from bucketrank.settings import Recipe, detector_spec, from_dict
+from bucketrank.settings.library_specs import TransformersSettings
+from bucketrank.weights.files import Meta, find_weights, read_weights
 from bucketrank.weights.torchvision import load_from_torchvision
 
 SPARE_ELEMENTS = 2**26  # parameters that building may allocate beyond the file's, such as a dropped classifier
@@ -49,7 +48,7 @@ def load_model(path: Path | str) -> tuple[Detector, Meta]:
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise _does_not_build(path, error) from error
-        raise WeightsError(
+        raise OutOfMemoryError(
             f"{path}: expected enough memory for the detector, got too little ({_first_line(error)}); close other "
             "programs or use a machine with more memory"
         ) from error

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bucketrank.catalogue import detectors as detector_names
 from bucketrank.detectors import Detector
-from bucketrank.recipes import from_dict
-from bucketrank.weights.files import Meta, WeightsError, save_weights
+from bucketrank.errors import WeightsError
+from bucketrank.settings import detectors as detector_names
+from bucketrank.settings import from_dict
+from bucketrank.weights.files import Meta, save_weights
 from bucketrank.weights.load import build_detector
 from bucketrank.weights.published_file import Checkpoint, read_checkpoint
 from bucketrank.weights.published_recognition import DETECTORS, Source, coco_classes, recognise

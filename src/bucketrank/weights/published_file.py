@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bucketrank.weights.files import WeightsError
+from bucketrank.errors import WeightsError
 
 EMA = "ema_"  # mmcv's prefix of averaged copies: "ema_backbone_conv1_weight"
 MAX_NAMES = 100_000  # class names that a file may have

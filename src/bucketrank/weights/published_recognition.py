@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from bucketrank.suggestions import require_choice
-from bucketrank.weights.files import WeightsError
+from bucketrank.errors import WeightsError, require_choice
 from bucketrank.weights.published_file import Checkpoint
 from bucketrank.weights.published_table import HEAD_ROWS, MMDET_SWIN, RESNET, SWIN, Row, co_detr_rows
 

@@ -15,8 +15,7 @@ from bucketrank.detectors import Detector
 from bucketrank.detectors.mask_rcnn import MaskRCNN
 from bucketrank.detectors.rcnn import FasterRCNN
 from bucketrank.detectors.retinanet import RetinaNet
-from bucketrank.suggestions import nearest
-from bucketrank.weights.files import WeightsError
+from bucketrank.errors import WeightsError, suggest
 from bucketrank.weights.sources import coco_weights, read_safetensors
 
 # Conversion of a tensor. torchvision counts the background as label 0; our classes do not include it.
@@ -190,7 +189,7 @@ def _require_name(table: TensorTable, source: str) -> None:
         if source == other.model:
             raise WeightsError(f"{expected}, which fits --detector.name {name}; use torchvision:{table.model}")
     models = [other.model for other in TABLES.values()]
-    raise WeightsError(f"{expected}; {nearest(source, models)}, and a file needs the ending .safetensors")
+    raise WeightsError(f"{expected}{suggest(source, models)}; a file needs the ending .safetensors")
 
 
 def _read(path: Path) -> dict[str, Tensor]:

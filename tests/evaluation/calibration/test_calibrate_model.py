@@ -17,10 +17,11 @@ from torch.utils.data import DataLoader
 
 import bucketrank
 from bucketrank.data import Split, find_splits, write_shapes
+from bucketrank.errors import CannotCalibrateError
 from bucketrank.evaluation import Evaluator
-from bucketrank.evaluation.calibration import CannotCalibrateError, ScoreHead, ScoreMap, calibrate, fit, fold
+from bucketrank.evaluation.calibration import ScoreHead, ScoreMap, calibrate, fit, fold
 from bucketrank.evaluation.calibration.fitting import Samples, collect
-from bucketrank.evaluation.calibration.mapping import FitMethod
+from bucketrank.settings.choices import CalibrationMethod
 from tests.evaluation.calibration.listed_detector import CLASSES, ListedDetector, listed_images
 
 TRAIN, VAL = listed_images(60, seed=1), listed_images(60, seed=2)
@@ -183,7 +184,7 @@ def test_products_are_refused_with_the_reason() -> None:
         def score_head(self) -> ScoreHead:
             return ScoreHead("other", reason="its score is a product")
 
-    methods: tuple[FitMethod, ...] = ("platt", "temperature")
+    methods: tuple[CalibrationMethod, ...] = ("platt", "temperature")
     for method in methods:
         with pytest.raises(CannotCalibrateError, match="cannot be calibrated: its score is a product"):
             calibrate(Product(), TRAIN, method=method)
@@ -285,7 +286,7 @@ def test_a_loader_that_shuffles_may_be_used() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("method", ["platt", "temperature"])
-def test_autocast_does_not_change_the_calibration(method: FitMethod, dtype: torch.dtype) -> None:
+def test_autocast_does_not_change_the_calibration(method: CalibrationMethod, dtype: torch.dtype) -> None:
     """Its rounded copies of the weights are from before they were folded."""
     model, other = ListedDetector(softmax=method == "temperature"), ListedDetector(softmax=method == "temperature")
     expected = calibrate(other, TRAIN, method=method)

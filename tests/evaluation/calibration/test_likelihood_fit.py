@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bucketrank.evaluation.calibration import CannotCalibrateError, ScoreMap
+from bucketrank.errors import CannotCalibrateError
+from bucketrank.evaluation.calibration import ScoreMap
 from bucketrank.evaluation.calibration.mapping import fit_platt, fit_softmax, logit, require_both, sigmoid, smoothed
 
 

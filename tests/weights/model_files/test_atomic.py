@@ -11,9 +11,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from bucketrank.cli import main
+from bucketrank.cli.arguments import run
+from bucketrank.errors import DiskFullError
 from bucketrank.training.csv_table import CsvTable
-from bucketrank.weights.atomic import DiskFullError, remove_temporary_files, write_tensors, write_text
+from bucketrank.weights.atomic import remove_temporary_files, write_tensors, write_text
 
 TENSORS = {
     "b": torch.arange(6.0).reshape(2, 3),
@@ -75,8 +76,11 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_file(number, tmp_path, monke
         write_tensors(path, TENSORS, {})
     assert [each.name for each in tmp_path.iterdir()] == ["x.safetensors"]
     assert path.read_bytes() == before
-    monkeypatch.setattr("bucketrank.cli.call", lambda *_: write_tensors(path, TENSORS, {}))
-    assert main(["train"]) == 1
+
+    def save() -> None:
+        write_tensors(path, TENSORS, {})
+
+    assert run({"save": save}, ["save"]) == 1
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from bucketrank.recipes import Recipe
 
 from bucketrank.detectors import Detector
+from bucketrank.errors import OutOfMemoryError, WeightsError
 from bucketrank.evaluation.calibration import Calibration, fold
 from bucketrank.evaluation.calibration.mapping import fold_softmax
-from bucketrank.weights.files import Meta, WeightsError, save_weights
+from bucketrank.settings import Recipe
+from bucketrank.weights.files import Meta, save_weights
 from bucketrank.weights.load import build_detector, load_matching_weights, load_model
 
 from ..training import tiny
@@ -108,5 +109,7 @@ def test_too_little_memory_is_not_blamed_on_the_recipe(error, tmp_path, monkeypa
         raise error
 
     monkeypatch.setattr("bucketrank.weights.load.build_detector", fail)
-    with pytest.raises(WeightsError, match=r"w.safetensors: expected enough memory for the detector, got too little"):
+    with pytest.raises(
+        OutOfMemoryError, match=r"w.safetensors: expected enough memory for the detector, got too little"
+    ):
         load_model(tmp_path / "w.safetensors")

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torchvision.models import get_model, get_model_weights
 
 from bucketrank.detectors import build
-from bucketrank.weights import WeightsError
+from bucketrank.errors import WeightsError
 from bucketrank.weights import sources as torchvision_download
 from bucketrank.weights.load import load_initial_weights
 from bucketrank.weights.torchvision import OTHER_ARCHITECTURES, TABLES

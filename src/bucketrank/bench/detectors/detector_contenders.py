@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from bucketrank.catalogue import detector_spec
+from bucketrank.settings import detector_spec
 
 EXACT, BUCKETED, PAIRWISE = "rs/exact", "rs/bucketed", "rs/pairwise"
 FOCAL, USUAL = "focal", "usual"

@@ -31,8 +31,8 @@ from bucketrank.bench.flags import device_type
 from bucketrank.bench.performance_target import PerformanceTarget, performance_target
 from bucketrank.bench.timing import Spread
 from bucketrank.bench.units import bytes_in_words, seconds_in_words, significant
-from bucketrank.paper.paper_rows import SCORE_BASED, PaperRow, paper_rows
 from bucketrank.provenance.machine import busy, in_words
+from bucketrank.settings.paper import SCORE_BASED, PaperRow, paper_rows
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -37,10 +37,10 @@ from bucketrank.bench.losses.synthetic_logits import SyntheticLogits
 from bucketrank.bench.measurement import MeasurementError, Progress
 from bucketrank.bench.timing import TimedCall, interleave
 from bucketrank.boxes import paired_iou
-from bucketrank.catalogue import detector_spec
 from bucketrank.detectors import build
 from bucketrank.detectors.criterion import Assigned
 from bucketrank.provenance.machine import PACKAGES, describe
+from bucketrank.settings import detector_spec
 from bucketrank.training.train_step import train_step
 
 # Smaller differences, in seconds, between the times of two parts of a step are noise.

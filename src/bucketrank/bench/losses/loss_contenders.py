@@ -18,8 +18,8 @@ from bucketrank.bench.graph_replay import capture
 from bucketrank.bench.losses import flops
 from bucketrank.bench.losses.loss_modes import LossFunction, Mode, compile_alone
 from bucketrank.bench.losses.synthetic_logits import SyntheticLogits
-from bucketrank.choices import Backend, Method
 from bucketrank.losses.triton_backend import unavailable_reason
+from bucketrank.settings.choices import Backend, Method
 
 LOSSES = {"ap": "AP", "rs": "RS"}
 # Half the width of the ramp that replaces the step function: the paper's settings, the defaults of the losses.

@@ -8,7 +8,7 @@ import numpy as np
 
 from bucketrank.data.convert.writer import Writer, Written, encode_mask_and_box, require_inside
 from bucketrank.data.images import read_stored_values
-from bucketrank.data.problems import DataError
+from bucketrank.errors import DataError
 
 # The eight evaluated classes with instances; the keys are Cityscapes ids (29 caravan and 30 trailer are not evaluated).
 CATEGORIES = {

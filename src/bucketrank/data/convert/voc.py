@@ -10,7 +10,7 @@ from xml.parsers import expat
 from bucketrank.data.annotations import path_inside
 from bucketrank.data.convert.writer import Writer, Written, read_text, require_inside
 from bucketrank.data.images import SUFFIXES
-from bucketrank.data.problems import DataError
+from bucketrank.errors import DataError
 
 # fmt: off
 CLASSES = [

@@ -15,7 +15,7 @@ from faster_coco_eval.core import mask as rle_codec
 from numpy.typing import NDArray
 
 from bucketrank.data.images import is_turned, open_image
-from bucketrank.data.problems import DataError
+from bucketrank.errors import DataError
 
 UNFINISHED = ".converting-"  # prefix of the hidden folder name; the process id follows
 

@@ -11,7 +11,7 @@ import yaml
 from bucketrank.data.annotations import is_text, path_inside, polygon_area
 from bucketrank.data.convert.writer import Writer, Written, read_text
 from bucketrank.data.images import SUFFIXES
-from bucketrank.data.problems import DataError
+from bucketrank.errors import DataError
 
 SPLITS = ("train", "val", "test")
 MAX_UNNAMED_CLASSES = 100_000  # classes named by their numbers because the data set gives no names

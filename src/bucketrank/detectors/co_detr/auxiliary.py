@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import box_convert
 
-from bucketrank.catalogue import LossSettings
 from bucketrank.detectors.anchors import Anchors, octave
 from bucketrank.detectors.assignment import IGNORED, NEGATIVE
 from bucketrank.detectors.atss import ATSS, anchor_centerness, assign_anchors
@@ -21,6 +20,7 @@ from bucketrank.detectors.criterion import LossTerms, build_criterion, named
 from bucketrank.detectors.dense import DenseHead, assigned_anchors
 from bucketrank.detectors.layers import initialise_linear
 from bucketrank.detectors.rcnn import BOX_HEAD_RECIPE, RPN, RPN_RECIPE, BoxHead
+from bucketrank.settings import LossSettings
 
 FEWEST = 9  # queries per head and image, so that a batch without objects has some too
 PADDING = -1  # row of a query without a candidate

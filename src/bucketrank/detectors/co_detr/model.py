@@ -11,8 +11,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import box_convert, clip_boxes_to_image
 
-from bucketrank.catalogue import BackboneSettings, InputSettings, LossSettings
-from bucketrank.catalogue.detector_specs import CoDETRSettings
 from bucketrank.detectors.assignment import assign_hungarian_batch
 from bucketrank.detectors.assignment.hungarian import CostWeights, ImageQueries
 from bucketrank.detectors.backbone import Backbone
@@ -22,9 +20,11 @@ from bucketrank.detectors.co_detr.decoder import Decoded, Decoder, Proposer, Sel
 from bucketrank.detectors.co_detr.transformer import Encoder, Geometry, TransformerSettings
 from bucketrank.detectors.criterion import Assigned, Criterion, HeadRecipe, LossTerms, build_criterion, named
 from bucketrank.detectors.dense import best_entries
+from bucketrank.errors import require_choice
 from bucketrank.evaluation.calibration.mapping import ScoreHead
-from bucketrank.integrations.ranking_loss import MIN_LABEL
-from bucketrank.suggestions import require_choice
+from bucketrank.settings import BackboneSettings, InputSettings, LossSettings
+from bucketrank.settings.choices import MIN_LABEL
+from bucketrank.settings.detector_specs import CoDETRSettings
 
 
 class LevelProjection(nn.Module):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bucketrank.catalogue import LossSettings, loss_spec
 from bucketrank.detectors.criterion.base import Assigned, Criterion, HeadRecipe, LossTerms, named
+from bucketrank.settings import LossSettings, loss_spec
 
 
 def build_criterion(settings: LossSettings, recipe: HeadRecipe) -> Criterion:

@@ -15,10 +15,11 @@ from torchvision.models.detection._utils import BoxCoder
 from torchvision.ops import box_convert
 
 from bucketrank.boxes import giou_loss, paired_iou
-from bucketrank.catalogue import LossSettings
 from bucketrank.detectors.assignment import IGNORED
-from bucketrank.integrations.ranking_loss import MIN_LABEL, candidate_targets, iou_labels
+from bucketrank.integrations.ranking_loss import candidate_targets, iou_labels
 from bucketrank.losses import self_balance
+from bucketrank.settings import LossSettings
+from bucketrank.settings.choices import MIN_LABEL
 
 # The targets (P,) of the quality branch, from the anchors, predicted boxes and objects of P positives.
 Quality = Callable[[Tensor, Tensor, Tensor], Tensor]

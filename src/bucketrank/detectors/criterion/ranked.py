@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from bucketrank.catalogue import RankingSettings
-from bucketrank.catalogue.loss_specs import ALRPSettings, APSettings, RankSortQualitySettings
 from bucketrank.detectors.criterion.base import Assigned, Criterion, HeadRecipe, LossTerms
 from bucketrank.losses import alrp_loss, ap_loss, dr_loss, quality_focal_loss, rank_sort_loss
+from bucketrank.settings import RankingSettings
+from bucketrank.settings.loss_specs import ALRPSettings, APSettings, RankSortQualitySettings
 
 COCO_EPOCH = 7330  # iterations over the COCO training images with objects, 16 per batch
 

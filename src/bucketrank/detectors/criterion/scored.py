@@ -7,16 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchvision.ops import sigmoid_focal_loss
 
-from bucketrank.catalogue.loss_specs import (
-    FocalSettings,
-    IoUAwareBCESettings,
-    MALSettings,
-    QualityFocalSettings,
-    VarifocalSettings,
-)
 from bucketrank.detectors.assignment import IGNORED, NEGATIVE
-from bucketrank.detectors.criterion.base import Assigned, Criterion, LossTerms
-from bucketrank.losses import iou_aware_bce_loss, mal_loss, quality_focal_loss, soft_bce_loss, varifocal_loss
+from bucketrank.detectors.criterion.base import Assigned, Criterion, HeadRecipe, LossTerms
+from bucketrank.settings import LossSettings, loss_spec
+from bucketrank.settings.loss_specs import FocalSettings
 
 
 class Scored(Criterion):
@@ -92,15 +86,17 @@ def _one_hot(logits: Tensor, labels: Tensor) -> Tensor:
     return (labels[:, None] == torch.arange(logits.shape[1], device=labels.device)).to(logits.dtype)
 
 
-# The criteria of the score-based losses whose targets are IoUs: the rivals of RS loss, which sees the IoUs, too.
-
-
 class QualityScored(Scored):
-    """Base class of these losses: all candidates are trained, and no quality branch is needed."""
+    """Any score-based loss on IoU targets with a ``function`` in its specification. It needs no quality branch."""
 
     prior = 0.01
     quality_branch = False
     always_giou = True
+
+    def __init__(self, settings: LossSettings, recipe: HeadRecipe) -> None:
+        super().__init__(settings, recipe)
+        self.spec = loss_spec(settings.name)
+        self.function = self.spec.load_function()
 
     def terms(self, assigned: Assigned) -> LossTerms:
         targets = assigned.targets(assigned.ious)
@@ -109,73 +105,20 @@ class QualityScored(Scored):
         return {"cls": classification, **self.box_terms(assigned, classification)}
 
     def total(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the sum of the loss; a target is the IoU of a positive, 0 for a negative, -1 if ignored."""
-        raise NotImplementedError
+        """Return the sum of the loss. A target is the IoU of a positive, 0 for a negative, -1 if ignored."""
+        total: Tensor = self.function(logits, targets, **self.settings.arguments, reduction="sum")
+        return total
 
     def count(self, targets: Tensor) -> Tensor:
-        """Return the count by which the sum of the loss is divided: that of the positives."""
+        """Return the count that normalises the sum: the number of positives, or the sum of their targets."""
+        if self.spec.divisor == "targets":
+            return targets.clamp(min=0).sum()
         return (targets > 0).sum().to(targets.dtype)
+
+    def published_box_weights(self, assigned: Assigned) -> Tensor | None:
+        if self.spec.box_weights == "confidence":
+            return self.confidences(assigned)
+        return assigned.ious if self.spec.box_weights == "iou" else None
 
     def list_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         return self.total(logits, targets) / self.count(targets).clamp(min=1)
-
-
-class QualityFocal(QualityScored):
-    """Quality Focal Loss; a box counts by its confidence."""
-
-    settings: QualityFocalSettings
-
-    def total(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return quality_focal_loss(logits, targets, beta=self.settings.quality_beta, reduction="sum")
-
-    def published_box_weights(self, assigned: Assigned) -> Tensor:
-        return self.confidences(assigned)
-
-
-class Varifocal(QualityScored):
-    """Varifocal Loss; a box counts by its IoU."""
-
-    settings: VarifocalSettings
-
-    def total(self, logits: Tensor, targets: Tensor) -> Tensor:
-        settings = self.settings
-        return varifocal_loss(
-            logits, targets, alpha=settings.varifocal_alpha, gamma=settings.varifocal_gamma, reduction="sum"
-        )
-
-    def published_box_weights(self, assigned: Assigned) -> Tensor:
-        return assigned.ious
-
-
-class SoftBCE(QualityScored):
-    """Binary cross-entropy with IoU targets, divided by their sum; a box counts by its IoU."""
-
-    def total(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return soft_bce_loss(logits, targets, reduction="sum")
-
-    def count(self, targets: Tensor) -> Tensor:
-        return targets.clamp(min=0).sum()
-
-    def published_box_weights(self, assigned: Assigned) -> Tensor:
-        return assigned.ious
-
-
-class MAL(QualityScored):
-    """Matchability-Aware Loss."""
-
-    settings: MALSettings
-
-    def total(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return mal_loss(logits, targets, gamma=self.settings.mal_gamma, reduction="sum")
-
-
-class IoUAwareBCE(QualityScored):
-    """IoU-aware BCE."""
-
-    settings: IoUAwareBCESettings
-
-    def total(self, logits: Tensor, targets: Tensor) -> Tensor:
-        settings = self.settings
-        return iou_aware_bce_loss(
-            logits, targets, alpha=settings.iabce_alpha, gamma=settings.iabce_gamma, reduction="sum"
-        )

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 from bucketrank.lazy import import_on_use
 
 if TYPE_CHECKING:
+    from bucketrank.errors import CannotCalibrateError as CannotCalibrateError
     from bucketrank.evaluation.calibration.fitting import calibrate as calibrate
     from bucketrank.evaluation.calibration.fitting import fit as fit
     from bucketrank.evaluation.calibration.mapping import Calibration as Calibration
-    from bucketrank.evaluation.calibration.mapping import CannotCalibrateError as CannotCalibrateError
     from bucketrank.evaluation.calibration.mapping import ScoreHead as ScoreHead
     from bucketrank.evaluation.calibration.mapping import ScoreMap as ScoreMap
     from bucketrank.evaluation.calibration.mapping import fold as fold

@@ -14,14 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bucketrank.data import CocoDataset, DataError, Split, eval_transform, find_splits, require_sound
+from bucketrank.data import CocoDataset, Split, eval_transform, find_splits, require_sound
+from bucketrank.errors import CannotCalibrateError, DataError, require_choice
 from bucketrank.evaluation import CalibrationErrors, Evaluator, MatchedDetections
 from bucketrank.evaluation.calibration.mapping import (
     MIN_COUNT,
     Calibration,
-    CannotCalibrateError,
-    FitMethod,
-    FitTarget,
     HeadBackup,
     ScoreHead,
     ScoreMap,
@@ -35,7 +33,7 @@ from bucketrank.evaluation.calibration.mapping import (
 )
 from bucketrank.evaluation.evaluator import LVIS_MAX_DETECTIONS
 from bucketrank.evaluation.metrics import OVERLAP, Curve, best_threshold
-from bucketrank.suggestions import require_choice
+from bucketrank.settings.choices import CalibrationMethod, CalibrationTarget
 
 Detections = Mapping[str, Tensor]
 Item = tuple[Any, Mapping[str, Any]]  # an image and its ground truth
@@ -273,13 +271,13 @@ class HasScoreHead(Protocol):
 class FitSettings:
     """The target of the fit, whether each class gets its own pair, and the method, which depends on the head."""
 
-    target: FitTarget = "match"
+    target: CalibrationTarget = "match"
     per_class: bool = False
-    method: FitMethod = "platt"
+    method: CalibrationMethod = "platt"
 
     def __post_init__(self) -> None:
-        require_choice("calibrate: target", self.target, get_args(FitTarget))
-        require_choice("calibrate: method", self.method, get_args(FitMethod))
+        require_choice("calibrate: target", self.target, get_args(CalibrationTarget))
+        require_choice("calibrate: method", self.method, get_args(CalibrationMethod))
         if self.per_class and self.method == "temperature":
             raise ValueError("calibrate: per_class: expected False with method temperature, which classes share")
 
@@ -288,9 +286,9 @@ def calibrate(
     model: nn.Module,
     data: Data,
     *,
-    target: FitTarget = "match",
+    target: CalibrationTarget = "match",
     per_class: bool = False,
-    method: FitMethod = "platt",
+    method: CalibrationMethod = "platt",
     max_images: int | None = MAX_IMAGES,
 ) -> Calibration:
     """Turn the scores of a detector into probabilities, in place, and return the fitted map with its errors.
@@ -386,7 +384,7 @@ def fit(
     *,
     num_classes: int,
     first_label: int = 1,
-    target: FitTarget = "match",
+    target: CalibrationTarget = "match",
     per_class: bool = False,
 ) -> ScoreMap:
     """Fit a score map to the detections of any detector with sigmoid scores.
@@ -443,7 +441,7 @@ def _enough(matched: MatchedDetections, own: np.ndarray[Any, np.dtype[np.bool_]]
     return min(right, int(own.sum()) - right) >= MIN_COUNT and len(np.unique(matched.scores[own])) > 1
 
 
-def _require_method(head: ScoreHead, method: FitMethod) -> None:
+def _require_method(head: ScoreHead, method: CalibrationMethod) -> None:
     expected = {"sigmoid": "platt", "softmax": "temperature"}.get(head.link)
     if expected is None or (expected != method and method == "platt"):
         raise CannotCalibrateError(f"calibrate: the scores of this model cannot be calibrated: {unfoldable(head)}")

@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bucketrank.data.problems import DataError, counted
+from bucketrank.data.problems import counted
+from bucketrank.errors import CannotCalibrateError
+from bucketrank.settings.choices import CalibrationMethod, CalibrationTarget
 
 Layer = nn.Linear | nn.Conv2d
 Link = Literal["sigmoid", "softmax", "other"]
-FitTarget = Literal["match", "iou"]
-FitMethod = Literal["platt", "temperature"]
 Values = NDArray[np.float64]
 
 EPSILON = 1e-7  # a score of exactly 0 or 1 has no finite logit
@@ -29,10 +29,6 @@ SOFTMAX = (
     "its classes share a softmax, into which a map of single scores cannot be folded; choose method temperature, which "
     "may change the order of detections slightly"
 )
-
-
-class CannotCalibrateError(DataError):
-    """The scores cannot be calibrated; the message says why. The model is unchanged."""
 
 
 @dataclass(frozen=True)
@@ -314,8 +310,8 @@ class Calibration:
     with an IoU of at least 0.5, or ``iou``, the expected IoU.
     """
 
-    method: FitMethod  # platt or temperature
-    target: FitTarget  # match or iou
+    method: CalibrationMethod  # platt or temperature
+    target: CalibrationTarget  # match or iou
     a: tuple[float, ...]  # one for all classes, or one per class
     b: tuple[float, ...]  # same length as a
     d_ece: tuple[float, float]  # D-ECE before and after
@@ -379,7 +375,7 @@ class Calibration:
         values["best_threshold"] = float(values["best_threshold"])
         result = cls(**values)
         ScoreMap(result.a, result.b)
-        known = result.method in get_args(FitMethod) and result.target in get_args(FitTarget)
+        known = result.method in get_args(CalibrationMethod) and result.target in get_args(CalibrationTarget)
         if not known or len(result.d_ece) != 2 or len(result.la_ece) != 2 or math.isnan(result.best_threshold):
             raise ValueError("expected a calibration with method, target and errors before and after")
         return result

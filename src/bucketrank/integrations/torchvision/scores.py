@@ -12,7 +12,7 @@ from torchvision.models.detection.ssd import SSD
 
 from bucketrank.evaluation.calibration import Calibration, ScoreHead
 from bucketrank.evaluation.calibration.fitting import MAX_IMAGES, Data, FitSettings, Samples, calibrate_head
-from bucketrank.evaluation.calibration.mapping import FitMethod, FitTarget
+from bucketrank.settings.choices import CalibrationMethod, CalibrationTarget
 
 CENTERNESS = (
     "FCOS multiplies the class score by the centerness and takes the root, so a map of the class score would change "
@@ -24,9 +24,9 @@ def calibrate(
     model: nn.Module,
     data: Data,
     *,
-    target: FitTarget = "match",
+    target: CalibrationTarget = "match",
     per_class: bool = False,
-    method: FitMethod = "platt",
+    method: CalibrationMethod = "platt",
     max_images: int | None = MAX_IMAGES,
 ) -> Calibration:
     """Turn the scores of a torchvision detector into probabilities, in place; return the fitted map with its errors.

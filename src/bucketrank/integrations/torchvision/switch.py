@@ -13,7 +13,6 @@ from torchvision.models.detection.roi_heads import RoIHeads
 from torchvision.models.detection.rpn import RegionProposalNetwork
 from torchvision.models.detection.ssd import SSD
 
-from bucketrank.choices import Method
 from bucketrank.integrations.ranking_loss import LossName, RankingLoss
 from bucketrank.integrations.torchvision.heads import (
     RankingFCOSHead,
@@ -22,6 +21,7 @@ from bucketrank.integrations.torchvision.heads import (
     RankingRPN,
     RankingSSD,
 )
+from bucketrank.settings.choices import Method
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from bucketrank.choices import Method
 from bucketrank.integrations.ranking_loss import LossName, RankingLoss, Target, is_weight
 from bucketrank.integrations.transformers.criterion import check_targets
 from bucketrank.integrations.transformers.layouts import (
@@ -22,6 +21,7 @@ from bucketrank.integrations.transformers.layouts import (
     rt_detr_loss,
 )
 from bucketrank.losses.functional import format_value
+from bucketrank.settings.choices import Method
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from bucketrank.evaluation.calibration import Calibration, ScoreHead
 from bucketrank.evaluation.calibration.fitting import MAX_IMAGES, FitSettings, Samples, calibrate_head
-from bucketrank.evaluation.calibration.mapping import FitTarget
 from bucketrank.integrations.ranking_loss import corners
 from bucketrank.integrations.transformers.adapter import supported_family
+from bucketrank.settings.choices import CalibrationTarget
 
 MAX_DETECTIONS = 100  # per image, as in the library's image processors
 
@@ -20,7 +20,7 @@ def calibrate(
     model: nn.Module,
     batches: Iterable[Mapping[str, Any]],
     *,
-    target: FitTarget = "match",
+    target: CalibrationTarget = "match",
     per_class: bool = False,
     max_images: int | None = MAX_IMAGES,
 ) -> Calibration:
