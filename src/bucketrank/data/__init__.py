@@ -39,10 +39,7 @@ __all__, __getattr__ = import_on_use(
             "require_sound",
         ),
         "bucketrank.data.coco": ("CocoDataset",),
-        "bucketrank.data.problems": (
-            "DataError",
-            "Problem",
-        ),
+        "bucketrank.data.problems": ("Problem",),
         "bucketrank.data.shapes": (
             "Shapes",
             "write_shapes",
@@ -51,5 +48,6 @@ __all__, __getattr__ = import_on_use(
             "eval_transform",
             "train_transform",
         ),
+        "bucketrank.errors": ("DataError",),
     },
 )

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 __all__, __getattr__ = import_on_use(
     __name__,
     {
+        "bucketrank.detectors.base": (
+            "Detector",
+            "build",
+        ),
         "bucketrank.settings": (
             "BackboneSettings",
             "DetectorSettings",
@@ -28,10 +32,6 @@ __all__, __getattr__ = import_on_use(
             "LossSpec",
             "register_detector",
             "register_loss",
-        ),
-        "bucketrank.detectors.base": (
-            "Detector",
-            "build",
         ),
     },
 )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__, __getattr__ = import_on_use(
     __name__,
     {
+        "bucketrank.errors": ("ExportError",),
         "bucketrank.inference.evaluation": (
             "Evaluation",
             "calibrate_weights",
@@ -30,7 +31,6 @@ __all__, __getattr__ = import_on_use(
         ),
         "bucketrank.inference.onnx": (
             "Agreement",
-            "ExportError",
             "export_onnx",
         ),
         "bucketrank.inference.prediction": (

@@ -18,10 +18,20 @@ if TYPE_CHECKING:
 __all__, __getattr__ = import_on_use(
     __name__,
     {
+        "bucketrank.errors": ("RecipeError",),
         "bucketrank.inference.evaluation": ("evaluate",),
+        "bucketrank.settings": (
+            "Recipe",
+            "load_recipe",
+        ),
+        "bucketrank.training.run": (
+            "RunResult",
+            "train",
+        ),
+        "bucketrank.weights.files": (
+            "Meta",
+            "save_weights",
+        ),
         "bucketrank.weights.load": ("load_model",),
-        "bucketrank.weights.files": ("Meta", "save_weights"),
-        "bucketrank.settings": ("Recipe", "RecipeError", "load_recipe"),
-        "bucketrank.training.run": ("RunResult", "train"),
     },
 )

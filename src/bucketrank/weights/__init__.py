@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 __all__, __getattr__ = import_on_use(
     __name__,
     {
+        "bucketrank.errors": ("WeightsError",),
         "bucketrank.weights.files": (
             "Meta",
-            "WeightsError",
             "read_weights",
             "save_weights",
         ),

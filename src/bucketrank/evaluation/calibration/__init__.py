@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 __all__, __getattr__ = import_on_use(
     __name__,
     {
+        "bucketrank.errors": ("CannotCalibrateError",),
         "bucketrank.evaluation.calibration.fitting": (
             "calibrate",
             "fit",
         ),
         "bucketrank.evaluation.calibration.mapping": (
             "Calibration",
-            "CannotCalibrateError",
             "ScoreHead",
             "ScoreMap",
             "fold",
