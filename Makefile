@@ -113,4 +113,4 @@ build/lock/bin/uv:
 
 clean:  ## remove the environment and everything the commands wrote
 	rm -rf $(VENV) runs site build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src benchmarks tests docs -name __pycache__ -type d -prune -exec rm -rf {} +

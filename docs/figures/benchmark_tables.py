@@ -2,9 +2,9 @@
 
 ``python -m docs.figures.benchmark_tables FOLDER/losses.md FOLDER/detectors.md`` renews them.
 
-The Markdown files are those of ``bucketrank bench``; ``bucketrank bench results FILE.json --out FOLDER`` writes them
-again. A block of the page that begins with ``<!-- losses.md: TITLE -->`` and ends with ``<!-- end -->`` gets the
-section TITLE of that file. The text between the blocks has to be read again by a human.
+``python -m benchmarks losses`` and ``detectors`` write these files; ``python -m benchmarks results FILE.json --out
+FOLDER`` writes them again. A block of the page that begins with ``<!-- losses.md: TITLE -->`` and ends with
+``<!-- end -->`` gets the section TITLE of that file. Read the text between the blocks again afterwards.
 """
 
 from __future__ import annotations

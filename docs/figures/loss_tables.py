@@ -1,8 +1,8 @@
 """Renew the tables of losses in README and on the pages: python -m docs.figures.loss_tables.
 
-The tables come from the files ``losses-*.json`` of the assets, each the ``losses.json`` of a ``bucketrank study
-losses``. A block that begins with ``<!-- losses: NAME -->`` and ends with ``<!-- end -->`` gets the table NAME. The
-text around the blocks has to be read again by a human.
+The tables come from the files ``losses-*.json`` of the assets, each the ``losses.json`` of a
+``python -m benchmarks study losses``. A block that begins with ``<!-- losses: NAME -->`` and ends with
+``<!-- end -->`` gets the table NAME. Read the text around the blocks again afterwards.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from bucketrank.bench.bench_documents import markdown_table
+from benchmarks.documents import markdown_table
+from benchmarks.study.grid import LOSS_TITLES
+from benchmarks.study.losses import COLUMNS, STEP_COLUMNS, difference_cells
+from benchmarks.study.runs import RunRecord
+from benchmarks.study.tables import DASH, SeedMean, with_deviation
 from bucketrank.evaluation import Difference, paired_difference
-from bucketrank.study.loss_comparison import TITLES
-from bucketrank.study.loss_document import COLUMNS, STEP_COLUMNS, difference_cells
-from bucketrank.study.run_record import RunRecord
-from bucketrank.study.study_results import SeedMean
-from bucketrank.study.study_tables import DASH, with_deviation
 from docs.figures.losses import NAMES, STUDY
 from docs.figures.theme import ASSETS
 
@@ -130,7 +129,7 @@ def class_table(studies: dict[str, dict[str, Any]]) -> str:
         for number, entry in enumerate(of_set["losses"]):
             runs = [run["class_ap"] for run in study["runs"] if f" --loss {entry['loss']} " in run["command"]]
             means = [f"{fmean(run[name] for run in runs):.1f}" for name in CLASSES]
-            rows.append(["" if number else detector, TITLES[entry["loss"]], *means])
+            rows.append(["" if number else detector, LOSS_TITLES[entry["loss"]], *means])
     return markdown_table(["detector", "loss", *CLASSES.values()], rows)
 
 
@@ -143,7 +142,7 @@ def trial_table(studies: dict[str, dict[str, Any]]) -> str:
             trials = [trial for trial in study["trials"] if trial["loss"] == loss and trial["usual_boxes"]]
             aps = {trial["lr"]: trial["metrics"]["AP"] for trial in trials}
             cells = [f"{aps[rate]:.1f}" if rate in aps else DASH for rate in rates]
-            rows.append(["" if number else detector, TITLES[loss], *cells])
+            rows.append(["" if number else detector, LOSS_TITLES[loss], *cells])
     return markdown_table(["detector", "loss", *(f"{rate:g}" for rate in rates)], rows)
 
 
@@ -176,7 +175,7 @@ def rate_table(trials: list[dict[str, Any]], title: str, cell: Callable[[list[fl
         [NAMES[data], *(cell(by_loss[loss]) if loss in by_loss else DASH for loss in losses)]
         for data, by_loss in aps.items()
     ]
-    return markdown_table([title, *(TITLES[loss] for loss in losses)], rows)
+    return markdown_table([title, *(LOSS_TITLES[loss] for loss in losses)], rows)
 
 
 def mask_table(of_set: dict[str, Any], runs: list[dict[str, Any]]) -> str:

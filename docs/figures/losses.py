@@ -1,6 +1,6 @@
 """AP over steps and over learning rates, from the file of a finished study: python -m docs.figures.losses.
 
-The file is the ``losses.json`` of ``bucketrank study losses``.
+The file is the ``losses.json`` of ``python -m benchmarks study losses``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bucketrank.study.loss_comparison import TITLES
+from benchmarks.study.grid import LOSS_TITLES
 from docs.figures.theme import ASSETS, Palette, save
 
 STUDY = ASSETS / "losses-atss.json"
@@ -57,7 +57,7 @@ def over_rates(name: str, trials: list[dict[str, Any]], palette: Palette) -> Fig
 
 def _line(axes: Axes, loss: str, x: Any, y: Any, palette: Palette) -> None:
     width = 2.4 if loss == "rs" else 1.4
-    axes.plot(x, y, color=colour(loss, palette), marker="o", markersize=3, linewidth=width, label=TITLES[loss])
+    axes.plot(x, y, color=colour(loss, palette), marker="o", markersize=3, linewidth=width, label=LOSS_TITLES[loss])
 
 
 def _finish(figure: Figure, axes: Axes, title: str, *, legend: Literal["best", "lower right"]) -> Figure:

@@ -13,18 +13,15 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from bucketrank.figures import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, YELLOW
+
 Colour = tuple[int, int, int]
 Detections = Mapping[str, Tensor]
 
-# The colour-blind safe palette of Okabe and Ito; further classes get lighter, then darker shades.
-COLOURS: tuple[Colour, ...] = (
-    (230, 159, 0),
-    (86, 180, 233),
-    (0, 158, 115),
-    (204, 121, 167),
-    (240, 228, 66),
-    (0, 114, 178),
-    (213, 94, 0),
+# Colours of the first classes; further classes get lighter, then darker shades.
+COLOURS: tuple[Colour, ...] = tuple(
+    (int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16))
+    for colour in (ORANGE, SKY, GREEN, PURPLE, YELLOW, BLUE, VERMILION)
 )
 SHADES = ((255, 0.0), (255, 0.5), (0, 0.35))  # grey level mixed into the palette, and its share
 WHITE, INK = (255, 255, 255), (25, 25, 25)

@@ -33,13 +33,13 @@ from bucketrank.demo.runs import (
     recipe_for,
 )
 from bucketrank.drawing import as_rgb, colour_of, grid
-from bucketrank.provenance.figure_style import INK, STYLE
-from bucketrank.provenance.machine import describe, in_words
+from bucketrank.figures import BLUE, GRID, INK, ORANGE, STYLE
+from bucketrank.provenance import describe, format_machine
 
 NUM_IMAGES = 4  # images in the figure and the tables
 BAR_LENGTH = 10  # characters of a full bar
 TERMINAL_COLOURS = {"ranking": "blue", "focal": "dark_orange"}
-FIGURE_COLOURS = {"ranking": "#0072B2", "focal": "#E69F00"}
+FIGURE_COLOURS = {"ranking": BLUE, "focal": ORANGE}
 MARKERS = {"ranking": "o", "focal": "v"}
 
 
@@ -292,7 +292,7 @@ def draw_comparison(
         for column, image in enumerate(images):
             for row, name in enumerate(names):
                 _image(axes[row][column], image, row, name if column == 0 else "")
-        footer = "\n".join([*textwrap.wrap(note, 200), *textwrap.wrap(in_words(describe()), 200)])
+        footer = "\n".join([*textwrap.wrap(note, 200), *textwrap.wrap(format_machine(describe()), 200)])
         figure.text(0.012, -0.002, footer, fontsize=7, color="#777777", va="top")
         figure.savefig(path, dpi=130, bbox_inches="tight", pad_inches=0.15)
 
@@ -310,7 +310,7 @@ def _curves(axes: Axes, runs: Sequence[DemoRun], *, over_time: bool) -> None:
     if not over_time:
         axes.set_ylabel("AP50 (bold) and AP (dotted) on validation images")
         axes.legend(frameon=False, loc="upper left")
-    axes.grid(axis="y", color="#E8E8E8", linewidth=0.7)
+    axes.grid(axis="y", color=GRID, linewidth=0.7)
     axes.set_axisbelow(True)
     axes.tick_params(length=0)
 

@@ -20,7 +20,7 @@ from rich.console import Console
 from bucketrank.data import find_splits
 from bucketrank.errors import ChangedDataError, RecipeError
 from bucketrank.evaluation import Evaluator
-from bucketrank.provenance.machine import describe
+from bucketrank.provenance import describe
 from bucketrank.settings import RankingSettings, Recipe, detector_spec, load_recipe, recipe_to_yaml
 from bucketrank.settings.recipe import MAY_CHANGE, fixed_differences, from_dict
 from bucketrank.training.data_fingerprint import Fingerprint, fingerprint_of, read_fingerprint, require_same_data

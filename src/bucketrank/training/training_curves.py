@@ -8,12 +8,12 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from bucketrank.provenance.figure_style import STYLE
+from bucketrank.figures import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, STYLE, VERMILION
 from bucketrank.settings.choices import TRAIN_COLUMNS
 from bucketrank.training.csv_table import CsvTable
 from bucketrank.weights.atomic import write
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
+COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, GREY)
 SMOOTHED_POINTS = 40  # of the bold curves
 
 
@@ -26,7 +26,7 @@ def draw_curves(train: CsvTable, validation: CsvTable, path: Path) -> None:
         figure = Figure(figsize=(10, 3.6), layout="constrained")
         left, right = figure.subplots(1, 2)
         terms = [name for name in rows[0] if name not in TRAIN_COLUMNS]
-        for name, colour in zip(["loss", *terms], ("#333333", *COLOURS * 3), strict=False):
+        for name, colour in zip(["loss", *terms], (INK, *COLOURS * 3), strict=False):
             steps, values = train.column(name)
             left.plot(steps, values, color=colour, alpha=0.2, linewidth=0.8)
             left.plot(*_means(steps, values), color=colour, label=name, linewidth=2.0 if name == "loss" else 1.2)

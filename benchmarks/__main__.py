@@ -1,0 +1,309 @@
+"""``python -m benchmarks``: benchmarks of the losses and the detectors, and studies that train detectors."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from bucketrank.cli.arguments import Changes, Commands, listed, require, run
+from bucketrank.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from benchmarks.study.plan import LossPlan, PaperPlan, StudyPlan
+    from benchmarks.study.runs import RunRecord
+
+
+def losses(
+    *,
+    quick: Annotated[bool, "use a smaller grid and tighter limits: less than a minute on two cores"] = False,
+    out: Annotated[Path, "folder for the JSON, the Markdown and the figure"] = Path("runs/bench-losses"),
+    sizes: Annotated[str, "numbers of logits"] = "10K,100K,1M",
+    percent: Annotated[str | None, "percentages of positives (0.1,1,2,5; --quick: 0.1,1,5)"] = None,
+    repeats: Annotated[int | None, "rounds in which the contenders take turns (40; --quick: 20)"] = None,
+    seed: Annotated[int, "seed of the synthetic logits"] = 0,
+    device: Annotated[str, "a torch device, like cpu or cuda:0"] = "cpu",
+    max_seconds_per_cell: Annotated[float | None, "skip cells estimated to take longer (30; --quick: 1)"] = None,
+    memory: Annotated[bool | None, "measure peak memory (default: not with --quick)"] = None,
+    compiled: Annotated[bool | None, "also measure with torch.compile (default: not on the CPU)"] = None,
+    large: Annotated[bool, "also run exact on 20 million logits: time, growth and memory"] = False,
+) -> None:
+    """Measure time, memory and launches of every ranking loss, by method and backend, against focal loss."""
+    from benchmarks.documents import parse_size
+    from benchmarks.losses.measure import measure_losses
+    from benchmarks.losses.report import show_loss_bench, write_loss_bench
+    from benchmarks.losses.results import QUICK, LossBenchSettings
+    from benchmarks.session import device_type, present
+
+    given: dict[str, Any] = {"repeats": repeats, "max_seconds_per_cell": max_seconds_per_cell, "memory": memory}
+    try:
+        given["sizes"] = listed("--sizes", sizes, parse_size)
+        given["percent"] = None if percent is None else listed("--percent", percent, float)
+        chosen = (QUICK if quick else {}) | {name: value for name, value in given.items() if value is not None}
+        if compiled is None:
+            compiled = device_type(device) != "cpu"
+        settings = LossBenchSettings(seed=seed, device=device, compiled=compiled, large=large, **chosen)
+    except ValueError as error:
+        raise UsageError(f"{error}") from error
+    present(settings, out, measure=measure_losses, show=show_loss_bench, write=write_loss_bench)
+
+
+def detectors(
+    *,
+    quick: Annotated[bool, "use smaller images and fewer rounds: less than two minutes on two cores"] = False,
+    out: Annotated[Path, "folder for the JSON, the Markdown and the figure"] = Path("runs/bench-detectors"),
+    detectors: Annotated[str | None, "names separated by commas (default: all)"] = None,
+    backbone: Annotated[str, "a timm model, swin_tiny or swin_large"] = "resnet18",
+    image_size: Annotated[str | None, "HEIGHTxWIDTH in pixels (256x320; --quick: 128x160)"] = None,
+    batch: Annotated[int | None, "images per step (2; --quick: 1)"] = None,
+    classes: Annotated[int, "number of classes"] = 20,
+    objects: Annotated[int, "objects per image"] = 8,
+    channels: Annotated[int, "channels of the pyramid and the heads"] = 64,
+    proposals: Annotated[int | None, "proposals per image that reach the R-CNN box heads (1000; --quick: 600)"] = None,
+    rounds: Annotated[int | None, "rounds in which the contenders take turns (12; --quick: 4)"] = None,
+    seed: Annotated[int, "seed of images, objects and weights"] = 0,
+    device: Annotated[str, "a torch device, like cpu or cuda:0"] = "cpu",
+    threads: Annotated[int | None, "CPU threads for torch (default: torch's choice)"] = None,
+    max_seconds_per_step: Annotated[float | None, "skip steps estimated to take longer (20; --quick: 5)"] = None,
+) -> None:
+    """Measure seconds per iteration of each detector with RS loss, by method, against score-based losses."""
+    given: dict[str, Any] = {name: value for name, value in locals().items() if value is not None}
+    require("detect")
+    from benchmarks.detectors.measure import measure_detectors
+    from benchmarks.detectors.report import show_detector_bench, write_detector_bench
+    from benchmarks.detectors.results import QUICK, DetectorBenchSettings, parse_image_size
+    from benchmarks.session import present
+
+    del given["quick"], given["out"]
+    try:
+        if detectors is not None:
+            given["detectors"] = tuple(detectors.split(","))
+        if image_size is not None:
+            given["image_size"] = parse_image_size(image_size)
+        settings = DetectorBenchSettings(**(QUICK if quick else {}) | given)
+    except ValueError as error:
+        raise UsageError(f"{error}") from error
+    present(settings, out, measure=measure_detectors, show=show_detector_bench, write=write_detector_bench)
+
+
+def results(
+    file: Annotated[Path, "losses.json or detectors.json, as a benchmark writes them"],
+    *,
+    out: Annotated[Path | None, "folder for the Markdown and the figure (default: none are written)"] = None,
+) -> None:
+    """Show the results in the JSON of a benchmark, also one from another machine."""
+    from benchmarks.documents import BenchFileError, read_document, restore_bench
+    from benchmarks.session import wide_console
+
+    console = wide_console()
+    paths: list[Path] = []
+    try:
+        document = read_document(file)
+        if document["benchmark"] == "losses":
+            from benchmarks.losses.report import show_loss_bench, write_loss_bench
+            from benchmarks.losses.results import LossBench
+
+            losses = restore_bench(LossBench, document)
+            show_loss_bench(losses, console)
+            paths = [] if out is None else write_loss_bench(losses, out)
+        else:
+            require("detect")
+            from benchmarks.detectors.report import show_detector_bench, write_detector_bench
+            from benchmarks.detectors.results import DetectorBench
+
+            detectors = restore_bench(DetectorBench, document)
+            show_detector_bench(detectors, console)
+            paths = [] if out is None else write_detector_bench(detectors, out)
+    except BenchFileError as error:
+        raise UsageError(f"{error}") from error
+    for path in paths:
+        console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+
+
+def study(
+    name: Annotated[str, "losses, detectors, segmentation, budget, detr, baselines or synthetic"],
+    *,
+    data: Annotated[str | None, "folder of the data set; losses takes several, separated by commas"] = None,
+    out: Annotated[Path | None, "folder for the runs, tables and figures (default: runs/study-NAME)"] = None,
+    seeds: Annotated[int, "runs per row, with seeds 0, 1, ..."] = 3,
+    budget: Annotated[
+        str, "small (laptop recipes) or paper (the paper's recipes, for its hardware; not for losses)"
+    ] = "small",
+    only: Annotated[str | None, "rows to train, separated by commas, like atss-rs-*,atss-focal (default: all)"] = None,
+    rates: Annotated[
+        str | None, "learning rates to try, as factors of the recipe's (1,2,4; losses: 0.25,0.5,1,2,4,8; paper: 1)"
+    ] = None,
+    recipe: Annotated[
+        str,
+        "losses: atss-laptop, retinanet-laptop, paa-laptop, faster-rcnn-laptop, cascade-rcnn-laptop, mask-rcnn-laptop "
+        "or brs-detr-laptop",
+    ] = "atss-laptop",
+    head: Annotated[
+        str, "losses: same (only the loss differs; atss-laptop and retinanet-laptop) or published"
+    ] = "same",
+    steps: Annotated[int, "losses: steps of a run"] = 1000,
+    trial_steps: Annotated[int | None, "losses: steps of a trial (default: an eighth of --steps)"] = None,
+    merge: Annotated[
+        str | None, "JSON files of this study from other machines, separated by commas; their runs count"
+    ] = None,
+    rounds: Annotated[int, "timed steps, in which the losses of a detector take turns"] = 12,
+    dry_run: Annotated[bool, "print the commands of the runs instead of running them"] = False,
+    settings: Annotated[Changes, "settings of every run"],
+) -> int:
+    """Reproduce a table of the paper, with our numbers next to the paper's. Finished runs are skipped."""
+    require("detect")
+    from benchmarks.study.grid import LOSSES, STUDIES, SYNTHETIC
+    from bucketrank.errors import require_choice
+
+    try:
+        require_choice("study", name, (LOSSES, *STUDIES, SYNTHETIC))
+        require_choice("--budget", budget, ("small", "paper"))
+        usual = "0.25,0.5,1,2,4,8" if name == LOSSES else "1" if budget == "paper" else "1,2,4"
+        factors = listed("--rates", rates or usual, float)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if seeds < 1 or rounds < 2 or min(factors) <= 0:
+        expected = "--seeds of at least 1, --rounds of at least 2 and --rates above 0"
+        raise UsageError(f"expected {expected}, got {seeds}, {rounds} and {rates}")
+    given = {"data": data, "seeds": seeds, "budget": budget, "only": only, "rates": rates, "rounds": rounds}
+    given |= {"dry_run": dry_run, "merge": merge}
+    given |= {"recipe": recipe, "head": head, "steps": steps, "trial_steps": trial_steps}
+    if name == SYNTHETIC:
+        from benchmarks.study.synthetic import run_synthetic_study
+
+        unused = _changed(given, tuple(given)) + ["settings"] * bool(settings)
+        if unused:
+            raise UsageError(f"synthetic trains nothing and takes --out alone; remove {', '.join(unused)}")
+        run_synthetic_study(out or Path("runs/study-synthetic"))
+        return 0
+    if data is None:
+        raise UsageError("expected --data, the folder of the data set")
+    if unused := _changed(given, ("budget",) if name == LOSSES else ("recipe", "head", "steps", "trial_steps")):
+        raise UsageError(f"{name} does not use {', '.join(unused)}; remove it")
+    _require_free_settings(name, settings, SET_BY_LOSSES if name == LOSSES else SET_BY_STUDIES)
+    with _named_errors():
+        shared: dict[str, Any] = {
+            "seeds": seeds,
+            "factors": factors,
+            "flags": tuple(f"--{key}={text}" for key, text in settings.items()),
+        }
+        shared["records"] = _records(merge)
+        plan: StudyPlan
+        if name == LOSSES:
+            shared |= {"steps": steps, "trial_steps": steps // 8 if trial_steps is None else trial_steps}
+            out = out or Path("runs") / f"study-losses-{recipe}-{head}"
+            plan = _loss_plan(tuple(map(Path, data.split(","))), recipe, head, only, out=out, **shared)
+        else:
+            out = out or Path("runs") / f"study-{name}"
+            plan = _paper_plan(name, Path(data), only, paper=budget == "paper", out=out, **shared)
+        if dry_run:
+            sys.stdout.write("".join(f"{command}\n" for command in plan.commands()))
+            return 0
+        from benchmarks.study.command import run_study
+
+        return run_study(plan, rounds=rounds)
+
+
+def _records(merge: str | None) -> dict[str, RunRecord]:
+    """Return the records in the files of ``--merge``, by run name."""
+    from benchmarks.study.runs import read_records
+
+    records: dict[str, RunRecord] = {}
+    for file in merge.split(",") if merge else ():
+        records |= read_records(Path(file))
+    return records
+
+
+def _paper_plan(name: str, data: Path, only: str | None, *, paper: bool, out: Path, **shared: Any) -> PaperPlan:
+    """Return the plan of a table of the paper; UsageError if it has no rows to train."""
+    from benchmarks.study.command import dataset_of
+    from benchmarks.study.grid import STUDIES
+    from benchmarks.study.plan import PaperPlan, choose_rows
+    from benchmarks.study.runs import StudyError
+    from bucketrank.settings.flags import parse_flags
+
+    layout = parse_flags(shared["flags"]).get("data.layout")
+    dataset = dataset_of(data, layout=None if layout == "auto" else layout) if paper else "COCO"
+    try:
+        rows = choose_rows(STUDIES[name], paper=paper, dataset=dataset, only=only)
+    except StudyError as error:
+        raise UsageError(f"{error}") from error
+    return PaperPlan(study=STUDIES[name], rows=rows, data=data, paper=paper, out=out, **shared)
+
+
+def _loss_plan(data: tuple[Path, ...], recipe: str, head: str, only: str | None, **shared: Any) -> LossPlan:
+    """Return the plan of a comparison of losses; UsageError for a wrong flag or a data set that cannot be used."""
+    from benchmarks.study.grid import COMPARED, LOSS_TITLES, Head
+    from benchmarks.study.plan import LossPlan
+    from bucketrank.errors import require_choice
+
+    steps, trial_steps = shared["steps"], shared["trial_steps"]
+    if not 1 <= trial_steps <= steps:
+        expected = "--steps of at least 8 and --trial-steps from 1 to --steps"
+        raise UsageError(f"expected {expected}, got {steps} and {trial_steps}")
+    try:
+        require_choice("--recipe", recipe, tuple(COMPARED))
+        require_choice("--head", head, ("same", "published"))
+        compared = COMPARED[recipe]
+        chosen: Head = "same" if head == "same" else "published"
+        if head == "same" and not compared.same_head:
+            raise UsageError(f"--head: expected published for {recipe}, whose head depends on the loss, got same")
+        losses = compared.default_losses(chosen) if only is None else tuple(only.split(","))
+        for loss in losses:
+            require_choice("--only", loss, tuple(LOSS_TITLES))
+        plan = LossPlan(data=data, detector=compared, losses=losses, head=chosen, **shared)
+        plan.require_data()
+    except ValueError as error:
+        raise UsageError(f"{error}") from error
+    return plan
+
+
+@contextmanager
+def _named_errors() -> Iterator[None]:
+    """Let the errors of a running study end the command with their message and the name of the command."""
+    from benchmarks.study.runs import StudyError
+    from bucketrank.errors import RecipeError
+
+    try:
+        yield
+    except RecipeError as error:
+        raise UsageError(f"{error}") from error
+    except StudyError as error:
+        raise DataError(f"study: {error}") from error
+
+
+# Settings of the protocol, which a study gives each of its runs.
+SET_BY_STUDIES = ("data.holdout", "trainer.seed")
+SET_BY_LOSSES = (
+    *SET_BY_STUDIES,
+    *("loss.name", "loss.box_balance", "schedule.max_steps", "schedule.epochs", "schedule.early_stop"),
+    *("trainer.validate_every", "trainer.keep_detections"),
+)
+
+
+def _require_free_settings(name: str, changes: Changes, taken: tuple[str, ...]) -> None:
+    """Raise UsageError if a flag sets what the study itself sets for each of its runs."""
+    if both := [key for key in changes if key in taken]:
+        flag = "flags" if len(both) > 1 else "flag"
+        raise UsageError(f"{name} sets {', '.join(f'--{key}' for key in both)} itself; remove the {flag}")
+
+
+def _changed(values: dict[str, Any], names: tuple[str, ...]) -> list[str]:
+    """Return the flags among ``names`` whose values are not the defaults."""
+    known = inspect.signature(study).parameters
+    return ["--" + name.replace("_", "-") for name in names if values[name] != known[name].default]
+
+
+COMMANDS: Commands = {"losses": losses, "detectors": detectors, "results": results, "study": study}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a benchmark or a study; return its exit status like ``bucketrank``."""
+    return run(COMMANDS, arguments, program="python -m benchmarks", extra="bench")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
