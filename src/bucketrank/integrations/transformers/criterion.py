@@ -79,7 +79,7 @@ class Layer(NamedTuple):
 
     logits: Tensor
     boxes: Tensor
-    targets: list[Target]
+    targets: Sequence[Target]
     matching: Matching
 
 
@@ -143,7 +143,7 @@ def _positives(layers: Sequence[Layer]) -> Positives:
     return Positives(first_query + queries, first_entry + queries * classes + labels, labels, object_boxes)
 
 
-def _offsets(layers: Sequence[Layer], target_lists: Sequence[list[Target]]) -> list[tuple[int, int, int, int]]:
+def _offsets(layers: Sequence[Layer], target_lists: Sequence[Sequence[Target]]) -> list[tuple[int, int, int, int]]:
     """Find the first query, first entry, number of classes and first object of each image in each layer."""
     first_objects, number = {}, 0
     for targets in target_lists:
@@ -179,7 +179,7 @@ class RankingCriterion:
             library.matcher.class_cost = class_cost
 
     def get_loss(
-        self, loss: str, outputs: dict[str, Tensor], targets: list[Target], indices: Matching, num_boxes: float
+        self, loss: str, outputs: dict[str, Tensor], targets: Sequence[Target], indices: Matching, num_boxes: float
     ) -> dict[str, Tensor]:
         """Compute a layer's loss like the library, but for a classification loss only store the layer."""
         if id(indices) not in self.on_device:
@@ -192,7 +192,7 @@ class RankingCriterion:
         terms: dict[str, Tensor] = self.library_loss(loss, outputs, targets, matching, num_boxes)
         return terms
 
-    def box_losses(self, outputs: dict[str, Any], targets: list[Target]) -> dict[str, Tensor]:
+    def box_losses(self, outputs: dict[str, Any], targets: Sequence[Target]) -> dict[str, Tensor]:
         """Compute the library's terms for all layers, except the classification terms."""
         losses: dict[str, Tensor] = self.library(outputs, targets)
         return losses
