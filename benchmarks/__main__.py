@@ -47,7 +47,7 @@ def losses(
             compiled = device_type(device) != "cpu"
         settings = LossBenchSettings(seed=seed, device=device, compiled=compiled, large=large, **chosen)
     except ValueError as error:
-        raise UsageError(f"{error}") from error
+        raise UsageError(str(error)) from error
     present(settings, out, measure=measure_losses, show=show_loss_bench, write=write_loss_bench)
 
 
@@ -85,7 +85,7 @@ def detectors(
             given["image_size"] = parse_image_size(image_size)
         settings = DetectorBenchSettings(**(QUICK if quick else {}) | given)
     except ValueError as error:
-        raise UsageError(f"{error}") from error
+        raise UsageError(str(error)) from error
     present(settings, out, measure=measure_detectors, show=show_detector_bench, write=write_detector_bench)
 
 
@@ -118,7 +118,7 @@ def results(
             show_detector_bench(detectors, console)
             paths = [] if out is None else write_detector_bench(detectors, out)
     except BenchFileError as error:
-        raise UsageError(f"{error}") from error
+        raise UsageError(str(error)) from error
     for path in paths:
         console.print(f"wrote {path}", highlight=False, soft_wrap=True)
 
@@ -230,7 +230,7 @@ def _paper_plan(name: str, data: Path, only: str | None, *, paper: bool, out: Pa
     try:
         rows = choose_rows(STUDIES[name], paper=paper, dataset=dataset, only=only)
     except StudyError as error:
-        raise UsageError(f"{error}") from error
+        raise UsageError(str(error)) from error
     return PaperPlan(study=STUDIES[name], rows=rows, data=data, paper=paper, out=out, **shared)
 
 
@@ -257,7 +257,7 @@ def _loss_plan(data: tuple[Path, ...], recipe: str, head: str, only: str | None,
         plan = LossPlan(data=data, detector=compared, losses=losses, head=chosen, **shared)
         plan.require_data()
     except ValueError as error:
-        raise UsageError(f"{error}") from error
+        raise UsageError(str(error)) from error
     return plan
 
 
@@ -270,7 +270,7 @@ def _named_errors() -> Iterator[None]:
     try:
         yield
     except RecipeError as error:
-        raise UsageError(f"{error}") from error
+        raise UsageError(str(error)) from error
     except StudyError as error:
         raise DataError(f"study: {error}") from error
 
@@ -282,6 +282,11 @@ SET_BY_LOSSES = (
     *("loss.name", "loss.box_balance", "schedule.max_steps", "schedule.epochs", "schedule.early_stop"),
     *("trainer.validate_every", "trainer.keep_detections"),
 )
+
+
+def _words(changes: Changes) -> tuple[str, ...]:
+    """Return the changes as flags and values."""
+    return tuple(word for key, text in changes.items() for word in (f"--{key}", text))
 
 
 def _require_free_settings(name: str, changes: Changes, taken: tuple[str, ...]) -> None:

@@ -12,11 +12,12 @@ import torch
 from bucketrank.data import checks as checking
 from bucketrank.losses.comparison import on_host
 from tests.losses.cases import LOSSES, use_backend
-from tests.soak import random_strikes
+from tests.soak import named_strikes, random_strikes
 from tests.soak.__main__ import main
 from tests.soak.annotations import check_annotations
 from tests.soak.loss_comparisons import compare_losses, random_input
 from tests.training import struck_runs
+from tests.training.test_strikes import ALONE, TOGETHER
 
 
 def test_annotations(capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,3 +103,10 @@ def test_random_strikes_are_those_of_the_seed() -> None:
     assert first == again
     assert {strike.victim for strike in first} == {"first", "last", "all"}
     assert all(strike.grace is None or strike.number == struck_runs.TERM for strike in first)
+
+
+def test_each_named_strike_occurs_once_and_those_of_the_suite_are_among_them() -> None:
+    one, two = named_strikes.ONE_PROCESS, named_strikes.TWO_PROCESSES
+    assert len({*one}) + len({*two}) == len(one) + len(two) == 71
+    assert {*ALONE} <= {*one}
+    assert {*TOGETHER} <= {*two}

@@ -55,7 +55,7 @@ from bucketrank.detectors.mask_rcnn import MaskRCNN
 from bucketrank.launches import count_launches
 from bucketrank.provenance import PACKAGES, describe
 from bucketrank.settings import detector_spec
-from bucketrank.training.train_step import train_step
+from bucketrank.training.optimiser import train_step
 
 # Smaller differences, in seconds, between the times of two parts of a step are noise.
 MIN_APART = 0.03

@@ -21,10 +21,10 @@ from benchmarks.timing import Samples, TimedCall, interleave
 from bucketrank.data import collate, find_splits
 from bucketrank.detectors import Detector
 from bucketrank.settings import Recipe, detector_spec
-from bucketrank.training.data_module import DataModule, SeededBatches, SeededDataset, seed_of
-from bucketrank.training.process_state import quiet
-from bucketrank.training.schedule import build_optimiser
-from bucketrank.training.train_step import Batch, sum_terms, train_step
+from bucketrank.training.batches import RunData as DataModule
+from bucketrank.training.batches import SeededBatches, SeededDataset, seed_of
+from bucketrank.training.fabric import quiet
+from bucketrank.training.optimiser import Batch, build_optimiser, sum_terms, train_step
 from bucketrank.weights.atomic import write_text
 from bucketrank.weights.load import build_detector
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.test_commands import without
+
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
 
@@ -51,11 +53,11 @@ def test_a_wrong_flag_names_the_nearest(words: list[str], nearest: str, capsys: 
     assert f'the nearest is "{nearest}"' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("module", ["rich", "matplotlib", "jsonargparse"])
+@pytest.mark.parametrize("module", ["rich", "matplotlib"])
 def test_a_missing_package_says_how_to_install_it(
     module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
+    without(monkeypatch, module)
     assert main(["losses"]) == 2
     assert capsys.readouterr().err == (
         f'python -m benchmarks: this command needs {module}; install with: pip install "bucketrank[bench]"\n'

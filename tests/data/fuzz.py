@@ -26,7 +26,7 @@ from bucketrank.data.problems import MAX_LISTED, counted
 from bucketrank.errors import DataError
 from bucketrank.evaluation import Evaluator
 from bucketrank.settings import from_dict
-from bucketrank.training.data_module import DataModule
+from bucketrank.training.batches import RunData as DataModule
 from tests.data.small_folders import sound_document, write_split
 
 Document = dict[str, Any]

@@ -3,9 +3,11 @@
     python -m tests.soak annotations --count 100000 --seed 1
     python -m tests.soak losses --seconds 3600 --threads 8 --seed 1
     python -m tests.soak strikes --count 200 --seed 1
+    python -m tests.soak strikes --named
 
 ``annotations`` checks mutated annotation files, ``losses`` compares the losses with their definitions, and ``strikes``
-kills and stops runs at random moments. Each prints its counts and ends with an exception at the first failure.
+kills and stops runs at random moments, or at every named moment. Each prints its counts and ends with an exception at
+the first failure.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ def main(words: Sequence[str] | None = None) -> None:
     strikes = commands.add_parser("strikes", help="runs killed and stopped at random moments, then resumed")
     strikes.add_argument("--count", type=int, default=200, help="strikes (200)")
     strikes.add_argument("--first", type=int, default=0, help="number of the first run: continue an earlier call (0)")
+    strikes.add_argument("--named", action="store_true", help="one strike at each named moment instead")
     for command in (annotations, losses, strikes):
         command.add_argument("--seed", type=int, default=0, help="of the random numbers (0)")
     chosen = parser.parse_args(words)
@@ -41,6 +44,10 @@ def main(words: Sequence[str] | None = None) -> None:
         from tests.soak.loss_comparisons import compare_losses
 
         results = compare_losses(chosen.seconds, chosen.threads, chosen.seed)
+    elif chosen.named:
+        from tests.soak.named_strikes import strike_all_moments
+
+        results = strike_all_moments()
     else:
         from tests.soak.random_strikes import strike_runs
 

@@ -16,28 +16,28 @@ import torch
 
 from bucketrank.cli import main
 from bucketrank.evaluation import Evaluator
-from bucketrank.training import run, run_keeper, training_curves
+from bucketrank.training import run, tables
 from bucketrank.training.checkpoints import Checkpoints
-from bucketrank.training.csv_table import CsvTable
-from bucketrank.training.detector_module import DetectorModule
-from bucketrank.training.stop_signals import SIGNALS
+from bucketrank.training.loop import Loop
+from bucketrank.training.processes import SIGNALS
+from bucketrank.training.tables import CsvTable
 from bucketrank.weights import atomic
 
 from . import tiny
 
-# Functions before whose call a signal may come.
+# Moments by name: a signal comes before the call of a function.
 CALLS: dict[str, tuple[Any, str]] = {
     "the lock": (run, "lock_run_folder"),
-    "reading the data": (run, "DataModule"),
+    "reading the data": (run, "RunData"),
     "the fingerprint": (run, "fingerprint_of"),
     "building the detector": (run, "build_detector"),
     "reading a checkpoint": (Checkpoints, "load"),
-    "the trainer's start": (run_keeper.RunKeeper, "on_train_start"),
-    "a training step": (DetectorModule, "training_step"),
-    "a batch of evaluation": (DetectorModule, "validation_step"),
+    "the start of the loop": (Loop, "run"),
+    "a training step": (Loop, "compute_loss"),
+    "a batch of evaluation": (Loop, "evaluate_batch"),
     "gathering the detections": (Evaluator, "gather"),
     "computing AP": (Evaluator, "metrics"),
-    "closing an epoch": (run_keeper.RunKeeper, "close_epoch"),
+    "closing an epoch": (Loop, "close_epoch"),
 }
 
 
@@ -79,7 +79,7 @@ class Striker:
         """Put the moments into the functions of a run."""
         for moment, (owner, name) in CALLS.items():
             setattr(owner, name, self._announced(getattr(owner, name), moment))
-        for module in (atomic, training_curves):
+        for module in (atomic, tables):
             module.write = self._watched(module.write)  # type: ignore[attr-defined]
         usual, add = Path.replace, CsvTable.add
 

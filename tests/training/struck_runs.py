@@ -1,4 +1,4 @@
-"""Runs in processes of their own, which can be struck; and all that a run leaves in its folder."""
+"""Start runs in their own processes, strike them, and compare the files in their folders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from bucketrank.training.run_lock import LOCK
+from bucketrank.training.folder import LOCK
 
 from . import preloaded, strikes
 from .strikes import Strike
@@ -97,3 +97,17 @@ def require_same(folder: Path, expected: dict[str, object]) -> None:
     ended = content(folder)
     assert ended.keys() == expected.keys(), "nothing is left over, nothing is missing"
     assert [name for name, value in expected.items() if ended[name] != value] == []
+
+
+def require_same_end(folder: Path, data: Path, strike: Strike, expected: dict[str, object], *, processes: int) -> None:
+    """Strike a run, resume it, and raise unless it ended with the files of an undisturbed one."""
+    codes = run(folder, data, strike=strike, processes=processes)
+    if strike.number == KILL:
+        assert codes[0] == -KILL, f"the test must bite: {log_of(folder)}"
+    else:
+        assert codes == [130, *[0] * (processes - 1)], log_of(folder)
+        log = log_of(folder)
+        assert log.count("bucketrank: stopped; ") == 1
+        assert "Traceback" not in log
+    assert run(folder, data, processes=processes) == [0] * processes, log_of(folder)
+    require_same(folder, expected)

@@ -20,15 +20,15 @@ import os, sys
 import torch
 torch.set_num_threads(1)
 from safetensors.torch import save_file
-from bucketrank.training import run_keeper
+from bucketrank.training.loop import Loop
 from bucketrank.cli import main
 folder = os.environ["TEST_FOLDER"]
-usual = run_keeper.RunKeeper.close_epoch
-def noted(self, trainer, module, *, evaluated):
-    usual(self, trainer, module, evaluated=evaluated)
-    state = {name: value.detach().contiguous() for name, value in module.detector.named_parameters()}
-    save_file(state, f"{folder}/rank{trainer.global_rank}-epoch{module.position.epoch}.safetensors")
-run_keeper.RunKeeper.close_epoch = noted
+usual = Loop.close_epoch
+def noted(loop, *, evaluated):
+    usual(loop, evaluated=evaluated)
+    state = {name: value.detach().contiguous() for name, value in loop.detector.named_parameters()}
+    save_file(state, f"{folder}/rank{loop.fabric.global_rank}-epoch{loop.progress.epoch}.safetensors")
+Loop.close_epoch = noted
 sys.exit(main())
 """
 

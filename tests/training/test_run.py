@@ -17,8 +17,8 @@ from bucketrank.cli import main
 from bucketrank.detectors import Detector
 from bucketrank.errors import DataError, NonFiniteLossError, RecipeError, WeightsError
 from bucketrank.settings import load_recipe
-from bucketrank.training import run_keeper
-from bucketrank.training.detector_module import DetectorModule
+from bucketrank.training import log
+from bucketrank.training.loop import Loop
 from bucketrank.weights import sources as hub_download
 from bucketrank.weights.load import build_detector, load_matching_weights, load_model
 
@@ -148,7 +148,7 @@ def test_lack_of_memory_is_reported(error, message, shapes, tmp_path, monkeypatc
     def fails(*_, **__):
         raise error
 
-    monkeypatch.setattr(DetectorModule, "training_step", fails)
+    monkeypatch.setattr(Loop, "compute_loss", fails)
     words = ["train", "atss-laptop", "--data", str(shapes), "--out", str(tmp_path / "run"), *tiny.USUAL.split()]
     assert main(words) == 1
     printed = capsys.readouterr().err
@@ -224,15 +224,15 @@ def test_validation_must_have_the_same_classes(shapes, tmp_path):
 
 def test_a_loss_that_is_not_finite_stops_with_the_images(shapes, tmp_path, monkeypatch):
     seen: list[list[int]] = []
-    usual = DetectorModule.training_step
+    usual = Loop.compute_loss
 
-    def poisoned(module, batch, batch_idx):
+    def poisoned(loop, batch):
         seen.append([int(target["image_id"]) for target in batch[1]])
-        if module.position.step == 3:
-            next(module.detector.parameters()).data.fill_(float("nan"))
-        return usual(module, batch, batch_idx)
+        if loop.progress.step == 3:
+            next(loop.detector.parameters()).data.fill_(float("nan"))
+        return usual(loop, batch)
 
-    monkeypatch.setattr(DetectorModule, "training_step", poisoned)
+    monkeypatch.setattr(Loop, "compute_loss", poisoned)
     with pytest.raises(NonFiniteLossError, match=r"step 4: the loss is not finite \(.*rank nan") as caught:
         tiny.run(tmp_path / "run", shapes)
     assert f"ids {', '.join(map(str, seen[-1]))};" in str(caught.value)
@@ -243,11 +243,12 @@ def test_a_batch_that_does_not_divide_names_the_nearest(shapes, tmp_path):
         tiny.run(tmp_path / "run", shapes, "--schedule.accumulate 3")
 
 
-def test_other_strategies_are_refused(shapes, tmp_path):
+@pytest.mark.parametrize("strategy", ["fsdp", "ddp_spawn", "ddp_fork", "ddp_notebook"])
+def test_other_strategies_are_refused(strategy, shapes, tmp_path):
     with pytest.raises(
-        RecipeError, match=r"trainer\.strategy: expected auto or one of Lightning's ddp strategies, got 'fsdp'"
+        RecipeError, match=rf"trainer\.strategy: expected one of auto, ddp, ddp_find_.*, got '{strategy}'"
     ):
-        tiny.run(tmp_path / "run", shapes, "--trainer.strategy fsdp")
+        tiny.run(tmp_path / "run", shapes, f"--trainer.strategy {strategy}")
 
 
 @pytest.mark.parametrize(
@@ -256,7 +257,7 @@ def test_other_strategies_are_refused(shapes, tmp_path):
         ("--trainer.accelerator tpuu", r"expected trainer\.accelerator, .* that Lightning accepts .*tpuu"),
         ("--trainer.strategy ddp_x", r"expected trainer\.accelerator, .* that Lightning accepts .*ddp_x"),
         ("--data.style lvis", "expected the frequency of every category for style='lvis'"),
-        ('--schedule.factors {"bakcbone":0.1}', r"schedule\.factors: expected a part of the name of a parameter"),
+        ('--schedule.factors {"bakcbone":0.1}', r"schedule\.factors: expected a part of a parameter name"),
     ],
 )
 def test_settings_that_do_not_fit_end_with_a_message(flags, message, shapes, tmp_path):
@@ -297,13 +298,13 @@ def test_evaluation_every_other_epoch_and_at_the_end(shapes, tmp_path):
 def test_an_image_deleted_in_mid_run_is_named(split, workers, shapes, tmp_path, monkeypatch, capsys):
     data = shutil.copytree(shapes, tmp_path / "data")
     image = json.loads((data / f"{split}.json").read_text())["images"][-1]["file_name"]
-    usual = DetectorModule.validation_step if split == "train" else DetectorModule.training_step
+    usual = Loop.evaluate_batch if split == "train" else Loop.compute_loss
 
-    def deletes(module, batch, batch_idx):
+    def deletes(loop, batch):
         (data / "images" / image).unlink(missing_ok=True)
-        return usual(module, batch, batch_idx)
+        return usual(loop, batch)
 
-    monkeypatch.setattr(DetectorModule, usual.__name__, deletes)
+    monkeypatch.setattr(Loop, usual.__name__, deletes)
     words = ["train", "atss-laptop", "--data", str(data), "--out", str(tmp_path / "run"), *tiny.USUAL.split()]
     assert main([*words, "--data.workers", str(workers)]) == 1
     error = capsys.readouterr().err
@@ -367,9 +368,9 @@ def test_evaluations_do_not_count_as_time_of_the_steps(shapes, tmp_path, monkeyp
 
         return taken
 
-    monkeypatch.setattr(DetectorModule, "training_step", taking(1, DetectorModule.training_step))
-    monkeypatch.setattr(DetectorModule, "validation_step", taking(100, DetectorModule.validation_step))
-    monkeypatch.setattr(run_keeper, "time", SimpleNamespace(monotonic=lambda: clock))
+    monkeypatch.setattr(Loop, "compute_loss", taking(1, Loop.compute_loss))
+    monkeypatch.setattr(Loop, "evaluate_batch", taking(100, Loop.evaluate_batch))
+    monkeypatch.setattr(log, "time", SimpleNamespace(monotonic=lambda: clock))
     folder = tiny.run(tmp_path / "run", shapes).folder
     assert clock == 6 + 2 * 3 * 100, "six steps, and two evaluations of three images"
     with (folder / "train.csv").open() as file:

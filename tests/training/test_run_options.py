@@ -1,4 +1,4 @@
-"""The moving average of the weights, early stopping and loggers: what they do, and that resumed runs stay the same."""
+"""EMA, early stopping, accumulation and loggers, in whole and in resumed runs."""
 
 import copy
 import csv
@@ -13,12 +13,11 @@ from safetensors.torch import load_file
 from bucketrank.data import find_splits
 from bucketrank.errors import RecipeError
 from bucketrank.settings import from_dict
-from bucketrank.training import loggers
-from bucketrank.training.detector_module import DetectorModule
+from bucketrank.training import log
+from bucketrank.training.loop import Loop
+from bucketrank.training.optimiser import EMA
+from bucketrank.training.processes import Interrupted
 from bucketrank.training.run import train
-from bucketrank.training.run_keeper import RunKeeper
-from bucketrank.training.stop_signals import Interrupted
-from bucketrank.training.weight_average import WeightAverage
 from bucketrank.weights.load import build_detector
 
 from . import tiny
@@ -33,7 +32,7 @@ AVERAGED = """
 
 def test_the_average_of_two_updates_by_hand():
     model: Any = build_detector(tiny.recipe(), num_classes=2)
-    average = WeightAverage(model, decay=0.15)
+    average = EMA(model, decay=0.15)
     weights = [copy.deepcopy(model.head.classes.weight.detach())]
     for _ in range(2):
         with torch.no_grad():
@@ -60,13 +59,13 @@ def averaged(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_average_is_evaluated_and_saved(averaged, shapes, tmp_path, monkeypatch):
     updated = []
-    usual = WeightAverage.update
+    usual = EMA.update
 
     def kept(average, detector):
         usual(average, detector)
         updated.append({name: tensor.clone() for name, tensor in average.detector.state_dict().items()})
 
-    monkeypatch.setattr(WeightAverage, "update", kept)
+    monkeypatch.setattr(EMA, "update", kept)
     tiny.run(tmp_path / "run", shapes, AVERAGED)
     assert len(updated) == 6, "one update per step"
     saved = load_file(tmp_path / "run" / "weights.safetensors")
@@ -95,13 +94,13 @@ def test_the_decay_stays_in_a_resumed_run(averaged, shapes):
 
 def fix_ap(monkeypatch: pytest.MonkeyPatch, values: list[float]) -> None:
     """Replace the AP of each evaluation by the next of ``values``."""
-    usual, left = RunKeeper.close_epoch, iter(values)
+    usual, left = Loop.close_epoch, iter(values)
 
-    def close(keeper, trainer, module, *, evaluated):
-        module.metrics = {**module.metrics, "boxes/AP": next(left)}
-        usual(keeper, trainer, module, evaluated=evaluated)
+    def close(loop, *, evaluated):
+        loop.progress.metrics = {**loop.progress.metrics, "boxes/AP": next(left)}
+        usual(loop, evaluated=evaluated)
 
-    monkeypatch.setattr(RunKeeper, "close_epoch", close)
+    monkeypatch.setattr(Loop, "close_epoch", close)
 
 
 def evaluated_epochs(folder: Path) -> list[str]:
@@ -138,14 +137,14 @@ def test_a_resumed_run_remembers_how_long_it_has_waited(shapes, tmp_path, monkey
 
 def test_the_tables_hold_the_mean_of_the_parts_of_a_step(shapes, tmp_path, monkeypatch):
     losses: list[float] = []
-    usual = DetectorModule.training_step
+    usual = Loop.compute_loss
 
-    def kept(module, batch, batch_idx):
-        loss = usual(module, batch, batch_idx)
+    def kept(loop, batch):
+        loss = usual(loop, batch)
         losses.append(loss.item())
         return loss
 
-    monkeypatch.setattr(DetectorModule, "training_step", kept)
+    monkeypatch.setattr(Loop, "compute_loss", kept)
     # 6 parts of 2 images per epoch, in steps of 4 parts: the last step of an epoch has 2.
     run = tiny.run(tmp_path / "run", shapes, "--schedule.accumulate 4 --data.batch_size 8 --schedule.epochs 2").folder
     steps = [losses[0:4], losses[4:6], losses[6:10], losses[10:12]]
@@ -171,19 +170,19 @@ def test_a_logger_that_fails_is_left_out_and_the_run_goes_on(shapes, tmp_path, m
     def refuse(*_: object, **__: object) -> None:
         raise ConnectionError("server\x1b[2J does not answer")
 
-    monkeypatch.setattr("lightning.pytorch.loggers.CSVLogger.log_metrics", refuse)
+    monkeypatch.setattr("lightning.fabric.loggers.csv_logs.CSVLogger.log_metrics", refuse)
     run = tiny.run(tmp_path / "run", shapes, "--trainer.loggers csv").folder
     assert (run / "weights.safetensors").is_file()
     (line,) = [each for each in capfd.readouterr().err.splitlines() if "loggers" in each]
     assert line == (
         r"bucketrank: trainer.loggers: CSVLogger failed at step 1 (ConnectionError: server\x1b[2J does not answer); "
-        "the run goes on without it, train.csv and validation.csv have all numbers"
+        "the run continues without it, and train.csv and validation.csv have all numbers"
     )
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
 def test_a_missing_package_of_a_logger_is_named(name, shapes, tmp_path, monkeypatch):
-    monkeypatch.setattr(loggers, "find_spec", lambda _: None)
+    monkeypatch.setattr(log, "find_spec", lambda _: None)
     with pytest.raises(RecipeError, match=f"trainer.loggers: {name} needs the package {name}; install with: pip"):
         train(tiny.recipe(f"--trainer.loggers {name}"), shapes, tmp_path / "run")
     assert not (tmp_path / "run" / "recipe.yaml").exists()

@@ -1,4 +1,4 @@
-"""Trainings small enough for a test."""
+"""Runs small enough for a test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from bucketrank.settings import Recipe, load_recipe, parse_flags
-from bucketrank.training.detector_module import DetectorModule
+from bucketrank.training.loop import Loop
 from bucketrank.training.run import RunResult, train
 
 USUAL = """
@@ -24,12 +24,12 @@ USUAL = """
 
 
 def recipe(flags: str = "", *, name: str = "atss-laptop") -> Recipe:
-    """A recipe of the package made tiny."""
+    """Load a recipe with tiny settings."""
     return load_recipe(name, parse_flags([*USUAL.split(), *flags.split()]))
 
 
 def run(folder: Path, data: Path, flags: str = "", *, resume: bool = False, **settings: Any) -> RunResult:
-    """Train without a word, with one thread."""
+    """Train silently, with one thread."""
     torch.set_num_threads(1)
     with Path(os.devnull).open("w") as nowhere:
         return train(recipe(flags, **settings), data, folder, resume=resume, console=Console(file=nowhere))
@@ -37,11 +37,11 @@ def run(folder: Path, data: Path, flags: str = "", *, resume: bool = False, **se
 
 def stop_in(patch: pytest.MonkeyPatch, *, step: int) -> None:
     """Press Ctrl-C in the middle of a step; the first is 0."""
-    usual = DetectorModule.training_step
+    usual = Loop.compute_loss
 
-    def pressed(module, batch, batch_idx):
-        if module.position.step == step:
+    def pressed(loop, batch):
+        if loop.progress.step == step:
             signal.raise_signal(signal.SIGINT)
-        return usual(module, batch, batch_idx)
+        return usual(loop, batch)
 
-    patch.setattr(DetectorModule, "training_step", pressed)
+    patch.setattr(Loop, "compute_loss", pressed)

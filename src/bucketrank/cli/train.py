@@ -44,8 +44,7 @@ def train(
 ) -> int:
     """Train a detector by a recipe on a data set; every setting is a flag, like --loss.delta 0.25."""
     from bucketrank.settings import load_recipe
-    from bucketrank.training.launch import is_first_process
-    from bucketrank.training.stop_signals import Interrupted, stop_signals
+    from bucketrank.training.processes import Interrupted, is_first_process, stop_signals
 
     if recipe is None and (out is None or not resume):
         raise UsageError("expected a recipe (see bucketrank recipes), or --resume and the --out of a run")

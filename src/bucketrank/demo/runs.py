@@ -23,8 +23,7 @@ from bucketrank.errors import CannotCalibrateError, DataError
 from bucketrank.evaluation import Evaluator
 from bucketrank.evaluation.calibration import Calibration, calibrate
 from bucketrank.settings import Recipe, from_dict
-from bucketrank.training.schedule import Schedule, build_optimiser, set_rate
-from bucketrank.training.train_step import sum_terms, train_step
+from bucketrank.training.optimiser import Schedule, build_optimiser, set_rate, sum_terms, train_step
 from bucketrank.weights.files import Meta, save_weights
 from bucketrank.weights.load import build_detector
 

@@ -1,4 +1,4 @@
-"""Training a detector by a recipe: Lightning runs the loop, the run folder holds the results."""
+"""Train detectors by recipes, with a loop on Lightning Fabric; a run folder holds the results."""
 
 from typing import TYPE_CHECKING
 

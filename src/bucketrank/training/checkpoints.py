@@ -1,14 +1,16 @@
 """Checkpoints: everything a run needs to resume, as tensors and JSON in one safetensors file.
 
-Pickles are neither written nor read. A SHA-256 inside shows whether a file is complete; if the last one is not, the
-previous one is used. At every moment at least one complete checkpoint is on the disk, once the first is written.
+Pickles are neither written nor read. Each file holds its SHA-256. If the last file is damaged, the previous one is
+used. Once the first checkpoint is written, the disk always holds a complete one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,38 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bucketrank.errors import CheckpointError
+from bucketrank.training.optimiser import Schedule
 from bucketrank.weights.atomic import write_tensors
 
 FORMAT = "1"
+
+
+@dataclass
+class Progress:
+    """Position and results of a run: the numbers in a checkpoint."""
+
+    epoch: int = 0  # completed epochs
+    batch: int = 0  # batches of the current epoch that this process has trained on
+    step: int = 0  # optimiser steps since the start of the run
+    metrics: dict[str, float] = field(default_factory=dict)  # last evaluation; first process only
+    threshold: float = 0.0
+    best: float = -math.inf  # highest AP so far
+    stale: int = 0  # evaluations since the highest AP
+
+    @classmethod
+    def from_checkpoint(cls, state: Mapping[str, Any]) -> Progress:
+        """Return the progress stored in a checkpoint."""
+        return cls(**{each.name: state[each.name] for each in fields(cls)})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entries for a checkpoint."""
+        return asdict(self)
+
+    def is_finished(self, schedule: Schedule) -> bool:
+        """Return whether the last epoch is closed, after the last step or by early stopping."""
+        patience = schedule.settings.early_stop
+        stopped_early = patience is not None and self.stale >= patience
+        return self.batch == 0 and (stopped_early or self.step >= schedule.total_steps)
 
 
 class Checkpoints:
@@ -28,15 +59,15 @@ class Checkpoints:
     def __init__(self, folder: Path) -> None:
         self.last = folder / "last.safetensors"
         self.previous = folder / "previous.safetensors"
-        self._complete: tuple[int, ...] | None = None  # the last file as it was when it was known to be complete
+        self._complete: tuple[int, ...] | None = None  # inode, size and time of the last file, if complete
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Write ``state``, made of numbers, texts, lists, dicts and tensors."""
+        """Write ``state``, which may hold numbers, strings, lists, dicts and tensors."""
         write_state(self.last, state, before_rename=self._keep_last)
         self._complete = _identity(self.last)
 
     def _keep_last(self) -> None:
-        """Make the last checkpoint the previous one, unless it is damaged: then the previous one stays."""
+        """Rename the last checkpoint to the previous one, unless it is damaged."""
         if not self.last.exists():
             return
         if self._complete is None or _identity(self.last) != self._complete:
@@ -44,11 +75,11 @@ class Checkpoints:
                 read_state(self.last)
             except CheckpointError:
                 return
-        # A run that is killed between this and the next rename resumes from the previous checkpoint.
+        # If the run is killed between this rename and the next, it resumes from the previous checkpoint.
         self.last.replace(self.previous)
 
     def load(self) -> tuple[dict[str, Any], Path] | None:
-        """Return the newest complete state and its file, or None if there is none yet."""
+        """Return the newest complete state and its file, or None if none was written yet."""
         faults = []
         for path in filter(Path.exists, (self.last, self.previous)):
             try:
@@ -76,7 +107,7 @@ def write_state(path: Path, state: Mapping[str, Any], *, before_rename: Callable
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Return the state in a file; CheckpointError if it is not a complete checkpoint."""
+    """Return the state in a file; raise CheckpointError unless it is a complete checkpoint."""
     if not path.exists():
         raise FileNotFoundError(path)
     try:
@@ -85,18 +116,18 @@ def read_state(path: Path) -> dict[str, Any]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
-            f"{path}: not a checkpoint ({error}); pickles are not read, whatever their name"
+            f"{path}: not a checkpoint ({error}); pickles are never loaded, even if renamed"
         ) from error
     if metadata.get("bucketrank-checkpoint") != FORMAT:
-        raise CheckpointError(f"{path}: not a checkpoint of a run")
+        raise CheckpointError(f"{path}: expected the checkpoint of a run, got another safetensors file")
     if metadata.get("sha256") != _digest(metadata.get("tree", ""), tensors):
-        raise CheckpointError(f"{path}: damaged, its SHA-256 does not match")
+        raise CheckpointError(f"{path}: damaged (its SHA-256 does not match)")
     state: dict[str, Any] = _unpacked(json.loads(metadata["tree"]), tensors)
     return state
 
 
 def _packed(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return the value for JSON, with dicts, tuples and tensors marked; tensors go to ``tensors``."""
+    """Return the value as JSON with tagged dicts, tuples and tensors; collect the tensors in ``tensors``."""
     if isinstance(value, Tensor):
         name = f"{len(tensors):06d}"
         tensors[name] = value
@@ -109,7 +140,7 @@ def _packed(value: Any, tensors: dict[str, Tensor]) -> Any:
         return [_packed(each, tensors) for each in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise TypeError(f"checkpoint: expected numbers, texts, lists, dicts and tensors, got {type(value).__name__}")
+    raise TypeError(f"checkpoint: expected numbers, strings, lists, dicts and tensors, got {type(value).__name__}")
 
 
 def _unpacked(value: Any, tensors: Mapping[str, Tensor]) -> Any:

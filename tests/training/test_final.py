@@ -77,15 +77,15 @@ def test_a_run_resumed_at_its_end_writes_the_same_files(shapes: Path, tmp_path: 
 def test_the_best_epoch_is_calibrated_once_if_it_is_not_the_last(
     shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bucketrank.training.detector_module import DetectorModule
+    from bucketrank.training.loop import Loop
 
-    usual = DetectorModule.on_validation_epoch_end
+    usual = Loop.evaluate
 
-    def worse_in_the_second_epoch(module: DetectorModule) -> None:
-        usual(module)
-        module.metrics["boxes/AP"] = 0.5 if module.position.epoch == 0 else 0.1
+    def worse_in_the_second_epoch(loop: Loop) -> None:
+        usual(loop)
+        loop.progress.metrics["boxes/AP"] = 0.5 if loop.progress.epoch == 0 else 0.1
 
-    monkeypatch.setattr(DetectorModule, "on_validation_epoch_end", worse_in_the_second_epoch)
+    monkeypatch.setattr(Loop, "evaluate", worse_in_the_second_epoch)
     folder = tmp_path / "run"
     tiny.run(folder, shapes)
     (best, best_meta), (last, _) = (read_weights(folder / f"{name}.safetensors") for name in ("best", "weights"))

@@ -1,4 +1,4 @@
-"""The fingerprint of a run's data: classes, images and boxes, not pixels. A resumed run compares it with the data."""
+"""Fingerprint of a data set: classes, images and boxes, but no pixels. A resumed run compares it with its data."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from bucketrank.errors import ChangedDataError
 from bucketrank.weights.atomic import write_tensors
 
 FORMAT = "1"
-SHOWN = 10  # classes in a message
+SHOWN = 10  # upper bound on the classes in a message
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The classes of a data set, and a digest of every image and annotation.
+    """The classes of a data set, and a digest for each image and annotation.
 
     ``rows`` holds (n, 2) tensors of ids and digests under ``train.images``, ``train.annotations``, ``val.images`` and
-    ``val.annotations``, in the order of the files, which decides the order of training.
+    ``val.annotations``. They keep the order in the files, on which the order of training depends.
     """
 
     classes: tuple[tuple[int, str], ...]
@@ -38,7 +38,7 @@ class Fingerprint:
         write_tensors(path, self.rows, {"bucketrank-data": FORMAT, "classes": json.dumps(self.classes)})
 
     def changes(self, now: Fingerprint) -> list[str]:
-        """Return what changed in the images and annotations, one text for each split."""
+        """Describe changed images and annotations, in one string per split."""
         texts = []
         for split in ("train", "val"):
             parts = [
@@ -51,7 +51,7 @@ class Fingerprint:
 
 
 def fingerprint_of(train: Split, val: Split, *, masks: bool) -> Fingerprint:
-    """Return the fingerprint of two splits; with ``masks`` the segmentations count, too."""
+    """Compute the fingerprint of two splits; ``masks`` includes the segmentations."""
     rows = {}
     names: list[tuple[int, str]] = []
     for name, split in (("train", train), ("val", val)):
@@ -67,7 +67,7 @@ def fingerprint_of(train: Split, val: Split, *, masks: bool) -> Fingerprint:
 
 
 def read_fingerprint(path: Path) -> Fingerprint | None:
-    """Return the fingerprint in a file, or None if the file does not exist or cannot be read."""
+    """Read a fingerprint, or return None if the file is missing or damaged."""
     if not path.is_file():
         return None
     try:
@@ -85,9 +85,9 @@ def read_fingerprint(path: Path) -> Fingerprint | None:
 
 
 def require_same_data(folder: Path, before: Fingerprint, now: Fingerprint, *, allow_changes: bool) -> None:
-    """Raise ChangedDataError if classes changed, or images or annotations unless that is allowed.
+    """Raise ChangedDataError if the classes changed, or, without ``allow_changes``, images or annotations.
 
-    Changed classes are never allowed: the weights would stand for other classes than before.
+    Changed classes are never allowed, because the weights belong to the old ones.
     """
     if before.classes != now.classes:
         raise ChangedDataError(
@@ -97,8 +97,8 @@ def require_same_data(folder: Path, before: Fingerprint, now: Fingerprint, *, al
     changes = before.changes(now)
     if changes and not allow_changes:
         raise ChangedDataError(
-            f"{folder}: the data changed since the run began ({'; '.join(changes)}); restore the data, or continue "
-            "with the data as it is now by --allow-changed-data"
+            f"{folder}: the data changed since the run began ({'; '.join(changes)}); restore the data, or pass "
+            "--allow-changed-data to continue with the data as it is now"
         )
 
 
@@ -108,7 +108,7 @@ def _described(entry: dict[str, Any], *, masks: bool) -> list[Any]:
 
 
 def _digests(items: Iterable[tuple[Any, list[Any]]]) -> Tensor:
-    """Return ids and digests of 8 bytes; an entry without a usable id is counted by its place, below zero."""
+    """Return ids and 8-byte digests; an entry without a usable id gets its negated position as id."""
     rows = []
     for place, (number, content) in enumerate(items, start=1):
         digest = hashlib.blake2b(json.dumps(content).encode(), digest_size=8).digest()

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from bucketrank.settings.training import ScheduleSettings
-from bucketrank.training.schedule import Schedule, build_optimiser, require_known_factors, set_rate
+from bucketrank.training.optimiser import Schedule, build_optimiser, require_known_factors, set_rate
 
 
 def rates(settings: ScheduleSettings, batch_size: int = 16, steps_per_epoch: int = 100) -> list[float]:
@@ -81,7 +81,7 @@ def test_parameters_have_the_factor_of_their_name(optimiser, kind):
 
 def test_a_factor_of_no_parameter_is_refused():
     require_known_factors(Parts(), ScheduleSettings(factors={"sampling_offsets": 0.1, "frozen": 0.5}))
-    expected = r"schedule\.factors: expected a part of the name .* backbone\.weight, got 'bakcbone'"
+    expected = r"schedule\.factors: expected a part of a parameter name.* backbone\.weight, got 'bakcbone'"
     with pytest.raises(ValueError, match=expected):
         require_known_factors(Parts(), ScheduleSettings(factors={"bakcbone": 0.1}))
 

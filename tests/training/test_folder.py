@@ -12,15 +12,14 @@ from pathlib import Path
 import pytest
 
 from bucketrank.cli import main
-from bucketrank.errors import RunFolderError
-from bucketrank.training.run_lock import LOCK, lock_run_folder, require_no_foreign_files
+from bucketrank.training.folder import LOCK, RunFolderError, lock_run_folder, require_no_foreign_files
 
 from . import tiny
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from bucketrank.training.run_lock import lock_run_folder
+from bucketrank.training.folder import lock_run_folder
 with lock_run_folder(Path(sys.argv[1])):
     (Path(sys.argv[1]) / "recipe.yaml").touch()
     print("locked", flush=True)

@@ -9,10 +9,10 @@ import pytest
 
 from bucketrank.cli import main
 from bucketrank.data import find_splits
-from bucketrank.training.csv_table import CsvTable
-from bucketrank.training.data_fingerprint import Fingerprint, fingerprint_of, read_fingerprint
-from bucketrank.training.run_keeper import RunKeeper
-from bucketrank.training.stop_signals import Interrupted
+from bucketrank.training.fingerprint import Fingerprint, fingerprint_of, read_fingerprint
+from bucketrank.training.loop import Loop
+from bucketrank.training.processes import Interrupted
+from bucketrank.training.tables import CsvTable
 
 from . import tiny
 
@@ -139,11 +139,11 @@ def test_the_rows_of_trained_epochs_stay_when_there_are_fewer_images(shapes, tmp
     edit(folder, halve)
     words = ["train", "--resume", "--out", str(folder / "run"), "--data", str(folder / "data"), "--allow-changed-data"]
 
-    def killed(keeper, trainer, module):
+    def killed(loop):
         raise RuntimeError("killed")
 
     with monkeypatch.context() as patch:  # the tables have new steps, but no checkpoint does
-        patch.setattr(RunKeeper, "on_train_start", killed)
+        patch.setattr(Loop, "run", killed)
         with pytest.raises(RuntimeError, match="killed"):
             main(words)
     assert main(words) == 0

@@ -1,21 +1,18 @@
-"""Batches for training and validation, the same after a restart as without one."""
+"""Training and validation batches, identical after a resume."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from bucketrank.data import (
     CocoDataset,
     GroupedBatchSampler,
-    Split,
     Splits,
     eval_transform,
     repeat_factors,
@@ -28,27 +25,18 @@ from bucketrank.data.problems import raise_errors
 from bucketrank.errors import DataError, RecipeError
 from bucketrank.settings import Recipe
 
-Key = tuple[int, int]  # index of an image in the data set, and the seed of its augmentation
-
-
-@dataclass
-class Position:
-    """The progress of a run: the epoch, the batches of it that this process has had, and the steps of the whole run."""
-
-    epoch: int = 0
-    batch: int = 0
-    step: int = 0
+Key = tuple[int, int]  # image index and augmentation seed
 
 
 def seed_of(*numbers: int) -> int:
-    """Return a seed of 63 bits for one place in a run, like (seed, epoch, rank, batch)."""
+    """Return a 63-bit seed for a position in a run, such as (seed, epoch, rank, batch)."""
     return int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:8], "big") >> 1
 
 
 class SeededBatches(Sampler[list[Key]]):
-    """The batches of one epoch from the batch ``start`` on, with a seed for each image.
+    """The batches of an epoch from number ``start`` on, with an augmentation seed for each image.
 
-    The seed makes the augmentation of an image the same in every process and after every restart.
+    The seeds make the augmentation independent of data-loading workers and of resumes.
     """
 
     def __init__(self, batches: GroupedBatchSampler, *, seed: int, epoch: int, start: int = 0) -> None:
@@ -66,7 +54,7 @@ class SeededBatches(Sampler[list[Key]]):
 
 
 class SeededDataset(Dataset[Any]):
-    """A data set whose random transforms follow the seed in the key."""
+    """A data set that seeds its random transforms with the seed in the key."""
 
     def __init__(self, images: CocoDataset) -> None:
         self.images = images
@@ -84,11 +72,10 @@ class SeededDataset(Dataset[Any]):
             torch.random.set_rng_state(before)
 
 
-class DataModule(pl.LightningDataModule):
-    """The two splits of a data folder, batched by a recipe. Set ``position`` before training starts."""
+class RunData:
+    """The training and validation split of a data folder, batched by a recipe."""
 
     def __init__(self, splits: Splits, recipe: Recipe, *, masks: bool, check: bool = True) -> None:
-        super().__init__()
         if splits.train is None:
             raise DataError(
                 "there are no annotations for training, only for validation; docs/data.md describes the layouts"
@@ -102,13 +89,11 @@ class DataModule(pl.LightningDataModule):
             require_sound(splits.val, masks=masks)
         settings = recipe.data
         self.settings, self.recipe = settings, recipe
-        self.position = Position()
         transform = train_transform(
             flip=settings.flip, jitter=settings.jitter, crop=settings.crop, augment=settings.augment
         )
         self.train = CocoDataset(splits.train, masks=masks, keep_empty=settings.keep_empty, transform=transform)
         self.val = CocoDataset(splits.val, transform=eval_transform())
-        self.val_split: Split = splits.val
         raise_errors(check_pair(_content(self.train), _content(self.val)))
         if settings.repeat_threshold is None:
             self.repeats: int | list[int] = settings.repeat
@@ -118,11 +103,11 @@ class DataModule(pl.LightningDataModule):
 
     @property
     def classes(self) -> list[str]:
-        """Names of label 1, 2, ..."""
+        """Class names for the labels 1, 2, ..."""
         return self.train.class_names
 
     def batches(self, *, rank: int = 0, world_size: int = 1) -> GroupedBatchSampler:
-        """Return the batches of one process; ``schedule.accumulate`` of them make a step."""
+        """Return the batches of one process; a step takes ``schedule.accumulate`` of them."""
         parts = world_size * self.recipe.schedule.accumulate
         if self.settings.batch_size % parts:
             near = max(parts, round(self.settings.batch_size / parts) * parts)
@@ -139,29 +124,24 @@ class DataModule(pl.LightningDataModule):
             world_size=world_size,
         )
 
-    def train_dataloader(self) -> DataLoader[Any]:
-        """Return a loader of the rest of the current epoch; Lightning asks again in every epoch."""
-        if self.trainer is None:
-            raise RuntimeError("DataModule: expected to be given to a Trainer")
+    def train_loader(
+        self, *, epoch: int, start: int = 0, rank: int = 0, world_size: int = 1, pin_memory: bool = False
+    ) -> DataLoader[Any]:
+        """Return a loader for one process, with the batches of ``epoch`` from number ``start`` on."""
         sampler = SeededBatches(
-            self.batches(rank=self.trainer.global_rank, world_size=self.trainer.world_size),
-            seed=self.recipe.trainer.seed,
-            epoch=self.position.epoch,
-            start=self.position.batch,
+            self.batches(rank=rank, world_size=world_size), seed=self.recipe.trainer.seed, epoch=epoch, start=start
         )
         return ImageLoader(
             SeededDataset(self.train),
             batch_sampler=sampler,
             num_workers=self.settings.workers,
-            pin_memory=self.trainer.strategy.root_device.type == "cuda",
+            pin_memory=pin_memory,
         )
 
-    def val_dataloader(self) -> DataLoader[Any]:
-        """Return a loader of every validation image once, divided among the processes."""
-        if self.trainer is None:
-            raise RuntimeError("DataModule: expected to be given to a Trainer")
-        # A process without images takes the first one, too; an image that is evaluated twice counts once.
-        indices = list(range(self.trainer.global_rank, len(self.val), self.trainer.world_size)) or [0]
+    def val_loader(self, *, rank: int = 0, world_size: int = 1) -> DataLoader[Any]:
+        """Return a loader for every ``world_size``-th validation image."""
+        # A process without images repeats the first one. The evaluator counts repeated images once.
+        indices = list(range(rank, len(self.val), world_size)) or [0]
         return ImageLoader(
             self.val,
             sampler=indices,
@@ -169,10 +149,10 @@ class DataModule(pl.LightningDataModule):
             num_workers=self.settings.workers,
         )
 
-    def common_val_batches(self, world_size: int) -> int:
-        """Return the number of validation batches that every process has."""
-        images = max(1, len(self.val) // world_size)  # of the process with the fewest
-        return math.ceil(images / self.settings.val_batch_size)
+    def min_val_batches(self, world_size: int) -> int:
+        """Return the number of validation batches that every process has; some have one more."""
+        min_images = max(1, len(self.val) // world_size)
+        return math.ceil(min_images / self.settings.val_batch_size)
 
 
 def _content(images: CocoDataset) -> Content:

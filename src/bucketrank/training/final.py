@@ -1,7 +1,8 @@
-"""The weights at the end of a run: calibrated on training images, with validation transforms."""
+"""The files written at the end of a run: calibrated weights, and validation images with detections."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,7 +14,9 @@ from bucketrank.detectors import Detector
 from bucketrank.errors import CannotCalibrateError, WeightsError
 from bucketrank.evaluation.calibration import Calibration, calibrate
 from bucketrank.settings.training import TrainerSettings
-from bucketrank.training.data_module import DataModule
+from bucketrank.training.batches import RunData
+from bucketrank.training.log import say
+from bucketrank.weights.atomic import write
 from bucketrank.weights.files import Meta, read_weights, save_weights
 from bucketrank.weights.load import load_model
 
@@ -21,7 +24,7 @@ from bucketrank.weights.load import load_model
 def write_final_weights(
     detector: Detector,
     meta: Meta,
-    data_module: DataModule,
+    data: RunData,
     folder: Path,
     *,
     settings: TrainerSettings,
@@ -29,20 +32,20 @@ def write_final_weights(
 ) -> Meta:
     """Calibrate the detector in place, write weights.safetensors, and calibrate best.safetensors.
 
-    The validation images stay untouched: what they measure was not fitted on them. Checkpoints hold the weights before
-    calibration, and best.safetensors is calibrated once, so that a run resumed here ends with the same files. Scores
-    that cannot be calibrated stay as they are, and one line says why.
+    The scores are calibrated on training images with validation transforms, so validation metrics stay unbiased.
+    Checkpoints hold the weights before calibration, and best.safetensors is calibrated only once: a run resumed here
+    ends with the same files. If the scores cannot be calibrated, they stay as they are, and one line says why.
     """
     best = folder / "best.safetensors"
     if settings.calibrate:
         before = {name: tensor.clone() for name, tensor in detector.state_dict().items()}
-        images = CocoDataset(data_module.train.split, transform=eval_transform())
+        images = CocoDataset(data.train.split, transform=eval_transform())
         try:
             calibration = calibrate(detector, images, max_images=settings.calibration_images)
         except CannotCalibrateError as error:
-            _say(console, f"The scores are not calibrated: {str(error).removeprefix('calibrate: ')}")
+            say(console, f"The scores are not calibrated: {str(error).removeprefix('calibrate: ')}")
         else:
-            _say(console, f"Calibrated the scores: {calibration}")
+            say(console, f"Calibrated the scores: {calibration}")
             meta = meta.calibrated(calibration)
             if best.is_file():
                 _calibrate_best(best, before, detector, calibration, images, settings)
@@ -51,7 +54,7 @@ def write_final_weights(
 
 
 def read_final_weights(path: Path) -> tuple[Detector, Meta] | None:
-    """Return the detector that a finished run wrote, perhaps calibrated again since; None if missing or damaged."""
+    """Read the final weights of a finished run; return None if the file is missing or damaged."""
     if not path.is_file():
         return None
     try:
@@ -68,7 +71,7 @@ def _calibrate_best(
     images: CocoDataset,
     settings: TrainerSettings,
 ) -> None:
-    """Calibrate the weights of the best epoch; those of the last epoch need no second fit."""
+    """Calibrate the best weights; reuse the calibration if they equal the last weights."""
     state, meta = read_weights(path)
     if meta.calibration is not None:
         return
@@ -80,9 +83,23 @@ def _calibrate_best(
     try:
         own = calibrate(model, images, max_images=settings.calibration_images)
     except CannotCalibrateError:
-        return  # an early epoch may have too few right detections
+        return  # an early epoch may have too few correct detections
     save_weights(path, model, meta.calibrated(own))
 
 
-def _say(console: Console, text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+@torch.no_grad()
+def draw_validation_images(model: Detector, data: RunData, folder: Path, *, threshold: float, count: int) -> None:
+    """Draw detections and ground truth on up to ``count`` images spread over the validation set; name files by id."""
+    from bucketrank.drawing import draw
+
+    images = data.val
+    count = min(count, len(images))
+    indices = [round(number * (len(images) - 1) / max(count - 1, 1)) for number in range(count)]
+    model.eval()
+    device = next(model.parameters()).device
+    for index in indices:
+        image, target = images[index]
+        (detections,) = model([image.to(device)])
+        result = {name: value.cpu() for name, value in detections.items()}
+        drawn = draw(image, result, ground_truth=target, classes=data.classes, threshold=threshold)
+        write(folder / f"{int(target['image_id'])}.jpg", partial(drawn.save, format="JPEG", quality=90))

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM at any moment: status 130, how to resume, and the same end as without them."""
+"""Ctrl-C and SIGTERM at any moment: status 130 and how to resume. Child processes end with their parent."""
 
 import os
 import signal
@@ -12,11 +12,12 @@ import pytest
 from bucketrank import settings as recipes
 from bucketrank.cli import main
 from bucketrank.evaluation import Evaluator
+from bucketrank.training import loop as loop_module
 from bucketrank.training import run as run_module
-from bucketrank.training import run_keeper
 from bucketrank.training.checkpoints import Checkpoints
-from bucketrank.training.detector_module import DetectorModule
-from bucketrank.training.stop_signals import Interrupted, stop_signals
+from bucketrank.training.log import RunLog
+from bucketrank.training.loop import Loop
+from bucketrank.training.processes import PARENT, Interrupted, pass_pid_to_children, stop_signals
 
 from . import tiny
 
@@ -58,10 +59,10 @@ def strike(patch: pytest.MonkeyPatch, owner: object, name: str, number: signal.S
     ("owner", "name", "call"),
     [
         (Checkpoints, "_keep_last", 2),  # between two renames of a checkpoint
-        (DetectorModule, "validation_step", 2),
+        (Loop, "evaluate_batch", 2),
         (Evaluator, "metrics", 1),
-        (run_keeper, "save_weights", 1),  # the best weights
-        (run_keeper.RunKeeper, "on_train_start", 1),
+        (loop_module, "save_weights", 1),  # the best weights
+        (Loop, "run", 1),
     ],
     ids=["checkpoint", "evaluation", "metrics", "best weights", "before the first step"],
 )
@@ -96,10 +97,10 @@ def test_a_signal_in_the_start_up_ends_it_at_once(name, remedy, number, shapes, 
     assert folder.exists() == (name == "_announce")
 
 
-@pytest.mark.parametrize("name", ["write_final_weights", "draw_curves"])
-def test_a_signal_after_the_last_step_lets_the_run_finish(name, shapes, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("owner", "name"), [(run_module, "write_final_weights"), (RunLog, "draw_curves")])
+def test_a_signal_after_the_last_step_lets_the_run_finish(owner, name, shapes, tmp_path, monkeypatch):
     folder = tmp_path / "run"
-    strike(monkeypatch, run_module, name, signal.SIGTERM)
+    strike(monkeypatch, owner, name, signal.SIGTERM)
     assert main(words(folder, shapes, "--schedule.epochs 1")) == 0
     assert (folder / "weights.safetensors").exists()
 
@@ -144,17 +145,17 @@ def test_a_signal_whose_exception_is_swallowed_in_the_start_up_stops_the_run(sha
 def test_a_second_ctrl_c_ends_the_run_at_once(shapes, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "run"
     steps = []
-    usual = DetectorModule.training_step
+    usual = Loop.compute_loss
 
-    def pressed(module, batch, batch_idx):
-        steps.append(module.position.step)
-        if module.position.step == 2:
+    def pressed(loop, batch):
+        steps.append(loop.progress.step)
+        if loop.progress.step == 2:
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
             steps.append(-1)
-        return usual(module, batch, batch_idx)
+        return usual(loop, batch)
 
-    monkeypatch.setattr(DetectorModule, "training_step", pressed)
+    monkeypatch.setattr(Loop, "compute_loss", pressed)
     assert main(words(folder, shapes)) == 130
     assert steps == [0, 1, 2]
     assert "resume with" in capsys.readouterr().err
@@ -164,7 +165,7 @@ def test_a_second_ctrl_c_ends_the_run_at_once(shapes, tmp_path, monkeypatch, cap
 def test_a_repeated_sigterm_is_one_request():
     with stop_signals() as stop:
         stop.defer()
-        stop.deliver()
+        stop.unblock()
         for _ in range(3):
             signal.raise_signal(signal.SIGTERM)
         assert stop.received
@@ -181,7 +182,7 @@ def test_held_back_signals_reach_a_child_only_when_it_is_ready():
             assert "SIGINT" in printed
             assert "SIGTERM" in printed
         finally:
-            stop.deliver()
+            stop.unblock()
         assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
@@ -198,47 +199,63 @@ def test_outside_the_main_thread_there_are_no_handlers():
     assert entered == [False]
 
 
-# The first process sends the signal to itself, or to both processes, as the environment says.
+# The first process sends Ctrl-C to its process group between two renames of a checkpoint, as a terminal does.
 PROGRAM = """
 import os, signal, sys
 import torch
 torch.set_num_threads(1)
 from bucketrank.cli import main
 from bucketrank.training.checkpoints import Checkpoints
-from bucketrank.training.detector_module import DetectorModule
-from bucketrank.training.launch import is_first_process
-owner, name = {"checkpoint": (Checkpoints, "_keep_last"), "evaluation": (DetectorModule, "validation_step")}[
-    os.environ["STRIKE_AT"]
-]
-usual = getattr(owner, name)
+from bucketrank.training.processes import is_first_process
+usual = Checkpoints._keep_last
 calls = 0
-def struck(*args, **kwargs):
+def struck(checkpoints):
     global calls
     calls += 1
     if calls == 2 and is_first_process():
-        number = getattr(signal, os.environ["STRIKE_WITH"])
-        os.killpg(0, number) if os.environ["STRIKE_ALL"] == "1" else os.kill(os.getpid(), number)
-    return usual(*args, **kwargs)
-setattr(owner, name, struck)
+        os.killpg(0, signal.SIGINT)
+    return usual(checkpoints)
+Checkpoints._keep_last = struck
 sys.exit(main())
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("moment", "number", "everyone"),
-    [("checkpoint", "SIGTERM", "0"), ("checkpoint", "SIGINT", "1")],  # other moments: test_strikes.py
-)
-def test_two_processes_stop_together(moment, number, everyone, shapes, tmp_path):
+def test_two_processes_stop_together(shapes, tmp_path):
+    """Other moments and SIGTERM to one process are in test_strikes.py; here Lightning starts the second process."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     strategy = "--trainer.devices 2 --trainer.strategy ddp --trainer.checkpoint_steps 1"
     command = [sys.executable, str(program), *words(tmp_path / "run", shapes, strategy)]
-    environment = {**os.environ, "STRIKE_AT": moment, "STRIKE_WITH": number, "STRIKE_ALL": everyone}
-    done = subprocess.run(
-        command, check=False, capture_output=True, text=True, timeout=400, env=environment, start_new_session=True
-    )
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=400, start_new_session=True)
     assert done.returncode == 130, done.stderr[-2000:]
     assert "Traceback" not in done.stderr
     assert done.stderr.count("bucketrank: stopped; resume with") == 1
     assert Checkpoints(tmp_path / "run" / "checkpoints").load() is not None
+
+
+CHILD = "import time; from bucketrank.training.processes import end_with_parent; end_with_parent(); time.sleep(SECONDS)"
+
+
+def child(seconds: float) -> int:
+    """Return the status of a new process that lasts for ``seconds`` unless its parent has ended."""
+    return subprocess.run([sys.executable, "-c", CHILD.replace("SECONDS", str(seconds))], check=False).returncode
+
+
+def test_a_process_ends_whose_parent_has_ended_during_its_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PARENT, str(2**22 + 1))  # beyond the largest PID
+    assert child(60) == 1
+
+
+def test_a_process_lives_as_long_as_its_parent() -> None:
+    with pass_pid_to_children():
+        assert child(0.1) == 0
+    assert PARENT not in os.environ
+    assert child(0.1) == 0, "started by another launcher"
+
+
+def test_the_variable_of_an_outer_run_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PARENT, "7")
+    with pass_pid_to_children():
+        assert os.environ[PARENT] == str(os.getpid())
+    assert os.environ[PARENT] == "7"

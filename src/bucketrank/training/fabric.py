@@ -1,0 +1,108 @@
+"""Lightning Fabric for a run: devices, precision and processes, and what the processes exchange."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from torch import Tensor, nn
+
+from bucketrank.errors import RecipeError
+from bucketrank.settings.training import TrainerSettings
+from bucketrank.training.log import build_loggers
+
+STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true")
+
+
+def build_fabric(settings: TrainerSettings, folder: Path) -> Fabric:
+    """Build Fabric by the settings of a recipe; ``launch`` starts the other processes, if there are any."""
+    try:
+        return Fabric(
+            accelerator=settings.accelerator,
+            devices=settings.devices if settings.devices == "auto" else int(settings.devices),
+            num_nodes=settings.nodes,
+            strategy=settings.strategy,
+            precision=settings.precision,
+            loggers=build_loggers(settings.loggers, folder),
+        )
+    except (RuntimeError, ValueError, MisconfigurationException) as error:
+        names = "trainer.accelerator, trainer.devices and trainer.strategy"
+        raise RecipeError(f"expected {names} that Lightning accepts on this machine, got: {error}") from error
+
+
+def require_strategy(name: str) -> None:
+    """Raise RecipeError for strategies that shard the model or that start processes by fork or spawn."""
+    # Lightning checks the other names that begin with ddp.
+    started_by_multiprocessing = ("ddp_spawn", "ddp_fork", "ddp_notebook")
+    if not name.startswith(("auto", "ddp")) or name.startswith(started_by_multiprocessing):
+        raise RecipeError(f"trainer.strategy: expected one of {', '.join(STRATEGIES)}, got {name!r}")
+
+
+def any_process(fabric: Fabric, *, flag: bool) -> bool:
+    """Return whether the flag is set in any process, so that all processes decide alike."""
+    if fabric.world_size == 1:
+        return flag
+    count = fabric.all_reduce(torch.tensor(float(flag), device=fabric.device), reduce_op="sum")
+    return bool(count)
+
+
+def broadcast_buffers(fabric: Fabric, module: nn.Module) -> None:
+    """Give all processes the buffers of the first one, which are saved.
+
+    Batch norms in training mode have seen different images in each process since DDP last synced them. Without this, an
+    evaluation after a resume would start from other running statistics.
+    """
+    if fabric.world_size > 1:
+        for buffer in module.buffers():
+            torch.distributed.broadcast(buffer, src=0)
+
+
+def require_equal_weights(fabric: Fabric, module: nn.Module) -> None:
+    """Raise RuntimeError unless all processes have the same weights: only those of the first process are saved."""
+    if fabric.world_size > 1:
+        sums = torch.stack([parameter.detach().double().sum() for parameter in module.parameters()])
+        extremes = [fabric.all_reduce(sums.clone(), reduce_op=name) for name in ("max", "min")]
+        if not torch.equal(*cast("list[Tensor]", extremes)):
+            raise RuntimeError("the weights of the processes differ; were all started with the same settings?")
+
+
+@contextmanager
+def deterministic_algorithms(*, enabled: bool) -> Iterator[None]:
+    """Switch torch's deterministic mode, and restore it afterwards."""
+    before = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    if enabled:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is not deterministic without it
+    torch.use_deterministic_algorithms(enabled)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warn_only)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence logs and warnings of Lightning and timm that do not apply to our runs."""
+    # Lightning logs its devices, which a run announces itself. timm logs unused tensors of pretrained backbones, which
+    # are checked when the backbone is built.
+    names = ("lightning.fabric", "lightning.pytorch", "timm")
+    loggers = {logger: logger.level for logger in map(logging.getLogger, names)}
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        # Lightning's use of torch.utils._pytree.
+        warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)", category=FutureWarning)
+        warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)", category=DeprecationWarning)
+        try:
+            yield
+        finally:
+            for logger, level in loggers.items():
+                logger.setLevel(level)
