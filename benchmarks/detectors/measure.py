@@ -248,7 +248,8 @@ def plan_detector(name: str, settings: DetectorBenchSettings, progress: Progress
 
 def _detached(assigned: Assigned) -> Assigned:
     values = {field.name: getattr(assigned, field.name) for field in fields(assigned)}
-    return replace(assigned, **{name: each.detach() for name, each in values.items() if isinstance(each, Tensor)})
+    detached: dict[str, Any] = {name: each.detach() for name, each in values.items() if isinstance(each, Tensor)}
+    return replace(assigned, **detached)
 
 
 def quadratic_loss_seconds(

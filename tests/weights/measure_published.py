@@ -48,7 +48,7 @@ def measure(name: str) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    parity.Case = Recording  # type: ignore[misc]
+    vars(parity)["Case"] = Recording
     for case in sys.argv[1:] or CASES:
         found = measure(case)
         values = " | ".join(f"{found[kind]:.0e}" for kind in ("features", "heads", "boxes", "scores"))

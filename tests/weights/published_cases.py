@@ -118,4 +118,5 @@ def use_bucketed_losses(model: Detector) -> None:
     """Let every ranking criterion use buckets, as in the models of the reference."""
     for criterion in (module for module in model.modules() if isinstance(module, Criterion)):
         if hasattr(criterion.settings, "method"):
-            criterion.settings = replace(criterion.settings, method="bucketed")
+            settings: Any = criterion.settings
+            criterion.settings = replace(settings, method="bucketed")

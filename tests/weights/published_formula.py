@@ -82,7 +82,7 @@ def ellipses(boxes, height, width):
     y, x = np.arange(height)[:, None] + 0.5, np.arange(width) + 0.5
     parts = [
         ((x - (a + c) / 2) / ((c - a) / 2)) ** 2 + ((y - (b + d) / 2) / ((d - b) / 2)) ** 2 < 1
-        for a, b, c, d in np.float64(boxes)
+        for a, b, c, d in np.array(boxes, np.float64)
     ]
     return np.stack(parts).astype(np.uint8)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import sys
 import types
 from collections import OrderedDict
@@ -21,13 +22,14 @@ from torchvision.ops import deform_conv2d
 
 from bucketrank.cli import main
 from bucketrank.detectors import build
+from bucketrank.detectors.backbone import SWIN as SWIN_SETTINGS
 from bucketrank.errors import WeightsError
 from bucketrank.weights import load_model, read_weights
 from bucketrank.weights.load import load_initial_weights
 from bucketrank.weights.published import convert_published
 from bucketrank.weights.published_file import Checkpoint, Inert, read_checkpoint
 from bucketrank.weights.published_recognition import coco_classes, recognise
-from bucketrank.weights.published_table import MMDET_SWIN, RESNET, SWIN, original_merging, translate
+from bucketrank.weights.published_table import MMDET_SWIN, RESNET, SWIN, UNUSED, original_merging, translate
 
 from .published_cases import CASES, FOLDER, Case
 
@@ -138,13 +140,12 @@ class TestFiles:
 
     def test_class_names_of_both_versions(self, tmp_path):
         state = hollow("retinanet_focal")
-        for number, meta in enumerate(
-            (
-                {"CLASSES": ("cat", "dog")},
-                {"dataset_meta": {"classes": ("cat", "dog")}},
-                {"dataset_meta": {"CLASSES": ["cat", "dog"]}},
-            )
-        ):
+        described: list[dict[str, Any]] = [
+            {"CLASSES": ("cat", "dog")},
+            {"dataset_meta": {"classes": ("cat", "dog")}},
+            {"dataset_meta": {"CLASSES": ["cat", "dog"]}},
+        ]
+        for number, meta in enumerate(described):
             assert read_checkpoint(write(tmp_path / f"{number}.pth", state, **meta)).classes == ["cat", "dog"]
         assert read_checkpoint(write(tmp_path / "none.pth", state)).classes is None
         assert read_checkpoint(write(tmp_path / "one.pth", state, CLASSES="cat")).classes == ["cat"]
@@ -153,6 +154,19 @@ class TestFiles:
         state = hollow("retinanet_focal")
         torch.save({f"module.{key}": tensor for key, tensor in state.items()}, tmp_path / "bare.pth")
         assert read_checkpoint(tmp_path / "bare.pth").state.keys() == state.keys()
+
+    def test_the_format_of_older_versions_of_torch(self, tmp_path):
+        """Checkpoints of 2020 are no archives."""
+        content = {"meta": {"CLASSES": ("cat",)}, "state_dict": OrderedDict(x=torch.arange(3.0))}
+        torch.save(content, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
+        checkpoint = read_checkpoint(tmp_path / "old.pth")
+        assert checkpoint.classes == ["cat"]
+        assert checkpoint.state["x"].tolist() == [0, 1, 2]
+
+    def test_a_checkpoint_given_as_weights_is_told_how_to_become_some(self, tmp_path):
+        file = write(tmp_path / "brs_atss.pth", {"x": torch.ones(1)})
+        with pytest.raises(WeightsError, match=r"MMDetection with bucketrank convert-weights brs_atss\.pth"):
+            load_model(file)
 
     def test_averaged_copies(self, tmp_path):
         plain = {"backbone.conv1.weight": torch.zeros(2), "backbone.bn1.num_batches_tracked": torch.tensor(3)}
@@ -265,6 +279,18 @@ class TestFiles:
         with pytest.raises(WeightsError, match=message):
             convert_published(tmp_path / "file.pth")
 
+    @pytest.mark.parametrize(
+        ("tensor", "message"),
+        [
+            (EMPTY.expand(2**20, 2**20), "expected at most 1,073,741,824 numbers, got 1,099,511,627,776"),
+            (torch.empty(3, device="meta"), "expected dense tensors, got another kind in 'backbone.conv1.weight'"),
+        ],
+    )
+    def test_tensors_that_are_not_there(self, tensor, message, tmp_path):
+        """A file of a few hundred bytes can describe a tensor of terabytes."""
+        with pytest.raises(WeightsError, match=message):
+            read_checkpoint(write(tmp_path / "file.pth", {"backbone.conv1.weight": tensor}))
+
     def test_a_missing_file(self, tmp_path, capsys):
         assert main(["convert-weights", str(tmp_path / "none.pth"), "--out", str(tmp_path / "model.safetensors")]) == 1
         assert "none.pth: expected a checkpoint of MMDetection, got no such file; correct" in capsys.readouterr().err
@@ -305,6 +331,14 @@ class TestRefusals:
         ):
             convert_published(file)
 
+    def test_sizes_that_build_no_detector(self, tmp_path):
+        state = hollow("retinanet_focal")
+        state["bbox_head.retina_reg.weight"] = EMPTY.expand(4 * 3000, 1, 1, 1)
+        state["bbox_head.retina_cls.weight"] = EMPTY.expand(80 * 3000, 1, 1, 1)
+        with pytest.raises(WeightsError, match=r"got sizes that build none \(it has many more") as caught:
+            convert_published(write(tmp_path / "retinanet.pth", state))
+        assert "\n" not in str(caught.value)
+
     @pytest.mark.slow
     def test_missing_unknown_and_broken_tensors(self, tmp_path):
         state = hollow("retinanet_focal")
@@ -329,7 +363,8 @@ def test_deformable_convolutions_are_halved():
         "backbone.layer2.0.conv2.conv_offset.bias": torch.randn(108),
     }
     translated = translate(state, RESNET).state
-    layer = build("faster_rcnn", num_classes=1, backbone="resnet50", deformable_groups=4).backbone.body.layer2[0].conv2
+    model: Any = build("faster_rcnn", num_classes=1, backbone="resnet50", deformable_groups=4)
+    layer = model.backbone.body.layer2[0].conv2
     start = "backbone.body.layer2.0.conv2."
     layer.load_state_dict({key.removeprefix(start): tensor for key, tensor in translated.items()})
     layer.stride = layer.predictor.stride = (1, 1)
@@ -412,6 +447,40 @@ def unfold_order(weight: Tensor) -> Tensor:
     order = F.unfold(numbers, 2, stride=2)[0, :, 0].long()
     torch.testing.assert_close(original_merging(order), torch.arange(4 * channels))
     return weight[..., order]
+
+
+def test_swin_large_has_the_same_layout():
+    """From the keys of Swin-T: twice the width, 18 blocks in the third stage, windows of 12."""
+    from transformers import SwinBackbone, SwinConfig
+
+    tiny = {
+        key: shape for key, shape in shapes("co_deformable_detr_brs_swin_tiny").items() if key.startswith("backbone.")
+    }
+    large = {}
+    for key, shape in tiny.items():
+        blocks = range(6, 18, 2) if ".layers.2.blocks.0." in key or ".layers.2.blocks.1." in key else ()
+        wide = [size if size in (3, 4) and "proj.weight" in key else 2 * size for size in shape]
+        if key.endswith("relative_position_bias_table"):
+            wide = [23 * 23, 2 * shape[1]]
+        elif key.endswith("relative_position_index"):
+            wide = [144, 144]
+        large[key] = wide
+        for block in blocks:
+            number = block + int(".blocks.1." in key)
+            large[key.replace(".blocks.0.", f".blocks.{number}.").replace(".blocks.1.", f".blocks.{number}.")] = wide
+    heads = {key: each for key, each in hollow("co_deformable_detr_brs_swin_tiny").items() if key not in tiny}
+    state = {key: EMPTY.expand(shape) for key, shape in large.items()}
+    source = recognise(Checkpoint(Path("x.pth"), state | heads, None, ""))
+    assert source.recipe["backbone"]["name"] == "swin_large"
+    translated = translate(state, SWIN)
+    assert translated.unknown == []
+    with torch.device("meta"):
+        body = SwinBackbone(
+            SwinConfig(**SWIN_SETTINGS["swin_large"], out_features=["stage1", "stage2", "stage3", "stage4"])
+        )
+    expected = {f"backbone.body.{key}": each.shape for key, each in body.state_dict().items()}
+    ours = {key: each.shape for key, each in translated.state.items()}
+    assert {key: shape for key, shape in expected.items() if not re.fullmatch(UNUSED, key)} == ours
 
 
 @pytest.mark.slow

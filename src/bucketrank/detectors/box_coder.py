@@ -35,22 +35,24 @@ class BoxCoder(TorchvisionBoxCoder):
 
     def encode_single(self, reference_boxes: Tensor, proposals: Tensor) -> Tensor:
         """Encode boxes (n, 4) as deltas (n, 4) relative to ``proposals`` (n, 4)."""
-        sizes, middles = _size_and_middle(proposals)
-        other_sizes, other_middles = _size_and_middle(reference_boxes)
+        sizes, _, middles = _sides(proposals)
+        other_sizes, _, other_middles = _sides(reference_boxes)
         shifts = self.shift_weight * (other_middles - middles) / sizes
         return torch.cat([shifts, self.size_weight * (other_sizes / sizes).log()], 1)
 
     def decode_single(self, rel_codes: Tensor, boxes: Tensor) -> Tensor:
         """Decode the deltas ``rel_codes`` (n, 4) relative to ``boxes`` (n, 4) to boxes (n, 4)."""
-        sizes, middles = _size_and_middle(boxes.to(rel_codes.dtype))
+        sizes, half_sizes, middles = _sides(boxes.to(rel_codes.dtype))
         shifts = rel_codes[:, :2] / self.shift_weight
         stretches = (rel_codes[:, 2:] / self.size_weight).clamp(-self.bbox_xform_clip, self.bbox_xform_clip)
         moved = shifts * sizes + middles
-        half = 0.5 * (stretches.exp() * sizes)
+        half = stretches.exp() * half_sizes
         return torch.cat([moved - half, moved + half], 1)
 
 
-def _size_and_middle(boxes: Tensor) -> tuple[Tensor, Tensor]:
+def _sides(boxes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return box sizes, half sizes and centres, each (n, 2)."""
     corner = boxes[:, :2]
     sizes = boxes[:, 2:] - corner
-    return sizes, corner + 0.5 * sizes
+    half = 0.5 * sizes
+    return sizes, half, corner + half

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torchvision
 from torch import Tensor, nn
 from torchvision.models.detection.faster_rcnn import TwoMLPHead
 from torchvision.models.detection.image_list import ImageList
@@ -20,7 +21,7 @@ from bucketrank.detectors.assignment import IGNORED, NEGATIVE, assign_max_iou
 from bucketrank.detectors.base import Detector, Target
 from bucketrank.detectors.box_coder import BoxCoder
 from bucketrank.detectors.criterion import Assigned, HeadRecipe, LossTerms, build_criterion, named
-from bucketrank.detectors.dense import detect
+from bucketrank.detectors.dense import Decoded, detect
 from bucketrank.detectors.layers import FeaturePyramid, initialise_classifier
 from bucketrank.evaluation.calibration.mapping import ScoreHead
 from bucketrank.settings import BackboneSettings, InputSettings, LossSettings
@@ -183,7 +184,7 @@ class RoIPool(MultiScaleRoIAlign):
 
     def _aligned(self, features: list[Tensor], boxes: list[Tensor]) -> Tensor:
         rois, levels = convert_boxes_to_roi_format(boxes), self.map_levels(boxes)
-        tracing = torch.jit.is_tracing()
+        tracing = torchvision._is_tracing()
         pooled = features[0].new_zeros((len(rois), features[0].shape[1], *self.output_size))
         parts = []
         for level, (feature, scale) in enumerate(zip(features, self.scales, strict=False)):
@@ -337,19 +338,13 @@ class RCNN(Detector):
         coder: BoxCoder,
     ) -> list[dict[str, Tensor]]:
         """Return the detections per image from ``scores`` (R, C) and ``box_deltas`` (R, C or 1, 4) of all proposals."""
-        results = []
         counts = [boxes.shape[0] for boxes in proposals]
         parts = zip(scores.split(counts), box_deltas.split(counts), proposals, image_sizes, strict=True)
-        for score, deltas, boxes, size in parts:
-
-            def decoded(
-                rows: Tensor, labels: Tensor, deltas: Tensor = deltas, boxes: Tensor = boxes, size: Any = size
-            ) -> Tensor:
-                own = deltas[rows, torch.zeros_like(labels) if deltas.shape[1] == 1 else labels].float()
-                return clip_boxes_to_image(coder.decode_single(own, boxes[rows]), size)
-
-            results.append(detect(score, decoded, threshold=self.score_threshold, iou=self.nms, limit=self.detections))
-        return results
+        limits = {"threshold": self.score_threshold, "iou": self.nms}
+        return [
+            detect(score, Decoded(deltas, boxes, coder, size), limit=self.detections, **limits)
+            for score, deltas, boxes, size in parts
+        ]
 
 
 # Faster R-CNN (Ren et al., NeurIPS 2015).

@@ -108,7 +108,8 @@ def read_weights(path: Path | str) -> tuple[dict[str, Tensor], Meta]:
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, OSError) as error:
         raise WeightsError(
-            f"{path}: not a safetensors file ({error}); pickles are never loaded, even if renamed"
+            f"{path}: not a safetensors file ({error}); pickles are never loaded, even if renamed; convert an "
+            f"MMDetection checkpoint with: bucketrank convert-weights {path.name}"
         ) from error
     if metadata.get("bucketrank") != FORMAT:
         raise WeightsError(

@@ -43,7 +43,7 @@ def load_model(path: Path | str) -> tuple[Detector, Meta]:
         raise WeightsError(str(error)) from error
     _require_stored_config(path, recipe)
     try:
-        with _parameters_limited_to(4 * sum(tensor.numel() for tensor in state.values()) + SPARE_ELEMENTS):
+        with parameters_limited_to(4 * sum(tensor.numel() for tensor in state.values()) + SPARE_ELEMENTS):
             model = build_detector(without_weights(recipe), num_classes=len(meta.classes))
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
@@ -93,7 +93,7 @@ def _require_same_dtypes(path: Path | str, state: Mapping[str, Tensor], expected
 
 
 @contextmanager
-def _parameters_limited_to(elements: int) -> Iterator[None]:
+def parameters_limited_to(elements: int) -> Iterator[None]:
     """Cap the parameters allocated, so that a tiny file cannot request a huge model."""
     left = elements
 

@@ -21,7 +21,7 @@ from bucketrank.errors import WeightsError
 from bucketrank.settings import detectors as detector_names
 from bucketrank.settings import from_dict
 from bucketrank.weights.files import Meta, save_weights
-from bucketrank.weights.load import build_detector
+from bucketrank.weights.load import SPARE_ELEMENTS, build_detector, parameters_limited_to
 from bucketrank.weights.published_file import Checkpoint, read_checkpoint
 from bucketrank.weights.published_recognition import DETECTORS, Source, coco_classes, recognise
 from bucketrank.weights.published_table import HEADS, LAST_NORM, UNUSED, Rows, Translated, translate
@@ -74,9 +74,18 @@ def convert_published(
     checkpoint = read_checkpoint(path, ema=ema)
     source = recognise(checkpoint, detector=detector)
     names, ids = _classes(checkpoint, source, classes)
-    recipe = from_dict(source.recipe, source=str(path))
     translated = _translated(checkpoint, source)
-    model = build_detector(recipe, num_classes=len(names))
+    elements = 4 * sum(tensor.numel() for tensor in translated.state.values()) + SPARE_ELEMENTS
+    try:
+        recipe = from_dict(source.recipe, source=str(path))
+        with parameters_limited_to(elements):
+            model = build_detector(recipe, num_classes=len(names))
+    except (ArithmeticError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise WeightsError(
+            f"{path}: expected tensors of {source.detector}, got sizes that build none ({reason:.150}); the file is "
+            "damaged or of another architecture"
+        ) from error
     _load_strictly(checkpoint, source, model, translated.state, unknown=translated.unknown)
     model.stored_threshold = threshold
     meta = Meta(
@@ -109,7 +118,8 @@ def load_published(model: Detector, path: Path | str, *, classes: Sequence[str] 
     spec = next((name for name, each in detector_names().items() if each.load() is type(model)), "")
     if spec not in DETECTORS.split(", "):
         raise WeightsError(f"init: expected one of {DETECTORS} for mmdet:{path}, got {spec or type(model).__name__}")
-    source = recognise(checkpoint, detector=spec if spec in ("atss", "paa") else None)
+    ambiguous = "bbox_head.atss_cls.weight" in checkpoint.state  # ATSS and PAA have the same tensors
+    source = recognise(checkpoint, detector=spec if ambiguous and spec in ("atss", "paa") else None)
     if source.detector != spec:
         raise WeightsError(
             f"init: expected weights of {spec}, got those of {source.detector} in {path}; train with --detector.name "
@@ -127,7 +137,13 @@ def load_published(model: Detector, path: Path | str, *, classes: Sequence[str] 
         rows = translated.rows[name]
         if rows == "quality" and name not in own:
             continue  # a loss that sees the IoU needs no branch for it
-        adapted = adaptation(rows, tensor, name)
+        try:
+            adapted = adaptation(rows, tensor, name)
+        except (IndexError, RuntimeError) as error:
+            raise WeightsError(
+                f"{path}: expected rows for {source.num_classes} classes, got {tuple(tensor.shape)} in {name}; the "
+                "file is damaged or of another architecture"
+            ) from error
         if adapted is None:
             skipped.append(name)
         else:
@@ -249,7 +265,7 @@ class _Adaptation:
         rest = tensor.shape[1:]
         if rows == "deltas":
             factors = tensor.new_tensor(self.delta_factors).reshape(4, *[1] * len(rest))
-            return (tensor.unflatten(0, (-1, 4)) * factors).flatten(0, 1)
+            return (tensor.reshape(-1, 4, *rest) * factors).flatten(0, 1)
         if rows == "proposer_classes":
             return tensor[: self.proposer_rows] if self.proposer_rows <= len(tensor) else None
         if name.startswith("auxiliary_queries.") and name.endswith(".head"):
@@ -259,9 +275,9 @@ class _Adaptation:
         if self.labels is None:
             return None
         if rows == "anchor_classes":
-            return tensor.unflatten(0, (-1, self.num_classes))[:, self.labels].flatten(0, 1)
+            return tensor.reshape(-1, self.num_classes, *rest)[:, self.labels].flatten(0, 1)
         if rows == "class_boxes":
-            return tensor.unflatten(0, (-1, 4))[self.labels].flatten(0, 1)
+            return tensor.reshape(-1, 4, *rest)[self.labels].flatten(0, 1)
         if rows == "classes" and self.background:
             if self.softmax:
                 return torch.cat([tensor[self.labels], tensor[-1:]])

@@ -20,10 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bucketrank.data.annotations import is_text
 from bucketrank.errors import WeightsError
 
 EMA = "ema_"  # mmcv's prefix of averaged copies: "ema_backbone_conv1_weight"
 MAX_NAMES = 100_000  # class names that a file may have
+MAX_NUMBERS = 2**30  # in all tensors together; Co-DETR with Swin-L has 0.2 billion
 
 
 class Inert:
@@ -96,12 +98,25 @@ def read_checkpoint(path: Path | str, *, ema: bool = False) -> Checkpoint:
     }
     if not state:
         raise WeightsError(f"{path}: expected a checkpoint with a state_dict, got none; choose a file of MMDetection")
+    _require_plain_tensors(path, state)
     meta = content.get("meta")
     meta = meta if isinstance(meta, Mapping) else {}
     config = next((meta[key] for key in ("config", "cfg") if isinstance(meta.get(key), str)), "")
     versions = {key: str(meta[key])[:40] for key in ("mmdet_version", "mmcv_version") if key in meta}
     origin = {"file": path.name, "sha256": _sha256(path), **versions}
     return Checkpoint(path, _plain_names(path, state, ema=ema), _class_names(meta), config, origin)
+
+
+def _require_plain_tensors(path: Path, state: Mapping[str, Tensor]) -> None:
+    """Raise unless all tensors are dense and in memory, and small enough: a tiny file can describe a huge tensor."""
+    for key, tensor in state.items():
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
+            raise WeightsError(f"{path}: expected dense tensors, got another kind in {key!r:.80}; save the float model")
+    count = sum(tensor.numel() for tensor in state.values())
+    if count > MAX_NUMBERS:
+        raise WeightsError(
+            f"{path}: expected at most {MAX_NUMBERS:,} numbers, got {count:,}; the file is damaged or no detector"
+        )
 
 
 def _load(path: Path) -> Any:
@@ -152,7 +167,7 @@ def _class_names(meta: Mapping[Any, Any]) -> list[str] | None:
             names = group.get(key)
             if isinstance(names, str):  # a single class, or a tuple written as text
                 names = _parsed(names)
-            if isinstance(names, list | tuple) and names and all(isinstance(name, str) for name in names):
+            if isinstance(names, list | tuple) and names and all(map(is_text, names)):
                 return list(names)[:MAX_NAMES]
     return None
 

@@ -14,8 +14,11 @@ from bucketrank.weights.published_file import Checkpoint
 from bucketrank.weights.published_table import HEAD_ROWS, MMDET_SWIN, RESNET, SWIN, Row, co_detr_rows
 
 DETECTORS = "atss, paa, retinanet, faster_rcnn, mask_rcnn, cascade_rcnn, co_detr"
-RESNET_DEPTHS = {(3, 4, 6, 3): 50, (3, 4, 23, 3): 101, (3, 8, 36, 3): 152}
-SWIN_NAMES = {(96, (2, 2, 6, 2)): "swin_tiny", (192, (2, 2, 18, 2)): "swin_large"}
+RESNET_DEPTHS: dict[tuple[int, ...], int] = {(3, 4, 6, 3): 50, (3, 4, 23, 3): 101, (3, 8, 36, 3): 152}
+SWIN_NAMES: dict[tuple[int, tuple[int, ...]], str] = {
+    (96, (2, 2, 6, 2)): "swin_tiny",
+    (192, (2, 2, 18, 2)): "swin_large",
+}
 LVIS_CLASSES = 1203
 ATTENTION_HEADS = 8
 # Classification layers of other detectors, by the start of their names, and what to say about them.

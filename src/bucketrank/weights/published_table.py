@@ -55,7 +55,8 @@ def original_merging(weight: Tensor) -> Tensor:
     and (1, 1); the paper's code puts the channels of each neighbour together, as (0, 0), (1, 0), (0, 1) and (1, 1).
     """
     parts = weight.unflatten(-1, (-1, 4)).transpose(-1, -2)  # (..., neighbours, channels)
-    return parts[..., [0, 2, 1, 3], :].flatten(-2)
+    merged: Tensor = parts[..., [0, 2, 1, 3], :].flatten(-2)
+    return merged
 
 
 def _pyramid(levels: int) -> tuple[Row, ...]:
@@ -107,7 +108,9 @@ RESNET = (
 BLOCK = r"backbone.body.swin.encoder.layers.\1.blocks.\2"
 
 
-def _swin(block: str, attention: str, mlp: tuple[str, str], projection: str, change: Callable[[Tensor], Tensor] | None):
+def _swin(
+    block: str, attention: str, mlp: tuple[str, str], projection: str, change: Callable[[Tensor], Tensor] | None
+) -> tuple[Row, ...]:
     """Return the rows of a Swin: ``block`` and the other arguments are its published names."""
     merging = block.partition(r"\.blocks")[0]
     ours = r"backbone.body.swin.encoder.layers.\1.downsample"
