@@ -152,10 +152,12 @@ def test_logits_next_to_an_edge_find_their_bucket(dtype: Any) -> None:
     nearest = np.concatenate([scores - 0.1, scores + 0.1]).astype(dtype)
     ends = np.array([-np.inf, np.finfo(dtype).min, np.finfo(dtype).max, np.inf], dtype)
     logits = np.concatenate([nearest, np.nextafter(nearest, dtype(-9)), np.nextafter(nearest, dtype(9)), ends])
-    edges, owners, *tables = kernels.look_up_table(scores, 0.1, logits)
+    edges, owners = np.empty(4_002), np.empty(4_000, np.int64)
+    bounds, before = np.empty(4_000 + kernels.PADDING, dtype), np.empty(8_001, np.uint32)
+    cells_per_unit = kernels.look_up_table(scores, 0.1, edges, owners, bounds, before)
     buckets = np.empty(logits.size, np.uint32)
-    kernels.find_buckets(logits, edges[0], *tables, buckets)
-    np.testing.assert_array_equal(buckets, np.searchsorted(edges[1 : 1 + owners.size], logits, side="right"))
+    kernels.find_buckets(logits, edges[0], bounds, before, cells_per_unit, buckets)
+    np.testing.assert_array_equal(buckets, np.searchsorted(edges[1:4_001], logits, side="right"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -61,7 +61,7 @@ def step_at_tie(delta: float) -> float:
 
 
 class Comparison(ABC):
-    """The logits of one call, compared with its positives.
+    """The logits of a ranking, or of all rankings of a call, compared with their positives.
 
     A method is a subclass, created with the flat logits and targets and delta. Every vector over positives, as argument
     or result, has the order of ``index`` and the precision of :func:`precise`, and is an array of the namespace ``xp``.
@@ -97,20 +97,28 @@ class Comparison(ABC):
         return True
 
     @abstractmethod
-    def vector(self, values: Tensor) -> Array:
-        """Convert ``values`` to an array of ``xp``."""
+    def by_score(self, values: Tensor) -> Array:
+        """Convert ``values`` to a vector over positives, from the order of ``logits[targets > 0]``."""
 
     @abstractmethod
-    def number(self, value: Tensor) -> Any:
-        """Convert a tensor with one value to a factor for arrays of ``xp``."""
+    def by_position(self, values: Array) -> Tensor:
+        """Convert a vector over positives to a tensor in the order of ``logits[targets > 0]``."""
+
+    @abstractmethod
+    def share(self, upstream: Tensor) -> Array:
+        """Return the gradient at the error of each positive, given the gradient at the mean error of its ranking."""
 
     @abstractmethod
     def mean(self, errors: Array) -> Tensor:
-        """Return the mean over the positives as a tensor of the logits' dtype."""
+        """Return the mean over the positives of each ranking, in the dtype of the logits."""
 
     @abstractmethod
     def running_minimum(self, values: Array) -> Array:
         """Return the minimum of ``values`` from the lowest logit up to each positive."""
+
+    @abstractmethod
+    def sum_below(self, values: Array) -> Array:
+        """Return the sum of ``values`` over the positives j with s_j <= s_i, for each positive i."""
 
     def ranks(self) -> tuple[Array, Array]:
         """Return FP(i) and rank(i) for each positive i, which counts itself in rank(i) as H(0)."""
@@ -168,11 +176,15 @@ class TorchComparison(Comparison):
     def labels(self) -> Array:
         return precise(self.targets[self.index])
 
-    def vector(self, values: Tensor) -> Array:
-        return precise(values)
+    def by_score(self, values: Tensor) -> Array:
+        return precise(values[self.index.argsort().argsort()])
 
-    def number(self, value: Tensor) -> Any:
-        return precise(value)  # stays on the device: no sync
+    def by_position(self, values: Array) -> Tensor:
+        ordered: Tensor = values[self.index.argsort()]
+        return ordered
+
+    def share(self, upstream: Tensor) -> Array:
+        return precise(upstream) / len(self.scores)  # stays on the device: no sync
 
     def mean(self, errors: Array) -> Tensor:
         mean: Tensor = errors.sum() / len(errors)
@@ -180,6 +192,9 @@ class TorchComparison(Comparison):
 
     def running_minimum(self, values: Array) -> Array:
         return values.cummin(0).values
+
+    def sum_below(self, values: Array) -> Array:
+        return values.cumsum(0)[torch.searchsorted(self.scores, self.scores, side="right") - 1]
 
 
 def positives_by_score(logits: Tensor, index: Tensor) -> Tensor:

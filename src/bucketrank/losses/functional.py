@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeGuard, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bucketrank.losses.autograd import rank
 from bucketrank.settings.choices import DEFAULT_DELTAS, ALRPMethod, Method, Reduction
@@ -252,8 +252,11 @@ def _reduce(values: Sequence[Tensor], targets: Tensor, sizes: Sequence[int], red
     positive = targets > 0
     if all(size == sizes[0] for size in sizes):
         ranked = positive.view(len(sizes), sizes[0]).any(1)
-    else:
+    elif torch.compiler.is_compiling():
         ranked = torch.stack([part.any() for part in positive.split(list(sizes))])
+    else:
+        ends = torch.tensor([0, *sizes]).cumsum(0).to(targets.device, non_blocking=True)
+        ranked = nn.functional.pad(positive.cumsum(0, dtype=torch.int32), (1, 0))[ends].diff() > 0
     count = ranked.sum().clamp(min=1)
     return [value.sum() / count for value in values]
 

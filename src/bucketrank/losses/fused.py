@@ -1,5 +1,9 @@
 """Exact bucketing of CPU tensors in compiled loops: one pass over the logits forward, one backward.
 
+One comparison holds all rankings of a call. A thread handles many small rankings at a time; large rankings are split
+between threads. How a ranking is computed depends only on that ranking and the number of threads, so its numbers have
+the same bits in every batch.
+
 The forward pass stores the bucket of every negative in the memory of the future gradient, and the backward pass
 overwrites it. So no bucket is computed twice, and the buckets need no memory of their own.
 
@@ -12,9 +16,10 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import cached_property
+from itertools import pairwise
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -31,6 +36,8 @@ PartResult = TypeVar("PartResult")
 MIN_ENTRIES = 1 << 17
 # Min positives per thread in the sums over positives, where a positive takes as long as hundreds of negatives.
 MIN_POSITIVES = 1 << 13
+# The fixed cost of a small ranking, in entries.
+RANKING_COST = 64
 PARTS_PER_THREAD = 2
 
 _lock = Lock()
@@ -38,28 +45,55 @@ _pool: Executor | None = None
 
 
 class Fused(Comparison):
-    """Exact bucketing with the numbers of ``exact.py``, computed in numpy and the loops of ``kernels.py``."""
+    """Exact bucketing of all rankings of a call, with the numbers of ``exact.py``.
+
+    Vectors over positives run over the rankings one after another. In rankings that are broken, they hold harmless
+    numbers. With more than ``max_positives`` positives every ranking is broken.
+    """
 
     xp: Any = np
     has_edges = True
     # Memory for the gradient. Until the backward pass returns it, it holds the bucket of every negative.
     gradient: Array | None = None
 
-    def __init__(self, logits: Tensor, targets: Tensor, delta: float) -> None:
+    def __init__(
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        delta: float,
+        sizes: Sequence[int] | None = None,
+        max_positives: int | None = None,
+    ) -> None:
         self.delta = delta
         self.logits, self.targets = logits.detach().numpy(), targets.numpy()
-        self.at = _positives(self.targets)
-        self.scores = self.logits[self.at].astype(np.float64)
-        order = self.scores.argsort()
-        self.at, self.scores = self.at[order], self.scores[order]
-        if not self.at.size:
-            self.finite = self._all_finite()
-            return
-        self.finite = -np.inf < self.scores.item(0) <= self.scores.item(-1) < np.inf
-        if self.finite and self.is_accurate():  # otherwise the definition replaces this comparison
-            self.edges, self.owners, *self.tables = call_kernel(kernels.look_up_table, self.scores, delta, self.logits)
+        positions = _positives(self.targets)
+        if sizes is None:
+            self.sizes, self.first = np.array([self.logits.size]), np.array([0, positions.size])
+            self.starts = np.array([0, self.logits.size])
+        else:
+            self.sizes = np.array(sizes, np.int64)
+            self.starts = np.concatenate([[0], self.sizes.cumsum()])
+            self.first = positions.searchsorted(self.starts)
+        self.counts = self.first[1:] - self.first[:-1]
+        self.runs = split_rankings(self.counts, MIN_POSITIVES)
+        self.parts = split_rankings(self.sizes, MIN_ENTRIES, RANKING_COST, within=True)
+        # Before the parts of a split ranking, its tables.
+        self.heads = [(*part[:2], 0, 0) for part in self.parts if part[2] == 0 and part[3] < self.sizes[part[0]]]
+        self.overfull = max_positives is not None and positions.size > max_positives
+        # Whether the value of each ranking is NaN.
+        self.broken = (np.ones if self.overfull else np.zeros)(self.sizes.size, np.bool_)
+        scores = self.logits[positions].astype(np.float64)
+        self.order = self._sort_large(scores)
+        self.at, self.scores = np.empty_like(positions), np.empty_like(scores)
+        largest = self._each(kernels.gather_rankings, scores, positions, self.order, self.scores, self.at)
+        self.accurate = can_place_edges(max(largest, default=0.0), delta)
+        if self.accurate:  # otherwise the definition replaces this comparison
+            size = self._edges_per_positive * self.scores.size + kernels.PADDING * self.sizes.size
+            self.edges, self.owners = np.empty(size), np.empty(size, np.int64)
+            self.bounds, self.before = np.empty(size, self.logits.dtype), np.empty(2 * size, np.uint32)
+            self.cells_per_unit, self.buckets = np.empty(self.sizes.size), np.empty(2 * size)
             self.gradient = np.empty_like(self.logits)
-            self.finite = self._fill(self.gradient)
+            self._fill(self.gradient)
 
     @property
     def index(self) -> Tensor:
@@ -71,111 +105,208 @@ class Fused(Comparison):
 
     @cached_property
     def windows(self) -> tuple[Array, Array, Array]:
-        """See :func:`kernels.windows`."""
-        x, low, high = call_kernel(kernels.windows, self.scores, self.delta)
-        return x, low, high
-
-    def _all_finite(self) -> bool:
-        logits, targets = self.logits, self.targets
-        return all(
-            in_parts(lambda start, stop: call_kernel(kernels.all_finite, start, stop, logits, targets), targets.size)
-        )
-
-    def _fill(self, gradient: Array) -> bool:
-        """Count the negatives of each bucket, store their buckets in ``gradient``, and check for finite input."""
-        arguments = self.logits, self.targets, self.edges, *self.tables, _buckets_in(gradient)
-        (self.buckets, finite), *parts = in_parts(
-            lambda start, stop: call_kernel(kernels.fill_buckets, start, stop, *arguments), gradient.size
-        )
-        for buckets, part_finite in parts:
-            self.buckets += buckets
-            finite &= part_finite
-        return bool(finite)
+        """The windows of the scores, see :func:`kernels.windows`."""
+        return self._windows(self.scores)
 
     def is_accurate(self) -> bool:
-        if not self.scores.size:
-            return True
-        return can_place_edges(max(-self.scores.item(0), self.scores.item(-1)), self.delta)
+        return self.accurate
 
-    def vector(self, values: Tensor) -> Array:
-        return values.double().numpy()  # numpy has no bfloat16
+    def by_score(self, values: Tensor) -> Array:
+        return values.double().numpy()[self.order]  # numpy has no bfloat16
 
-    def number(self, value: Tensor) -> Any:
-        return value.item()
+    def by_position(self, values: Array) -> Tensor:
+        ordered = np.empty_like(values)
+        ordered[self.order] = values
+        return torch.from_numpy(ordered)
+
+    def share(self, upstream: Tensor) -> Array:
+        if self.sizes.size == 1:
+            return np.nan if self.broken[0] else upstream.item() / max(1, self.scores.size)
+        factors = upstream.double().numpy() / np.maximum(self.counts, 1)
+        return np.where(self.broken, np.nan, factors).repeat(self.counts)
 
     def mean(self, errors: Array) -> Tensor:
-        return torch.from_numpy(np.asarray(errors.sum() / errors.size, self.logits.dtype))
+        means = np.empty(self.sizes.size, self.logits.dtype)
+        call_kernel(kernels.mean_rankings, self.first, self.broken, errors, means)
+        return torch.from_numpy(means)
 
     def running_minimum(self, values: Array) -> Array:
-        return np.minimum.accumulate(values)
+        call_kernel(kernels.running_minima, self.first, values, minima := np.empty_like(values))
+        return minima
+
+    def sum_below(self, values: Array) -> Array:
+        call_kernel(kernels.sum_rankings_below, self.first, self.scores, values, sums := np.empty_like(values))
+        return sums
 
     def ranks(self) -> tuple[Array, Array]:
-        false_positives, rank = call_kernel(
-            kernels.count_ranks, self.scores, self.edges, self.owners, self.buckets, self.delta
-        )
-        return false_positives, rank
+        false_positives, ranks = np.zeros_like(self.scores), np.ones((self.scores.size, 1))
+        tables = self.edges, self.owners, self.buckets
+        self._each(kernels.rank_rankings, self.scores, self.delta, *tables, np.ones_like(ranks), false_positives, ranks)
+        return false_positives, ranks[:, 0]
 
     def false_positives(self) -> Array:
-        return call_kernel(kernels.count_false_positives, self.edges, self.owners, self.buckets, self.delta)
+        sums = np.zeros_like(self.scores)
+        self._each(kernels.count_rankings, self.delta, self.edges, self.owners, self.buckets, sums)
+        return sums
 
     def spread(self, weights: Array, own: Array) -> Tensor:
         gradient, self.gradient = self.gradient, None
         if gradient is None:  # an earlier backward pass returned it
             gradient = np.empty_like(self.logits)
             self._fill(gradient)
-        table = call_kernel(kernels.gradient_table, self.edges, self.owners, weights, self.delta)
-        arguments = self.logits, self.edges[0], table, _buckets_in(gradient), gradient
-        in_parts(lambda start, stop: call_kernel(kernels.write_gradient, start, stop, *arguments), gradient.size)
-        gradient[self.at] = own
+        inputs = (self.starts, self.first, self.broken), self.logits, self.targets, self.delta, self.edges, self.owners
+        outputs = weights, np.empty_like(self.buckets), _numbers_in(gradient), gradient
+
+        for parts in (self.heads, self.parts):
+            run(lambda *part: call_kernel(kernels.write_gradients, *part, *inputs, *outputs), parts)
+        if self.broken.any():
+            whole = ~self.broken.repeat(self.counts)
+            gradient[self.at[whole]] = own[whole]
+        else:
+            gradient[self.at] = own
         return torch.from_numpy(gradient)
 
     def above(self, values: Array) -> Array:
-        return call_kernel(kernels.sum_above, *self.windows, values)
+        sums = np.ones_like(values)
+        self._each(kernels.sum_rankings_above, *self.windows, values, sums)
+        return sums
 
     def above_worse(self, values: Array) -> Array:
-        return _above_worse(self.windows, self.labels, values)
+        return self._above_worse(self.windows, self.labels, values)
 
     def below_better(self, values: Array) -> Array:
-        # Reversing the list turns "below and better" into "above and worse". The kernel takes two columns, so one is 0.
-        windows = call_kernel(kernels.windows, -self.scores[::-1], self.delta)
-        columns = np.stack([values[::-1], np.zeros_like(values)], 1)
-        return _above_worse(windows, -self.labels[::-1], columns)[::-1, 0]
+        # Reversing a ranking turns "below and better" into "above and worse". The kernel takes two columns; one is 0.
+        turned = (self.first[:-1] + self.first[1:] - 1).repeat(self.counts) - np.arange(values.size)
+        windows = self._windows(-self.scores[turned])
+        columns = np.stack([values[turned], np.zeros_like(values)], 1)
+        return self._above_worse(windows, -self.labels[turned], columns)[turned, 0]
+
+    def _above_worse(self, windows: tuple[Array, Array, Array], labels: Array, values: Array) -> Array:
+        sums = np.zeros_like(values)
+        order = self._sort(labels) - self.first[:-1].repeat(self.counts)
+        run(
+            lambda *part: call_kernel(
+                kernels.sum_rankings_above_worse, *part, self.first, self.broken, *windows, order, labels, values, sums
+            ),
+            split_rankings(self.counts, MIN_POSITIVES, within=True),
+        )
+        return sums
+
+    def _windows(self, scores: Array) -> tuple[Array, Array, Array]:
+        windows = np.empty_like(scores), np.empty(scores.size, np.int64), np.empty(scores.size, np.int64)
+        self._each(kernels.write_windows, scores, self.delta, *windows)
+        return windows
+
+    def _sort(self, values: Array) -> Array:
+        """Return the order that sorts the values of each ranking."""
+        order = self._sort_large(values)
+        run(lambda begin, end, *_: call_kernel(kernels.sort_rankings, begin, end, self.first, values, order), self.runs)
+        return order
+
+    def _sort_large(self, values: Array) -> Array:
+        """Return memory for an order, with the order of the rankings that are too large for the kernel."""
+        order = np.empty(values.size, np.int64)
+        if values.size > kernels.MAX_SORTED:
+            for ranking in (self.counts > kernels.MAX_SORTED).nonzero()[0]:
+                own = slice(self.first[ranking], self.first[ranking + 1])
+                order[own] = own.start + values[own].argsort()
+        return order
+
+    @property
+    def _edges_per_positive(self) -> int:
+        return 1 if self.delta == 0 else 2
+
+    def _fill(self, gradient: Array) -> None:
+        """Fill the buckets, store the bucket of each negative in ``gradient``, and find the broken rankings."""
+        inputs = (self.starts, self.first, self.broken), self.logits, self.targets, self.scores, self.delta
+        tables = (self.edges, self.owners, self.bounds, self.before), self.cells_per_unit, _numbers_in(gradient)
+
+        if len(self.parts) == 1:
+            call_kernel(kernels.fill_rankings, *self.parts[0], *inputs, *tables, 0, self.buckets)
+            return
+
+        def fill(begin: int, end: int, start: int, stop: int) -> Array:
+            offset, buckets = 0, self.buckets
+            if start > 0:  # has buckets of its own, which are added below
+                offset = self._edges_per_positive * self.first[begin] + kernels.PADDING * begin
+                buckets = np.empty(2 * (self._edges_per_positive * self.counts[begin] + kernels.PADDING))
+            call_kernel(kernels.fill_rankings, begin, end, start, stop, *inputs, *tables, offset, buckets)
+            return buckets
+
+        run(fill, self.heads)
+        for (begin, _, start, _), buckets in zip(self.parts, run(fill, self.parts), strict=True):
+            if start > 0 and self.counts[begin] > 0 and not self.broken[begin]:
+                offset = 2 * (self._edges_per_positive * self.first[begin] + kernels.PADDING * begin)
+                size = 2 * (self._edges_per_positive * self.counts[begin] + 1)
+                self.buckets[offset : offset + size] += buckets[:size]
+
+    def _each(self, kernel: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Call ``kernel`` for all rankings, on several threads if they have many positives."""
+        return run(
+            lambda begin, end, *_: call_kernel(kernel, begin, end, self.first, self.broken, *arguments), self.runs
+        )
 
 
 def _positives(targets: Array) -> Array:
     """Return the positions of the positives, ascending."""
-    parts = in_parts(lambda start, stop: (start, (targets[start:stop] > 0).nonzero()[0]), targets.size)
-    return np.concatenate([start + positions for start, positions in parts]) if len(parts) > 1 else parts[0][1]
+    parts = in_parts(lambda start, stop: start + (targets[start:stop] > 0).nonzero()[0], targets.size)
+    return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
-def _buckets_in(gradient: Array) -> Array:
+def _numbers_in(gradient: Array) -> Array:
     """View the memory of ``gradient`` as unsigned integers, which hold bucket numbers."""
     return gradient.view(np.uint32 if gradient.itemsize == 4 else np.uint64)
 
 
-def _above_worse(windows: tuple[Array, Array, Array], labels: Array, values: Array) -> Array:
-    sums = np.empty_like(values)
-    order = labels.argsort()
-    in_parts(
-        lambda start, stop: call_kernel(kernels.sum_above_worse, start, stop, *windows, order, labels, values, sums),
-        labels.size,
-        MIN_POSITIVES,
-    )
-    return sums
+def split_rankings(
+    sizes: Array, smallest: int, cost: int = 0, *, within: bool = False
+) -> list[tuple[int, int, int, int]]:
+    """Split rankings of these sizes into parts for several threads: (first ranking, end, first member, end).
+
+    A part is a run of whole rankings; with ``within``, large rankings are split into parts of their own, which depend
+    only on the size of the ranking and the number of threads. ``cost`` is the fixed cost of a ranking, in members.
+    """
+    if sizes.size == 0:
+        return []
+    threads = torch.get_num_threads()
+    everything = int(sizes[0] if sizes.size == 1 else sizes.max())
+    if threads == 1 or (sizes.size == 1 and (not within or everything < 2 * smallest)):
+        return [(0, sizes.size, 0, everything)]
+    parts: list[tuple[int, int, int, int]] = []
+    large = (sizes >= 2 * smallest).nonzero()[0].tolist() if within else []
+    begin = 0
+    for ranking in [*large, sizes.size]:
+        if begin < ranking:
+            costs = (sizes[begin:ranking] + cost).cumsum()
+            count = min(int(costs[-1]) // smallest, PARTS_PER_THREAD * threads) or 1
+            cuts = costs.searchsorted(costs[-1] * np.arange(1, count) / count).tolist()
+            bounds = [begin, *(begin + cut for cut in cuts), ranking]
+            parts += [(low, high, 0, everything) for low, high in pairwise(bounds) if low < high]
+        if ranking < sizes.size:
+            parts += [(ranking, ranking + 1, *bounds) for bounds in pairwise(_bounds(int(sizes[ranking]), smallest))]
+        begin = ranking + 1
+    return parts
 
 
 def in_parts(work: Callable[[int, int], PartResult], size: int, smallest: int = MIN_ENTRIES) -> list[PartResult]:
-    """Call ``work(start, stop)`` for parts of ``range(size)`` on several threads, and return the results in order.
+    """Call ``work(start, stop)`` for parts of ``range(size)`` on several threads, and return the results in order."""
+    return [work(0, size)] if size < 2 * smallest else run(work, list(pairwise(_bounds(size, smallest))))
 
-    The parts depend only on the size and the number of threads, so that sums over them are reproducible.
-    """
+
+def _bounds(size: int, smallest: int) -> list[int]:
+    """Return the bounds of the parts of ``range(size)``, which depend only on the size and the number of threads."""
     threads = min(torch.get_num_threads(), size // smallest) if size >= 2 * smallest else 1
-    if threads == 1:
-        return [work(0, size)]
     # More parts than threads, so that a thread takes fewer if it shares its core, often with a spinning OpenMP thread.
-    parts = PARTS_PER_THREAD * threads
-    bounds = [size * part // parts for part in range(parts + 1)]
-    remaining = deque(range(parts))
+    parts = 1 if threads == 1 else PARTS_PER_THREAD * threads
+    return [size * part // parts for part in range(parts + 1)]
+
+
+def run(work: Callable[..., PartResult], parts: Sequence[tuple[int, ...]]) -> list[PartResult]:
+    """Call ``work(*part)`` for each part, on several threads, and return the results in order."""
+    threads = min(torch.get_num_threads(), len(parts)) if len(parts) > 1 else 1
+    if threads == 1:
+        return [work(*part) for part in parts]
+    remaining = deque(range(len(parts)))
     results: dict[int, PartResult] = {}
 
     def take_parts() -> None:
@@ -184,13 +315,13 @@ def in_parts(work: Callable[[int, int], PartResult], size: int, smallest: int = 
                 part = remaining.popleft()
             except IndexError:  # another thread took the last part
                 return
-            results[part] = work(bounds[part], bounds[part + 1])
+            results[part] = work(*parts[part])
 
     others = [_executor().submit(take_parts) for _ in range(threads - 1)]
     take_parts()
     for other in others:
         other.result()
-    return [results[part] for part in range(parts)]
+    return [results[part] for part in range(len(parts))]
 
 
 def _executor() -> Executor:

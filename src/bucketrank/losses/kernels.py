@@ -2,7 +2,12 @@
 
 They release the GIL, so that parts of one call run on several threads. numba compiles them on first use and caches the
 result on disk. Indices into the look-up table are unsigned, which spares numba a test for negative ones.
+
+Kernels with the arguments ``begin, end`` loop over these rankings of a call; the others handle one ranking. ``first``
+holds the offset of each ranking among all positives. Rankings that are ``broken``, with NaN or Inf, are skipped.
 """
+
+from functools import partial
 
 import numpy as np
 from numba import njit
@@ -15,19 +20,30 @@ WINDOW = 3
 WALK = 8
 # Logits per block of the look-up.
 BLOCK = 1024
+# Space that a ranking's tables need besides its edges.
+PADDING = WINDOW + 1
+# Numbers that insertion sort sorts before runs are merged, and the most that are sorted here: numpy sorts more of them
+# faster.
+RUN = 16
+MAX_SORTED = 1 << 8
 # The largest float64. It bounds a quotient, because 0 * inf would be NaN.
 LARGEST = np.finfo(np.float64).max
 
 
-def kernel(function):
+def kernel(function, *, forceinline=False):
     """Compile ``function`` on its first call, and cache the result on disk if possible."""
+    options = {"nogil": True, "error_model": "numpy", "forceinline": forceinline}
     try:
-        return njit(nogil=True, cache=True, error_model="numpy")(function)
+        return njit(cache=True, **options)(function)
     except RuntimeError:  # no writable cache folder: compile in every process
-        return njit(nogil=True, error_model="numpy")(function)
+        return njit(**options)(function)
 
 
-@kernel
+# For functions that only kernels call. numba optimises a callee again inside each cached caller, and makes it slower.
+inlined = partial(kernel, forceinline=True)
+
+
+@inlined
 def all_finite(start, stop, logits, targets):
     """Return whether the logits that are not ignored and the targets of the positives are finite."""
     broken = False
@@ -38,18 +54,95 @@ def all_finite(start, stop, logits, targets):
     return not broken
 
 
+@inlined
+def max_positives(begin, end, first):
+    """Return the number of positives of the largest ranking."""
+    largest = 0
+    for g in range(begin, end):
+        largest = max(largest, first[g + 1] - first[g])
+    return largest
+
+
+@inlined
+def sort_run(values, order, start, stop):
+    """Sort ``order[start:stop]`` by ``values``, by insertion; equal values keep their order."""
+    for k in range(start + 1, stop):
+        index = order[k]
+        value = values[index]
+        j = k
+        while j > start and values[order[j - 1]] > value:
+            order[j] = order[j - 1]
+            j -= 1
+        order[j] = index
+
+
+@inlined
+def merge_runs(values, order, buffer, start, middle, stop):
+    """Merge two sorted runs of ``order``; equal values keep their order."""
+    for k in range(start, middle):
+        buffer[k - start] = order[k]
+    left, right = 0, middle
+    for k in range(start, stop):
+        if left == middle - start:
+            return
+        if right < stop and values[order[right]] < values[buffer[left]]:
+            order[k] = order[right]
+            right += 1
+        else:
+            order[k] = buffer[left]
+            left += 1
+
+
 @kernel
-def merge_edges(scores, delta):
-    """Return the edges, ascending, and their owners: i for the lower edge of positive i, ~i for its upper edge.
+def sort_rankings(begin, end, first, values, order):
+    """Write the order that sorts the values of each ranking with at most MAX_SORTED of them."""
+    buffer = np.empty(min(MAX_SORTED, max_positives(begin, end, first)), np.int64)
+    for g in range(begin, end):
+        start, stop = first[g], first[g + 1]
+        if stop - start > MAX_SORTED:
+            continue
+        for run in range(start, stop, RUN):
+            for i in range(run, min(run + RUN, stop)):
+                order[i] = i
+            sort_run(values, order, run, min(run + RUN, stop))
+        width = RUN
+        while width < stop - start:
+            for run in range(start, stop - width, 2 * width):
+                merge_runs(values, order, buffer, run, run + width, min(run + 2 * width, stop))
+            width *= 2
+
+
+@kernel
+def gather_rankings(begin, end, first, broken, values, positions, order, scores, at):
+    """Sort the positives of each ranking by score, and find out which rankings are broken.
+
+    ``order`` already has the order of rankings with more than MAX_SORTED positives. Return the largest absolute score
+    of the rankings that are not broken.
+    """
+    sort_rankings(begin, end, first, values, order)
+    largest = 0.0
+    for g in range(begin, end):
+        own_largest = 0.0
+        for i in range(first[g], first[g + 1]):
+            score = values[order[i]]
+            scores[i], at[i] = score, positions[order[i]]
+            if score - score != 0:  # NaN or infinite
+                broken[g] = True
+            own_largest = max(own_largest, abs(score))
+        if not broken[g]:
+            largest = max(largest, own_largest)
+    return largest
+
+
+@inlined
+def merge_edges(scores, delta, edges, owners):
+    """Write the edges, ascending, and their owners: i for the lower edge of positive i, ~i for its upper edge.
 
     Bucket k holds the logits with k edges at or below them. It reaches from ``edges[k]`` to ``edges[k + 1]``: the
     lowest edge is repeated at the front, and infinity follows the highest. Bucket 0 lies below all edges.
     """
-    size = scores.size if delta == 0 else 2 * scores.size
-    edges = np.full(size + 2, np.inf)
-    owners = np.empty(size, np.int64)
     low = high = 0
-    for k in range(size):
+    for k in range(owners.size):
         if delta == 0:
             edges[k + 1], owners[k] = scores[k], k
         elif low < scores.size and scores[low] - delta <= scores[high] + delta:
@@ -58,51 +151,56 @@ def merge_edges(scores, delta):
         else:
             edges[k + 1], owners[k] = scores[high] + delta, ~high
             high += 1
-    edges[0] = edges[1]
-    return edges, owners
+    edges[0], edges[edges.size - 1] = edges[1], np.inf
 
 
-@kernel
+@inlined
 def cell_of(x, low, cells_per_unit, last):
     """Return the look-up cell of ``x``, which is always valid and never decreases with ``x``."""
     return np.uint32(np.int32(min(max(0.0, (x - low) * cells_per_unit), last)))
 
 
-@kernel
-def round_up(edges, logits):
+@inlined
+def round_up(edges, bounds):
     """Round each edge up to the dtype of the logits, which gives the same buckets from fewer bytes.
 
     NaN follows the last edge. ``nan <= x`` is false for every x, so comparisons may read past the end.
     """
-    bounds = np.full(edges.size + WINDOW - 1, np.nan, logits.dtype)
     for k in range(edges.size - 1):
         bounds[k] = edges[k]
         if bounds[k] < edges[k]:
             bounds[k] = np.nextafter(bounds[k], bounds.dtype.type(np.inf))
-    return bounds
+    bounds[edges.size - 1 :] = np.nan
 
 
-@kernel
-def look_up_table(scores, delta, logits):
-    """Return the edges and their owners, and the tables that find the bucket of a logit.
+@inlined
+def look_up_table(scores, delta, edges, owners, bounds, before):
+    """Write the edges and their owners, and the tables that find the bucket of a logit; return the cells per unit.
 
-    The tables are the edges of :func:`round_up`, the number of edges before each of the equal cells that cover their
-    range, and the number of cells per unit.
+    The tables are the edges of :func:`round_up` and the number of edges before each of the equal cells that cover their
+    range.
     """
-    edges, owners = merge_edges(scores, delta)
+    merge_edges(scores, delta, edges, owners)
+    round_up(edges, bounds)
     size = owners.size
-    cells = CELLS_PER_EDGE * size
+    cells = before.size - 1
     span = edges[size] - edges[0]
     cells_per_unit = min(cells / span, LARGEST) if span > 0 else 0.0
-    before = np.zeros(cells + 1, np.uint32)
+    before[:] = 0
     for k in range(size):
         before[cell_of(edges[k + 1], edges[0], cells_per_unit, cells - 1.0) + np.uint32(1)] += np.uint32(1)
     for cell in range(cells):
         before[cell + 1] += before[cell]
-    return edges, owners, round_up(edges, logits), before, cells_per_unit
+    return cells_per_unit
 
 
-@kernel
+@inlined
+def table_parts(g, first, width):
+    """Return where the tables of ranking ``g`` begin, and the number of its edges, ``width`` per positive."""
+    return width * first[g] + PADDING * g, width * (first[g + 1] - first[g])
+
+
+@inlined
 def search_bounds(x, bounds, low, high):
     """Return the number of edges at or below ``x``, which lies between ``low`` and ``high``."""
     while high - low > WALK:
@@ -116,7 +214,7 @@ def search_bounds(x, bounds, low, high):
     return low
 
 
-@kernel
+@inlined
 def find_buckets(logits, low, bounds, before, cells_per_unit, numbers):
     """Write the bucket of each logit, the number of edges at or below it, to ``numbers``.
 
@@ -140,7 +238,7 @@ def find_buckets(logits, low, bounds, before, cells_per_unit, numbers):
         numbers[j] = k
 
 
-@kernel
+@inlined
 def keep_negatives(logits, targets, numbers):
     """Set the bucket of all entries but negatives to 0, and return whether all input is finite. Vectorised."""
     broken = False
@@ -152,55 +250,68 @@ def keep_negatives(logits, targets, numbers):
 
 
 @kernel
-def fill_buckets(start, stop, logits, targets, edges, bounds, before, cells_per_unit, numbers):
-    """Count the negatives of each bucket, sum their offsets from its lower edge, and check that all input is finite.
+def fill_rankings(
+    begin, end, start, stop, rankings, logits, targets, scores, delta, tables, cells_per_unit, numbers, offset, buckets
+):
+    """Count the negatives of each bucket and sum their offsets from its lower edge; find out which rankings are broken.
 
-    Also write the bucket of every negative to ``numbers``, and 0 for other entries.
+    Only the entries of each ranking from ``start`` to ``stop`` are counted. For whole rankings, or if ``stop`` is 0,
+    also write the look-up table. Write the bucket of every negative to ``numbers``, and 0 for other entries. Bucket k
+    has its count at ``buckets[2 * k]`` and its sum behind it; ``buckets`` leaves out ``offset`` buckets of the call.
     """
-    flat = np.zeros(2 * (edges.size - 1))
+    starts, first, broken = rankings
+    edges, owners, bounds, before = tables
+    width = 1 if delta == 0 else 2
     one = np.uint64(1)
-    finite = True
-    for first in range(start, stop, BLOCK):
-        # Indices into a slice count from 0, so numba omits the test for negative ones.
-        block = slice(first, min(first + BLOCK, stop))
-        s, block_numbers = logits[block], numbers[block]
-        find_buckets(s, edges[0], bounds, before, cells_per_unit, block_numbers)
-        finite &= keep_negatives(s, targets[block], block_numbers)
-        for j in range(s.size):
-            k = np.uint64(block_numbers[j])
-            # The bound is in the cache. The difference to the edge is corrected below.
-            offset = np.float64(s[j]) - np.float64(bounds[k])
-            flat[k << one] += 1
-            flat[(k << one) + one] += offset
-    buckets = flat.reshape(-1, 2)
-    buckets[0] = 0  # also holds positives and ignored entries
-    for bucket in range(1, edges.size - 1):
-        if buckets[bucket, 0] > 0:
-            buckets[bucket, 1] += buckets[bucket, 0] * (bounds[bucket] - edges[bucket])
-    return buckets, finite
+    for g in range(begin, end):
+        low, high = starts[g] + start, min(starts[g] + stop, starts[g + 1])
+        at, size = table_parts(g, first, width)
+        if broken[g] or size == 0:
+            broken[g] |= not all_finite(low, high, logits, targets)
+            continue
+        g_edges, g_bounds = edges[at : at + size + 2], bounds[at : at + size + PADDING]
+        g_before = before[2 * at : 2 * at + CELLS_PER_EDGE * size + 1]
+        if start == 0 and (stop == 0 or high == starts[g + 1]):
+            g_scores, g_owners = scores[first[g] : first[g + 1]], owners[at : at + size]
+            cells_per_unit[g] = look_up_table(g_scores, delta, g_edges, g_owners, g_bounds, g_before)
+        g_buckets = buckets[2 * (at - offset) : 2 * (at - offset + size + 1)]
+        g_buckets[:] = 0
+        for block_start in range(low, high, BLOCK):
+            # Indices into a slice count from 0, so numba omits the test for negative ones.
+            block = slice(block_start, min(block_start + BLOCK, high))
+            s, block_numbers = logits[block], numbers[block]
+            find_buckets(s, g_edges[0], g_bounds, g_before, cells_per_unit[g], block_numbers)
+            broken[g] |= not keep_negatives(s, targets[block], block_numbers)
+            for j in range(s.size):
+                k = np.uint64(block_numbers[j])
+                # The bound is in the cache. The difference to the edge is corrected below.
+                g_buckets[k << one] += 1
+                g_buckets[(k << one) + one] += np.float64(s[j]) - np.float64(g_bounds[k])
+        g_buckets[:2] = 0  # bucket 0 also holds positives and ignored entries
+        for k in range(1, size + 1):
+            if g_buckets[2 * k] > 0:
+                g_buckets[2 * k + 1] += g_buckets[2 * k] * (g_bounds[k] - g_edges[k])
 
 
-@kernel
-def count_false_positives(edges, owners, buckets, delta):
-    """Compute FP(i), the sum over negatives j of H(s_j - s_i), for each positive i, from the buckets."""
+@inlined
+def count_false_positives(edges, owners, buckets, delta, sums):
+    """Write FP(i), the sum over negatives j of H(s_j - s_i), for each positive i, from the buckets."""
     count = 0.0  # negatives above the current edge
     if delta == 0:
-        sums = np.empty(owners.size)
         for k in range(owners.size, 0, -1):
-            count += buckets[k, 0]
+            count += buckets[2 * k]
             sums[k - 1] = count
         for k in range(1, owners.size):  # tied positives share the sum of the first
             if edges[k + 1] == edges[k]:
                 sums[k] = sums[k - 1]
-        return sums
-    sums = np.empty(owners.size // 2)
+        return
     ramp = 0.0  # their summed distance from the current edge
     covering = 0  # ramps that cover the current bucket
     for k in range(owners.size, 0, -1):
         # No sum depends on a bucket that no ramp covers. Skipping it keeps the numbers small.
         if covering > 0:
-            ramp += count * (edges[k + 1] - edges[k]) + buckets[k, 1]
-        count += buckets[k, 0]
+            ramp += count * (edges[k + 1] - edges[k]) + buckets[2 * k + 1]
+        count += buckets[2 * k]
         owner = owners[k - 1]
         if owner >= 0:
             sums[owner] = (ramp - sums[owner]) / (2 * delta)
@@ -208,17 +319,28 @@ def count_false_positives(edges, owners, buckets, delta):
         else:
             sums[~owner] = ramp
             covering += 1
-    return sums
 
 
 @kernel
-def gradient_table(edges, owners, weights, delta):
+def count_rankings(begin, end, first, broken, delta, edges, owners, buckets, sums):
+    """Write FP(i) for the positives of each ranking."""
+    width = 1 if delta == 0 else 2
+    for g in range(begin, end):
+        at, size = table_parts(g, first, width)
+        if size > 0 and not broken[g]:
+            g_edges, g_owners = edges[at : at + size + 2], owners[at : at + size]
+            own_sums = sums[first[g] : first[g + 1]]
+            count_false_positives(g_edges, g_owners, buckets[2 * at : 2 * (at + size + 1)], delta, own_sums)
+
+
+@inlined
+def gradient_table(edges, owners, weights, delta, table):
     """Express the sum over i of weights_i H(x - s_i) in each bucket as a line over the distance from the lowest edge.
 
-    A row holds the line's value at the lowest edge and its slope. Two numbers per row save cache, and lose no more
-    digits than the edges s +- delta have lost.
+    Bucket k has the line's value at the lowest edge at ``table[2 * k]`` and its slope at ``table[2 * k + 1]``. Two
+    numbers save cache, and lose no more digits than the edges s +- delta have lost.
     """
-    table = np.zeros((edges.size - 1, 2))
+    table[:2] = 0
     value = slope = 0.0
     covering = 0
     for k in range(1, owners.size + 1):
@@ -236,36 +358,54 @@ def gradient_table(edges, owners, weights, delta):
                 covering -= 1
             if covering == 0:  # clear the rounding error, which a very wide bucket would multiply
                 slope = 0.0
-        table[k, 0], table[k, 1] = value - slope * (edges[k] - edges[0]), slope
-    return table
+        table[2 * k], table[2 * k + 1] = value - slope * (edges[k] - edges[0]), slope
 
 
 @kernel
-def write_gradient(start, stop, logits, low, table, numbers, gradient):
-    """Write the gradient at these entries, from the table; ``numbers`` and ``gradient`` may share memory."""
-    s, part_numbers, out = logits[start:stop], numbers[start:stop], gradient[start:stop]
-    for j in range(s.size):
-        k = part_numbers[j]
-        # Bucket 0 has gradient 0. It also holds ignored entries, which may be NaN, so there is no product.
-        out[j] = table[k, 0] + table[k, 1] * (np.float64(s[j]) - low) if k > 0 else 0.0
+def write_gradients(
+    begin, end, start, stop, rankings, logits, targets, delta, edges, owners, weights, tables, numbers, gradient
+):
+    """Write the gradient at the entries of each ranking from ``start`` to ``stop``; NaN in broken rankings.
+
+    For whole rankings, or if ``stop`` is 0, also write the gradient table. ``numbers`` and ``gradient`` may
+    share memory.
+    """
+    starts, first, broken = rankings
+    one = np.uint64(1)
+    width = 1 if delta == 0 else 2
+    for g in range(begin, end):
+        low, high = starts[g] + start, min(starts[g] + stop, starts[g + 1])
+        at, size = table_parts(g, first, width)
+        if broken[g]:
+            for j in range(low, high):
+                gradient[j] = 0.0 if targets[j] < 0 else np.nan
+        elif size == 0:
+            gradient[low:high] = 0
+        else:
+            table = tables[2 * at : 2 * (at + size + 1)]
+            if start == 0 and (stop == 0 or high == starts[g + 1]):
+                own_weights = weights[first[g] : first[g + 1]]
+                gradient_table(edges[at : at + size + 2], owners[at : at + size], own_weights, delta, table)
+            s, own_numbers, out, lowest = logits[low:high], numbers[low:high], gradient[low:high], edges[at]
+            for j in range(s.size):
+                k = np.uint64(own_numbers[j]) << one
+                # Bucket 0 has gradient 0. It also holds ignored entries, which may be NaN, so there is no product.
+                out[j] = table[k] + table[k + one] * (np.float64(s[j]) - lowest) if k > 0 else 0.0
 
 
-@kernel
-def windows(scores, delta):
-    """Return x, the scores in units of 2 delta, and for each the window of scores where H is between 0 and 1.
+@inlined
+def windows(scores, delta, x, low, high):
+    """Write x, the scores in units of 2 delta, and for each the window of scores where H is between 0 and 1.
 
     Gaps in x are clipped to 1, beyond which H is 0 or 1, so x stays small for distant logits too.
     """
     size = scores.size
-    x = np.empty(size)
-    low = np.empty(size, np.int64)
-    high = np.empty(size, np.int64)
     origin = scores[0]
     if delta == 0:
         for i in range(size):
             x[i] = scores[i] - origin
             low[i] = high[i] = low[i - 1] if i > 0 and scores[i] == scores[i - 1] else i
-        return x, low, high
+        return
     for i in range(size):
         if i > 0 and scores[i] - scores[i - 1] > 2 * delta:
             origin += scores[i] - scores[i - 1] - 2 * delta
@@ -277,16 +417,26 @@ def windows(scores, delta):
         while beyond < size and x[beyond] < x[i] + 0.5:
             beyond += 1
         low[i], high[i] = first, beyond
-    return x, low, high
 
 
 @kernel
-def sum_above(x, low, high, values):
-    """Return the sum over j of h_ij values_j; h_ij is 0 for j < low_i, 1 for j >= high_i, else x_j - x_i + 1/2."""
+def write_windows(begin, end, first, broken, scores, delta, x, low, high):
+    """Write the windows of each ranking. Their members are counted from its first positive."""
+    for g in range(begin, end):
+        if first[g] < first[g + 1] and not broken[g]:
+            own = slice(first[g], first[g + 1])
+            windows(scores[own], delta, x[own], low[own], high[own])
+
+
+@inlined
+def sum_above(x, low, high, values, sums, count, ramp):
+    """Write the sum over j of h_ij values_j; h_ij is 0 for j < low_i, 1 for j >= high_i, else x_j - x_i + 1/2.
+
+    ``count`` and ``ramp`` are memory for the sum of values from j on, and for the sum of values times their distance
+    from x_j. No term of these sums is negative.
+    """
     size, columns = values.shape
-    sums = np.empty((size, columns))
-    count = np.zeros(size + 1)  # sum of values from j on
-    ramp = np.zeros(size + 1)  # sum of values times distance from x_j, from j on; no term is negative
+    count[size] = ramp[size] = 0.0
     for c in range(columns):
         for j in range(size - 1, -1, -1):
             gap = x[j + 1] - x[j] if j + 1 < size else 0.0
@@ -300,19 +450,74 @@ def sum_above(x, low, high, values):
                 if b < size:
                     total -= ramp[b] + count[b] * (x[b] - x[i] - 0.5)
             sums[i, c] = total
-    return sums
 
 
 @kernel
-def count_ranks(scores, edges, owners, buckets, delta):
-    """Return FP(i) and rank(i) for each positive i. On small inputs, calls cost more than arithmetic."""
-    false_positives = count_false_positives(edges, owners, buckets, delta)
-    x, low, high = windows(scores, delta)
-    rank = sum_above(x, low, high, np.ones((scores.size, 1)))[:, 0] + false_positives
-    return false_positives, rank
+def sum_rankings_above(begin, end, first, broken, x, low, high, values, sums):
+    """Write the sums of :func:`sum_above` for each ranking."""
+    count, ramp = np.empty((2, max_positives(begin, end, first) + 1))
+    for g in range(begin, end):
+        if first[g] < first[g + 1] and not broken[g]:
+            own = slice(first[g], first[g + 1])
+            sum_above(x[own], low[own], high[own], values[own], sums[own], count, ramp)
 
 
 @kernel
+def rank_rankings(begin, end, first, broken, scores, delta, edges, owners, buckets, ones, false_positives, ranks):
+    """Write FP(i) and rank(i) for the positives of each ranking. On small inputs, calls cost more than arithmetic."""
+    count_rankings(begin, end, first, broken, delta, edges, owners, buckets, false_positives)
+    largest = max_positives(begin, end, first)
+    x, count, ramp = np.empty((3, largest + 1))
+    low, high = np.empty((2, largest), np.int64)
+    for g in range(begin, end):
+        if first[g] < first[g + 1] and not broken[g]:
+            own, some = slice(first[g], first[g + 1]), slice(0, first[g + 1] - first[g])
+            windows(scores[own], delta, x[some], low[some], high[some])
+            sum_above(x[some], low[some], high[some], ones[own], ranks[own], count, ramp)
+            for i in range(first[g], first[g + 1]):
+                ranks[i, 0] += false_positives[i]
+
+
+@kernel
+def mean_rankings(first, broken, errors, means):
+    """Write the mean over the positives of each ranking; NaN if it is broken, 0 without positives."""
+    for g in range(first.size - 1):
+        total = 0.0
+        for start in range(first[g], first[g + 1], RUN):
+            part = 0.0  # sums of few numbers round less
+            for i in range(start, min(start + RUN, first[g + 1])):
+                part += errors[i]
+            total += part
+        means[g] = np.nan if broken[g] else total / max(1, first[g + 1] - first[g])
+
+
+@kernel
+def running_minima(first, values, minima):
+    """Write the minimum of ``values`` from the first positive of its ranking up to each positive."""
+    for g in range(first.size - 1):
+        minimum = np.inf
+        for i in range(first[g], first[g + 1]):
+            minimum = min(minimum, values[i])
+            minima[i] = minimum
+
+
+@kernel
+def sum_rankings_below(first, scores, values, sums):
+    """Write the sum of ``values`` over the positives of the same ranking with an equal or lower score."""
+    for g in range(first.size - 1):
+        total = 0.0
+        start = first[g]
+        while start < first[g + 1]:
+            stop = start
+            while stop < first[g + 1] and scores[stop] == scores[start]:
+                total += values[stop]
+                stop += 1
+            stop = max(stop, start + 1)  # NaN does not equal itself
+            sums[start:stop] = total
+            start = stop
+
+
+@inlined
 def sum_down(tree, node, end):
     """Return four sums over the tree nodes from ``node`` down to, but not including, ``end``, and the last node."""
     first = second = first_x = second_x = 0.0
@@ -325,19 +530,20 @@ def sum_down(tree, node, end):
     return first, second, first_x, second_x, node
 
 
-@kernel
-def sum_above_worse(start, stop, x, low, high, order, labels, values, sums):
+@inlined
+def sum_above_worse(start, stop, x, low, high, order, labels, values, sums, tree):
     """Write the sum of :func:`sum_above` over only the j with a lower label than i, for i in ``order[start:stop]``.
 
     ``order`` sorts the labels. Positives enter a Fenwick tree over the score order by ascending label. ``values`` has
-    exactly two columns, because additions without a loop over columns are vectorised.
+    exactly two columns, because additions without a loop over columns are vectorised. ``tree`` is its memory, for sums
+    of values and of values times x; node size - j is positive j.
     """
     size = np.uint64(x.size)
     while 0 < start < x.size and labels[order[start]] == labels[order[start - 1]]:
         start += 1  # equal labels stay in one part
     while 0 < stop < x.size and labels[order[stop]] == labels[order[stop - 1]]:
         stop += 1
-    tree = np.zeros((x.size + 1, 4))  # sums of values, and of values times x; node size - j is positive j
+    tree[: x.size + 1] = 0
     for k in range(start):
         j = np.uint64(order[k])
         for c in range(2):
@@ -373,3 +579,15 @@ def sum_above_worse(start, stop, x, low, high, order, labels, values, sums):
                 tree[node, 3] += second * x[j]
                 node += node & -node
         begin = end
+
+
+@kernel
+def sum_rankings_above_worse(begin, end, start, stop, first, broken, x, low, high, order, labels, values, sums):
+    """Write the sums of :func:`sum_above_worse` for the positives ``order[start:stop]`` of each ranking."""
+    tree = np.empty((max_positives(begin, end, first) + 1, 4))
+    for g in range(begin, end):
+        if first[g] < first[g + 1] and not broken[g]:
+            own = slice(first[g], first[g + 1])
+            last = min(stop, first[g + 1] - first[g])
+            arrays = x[own], low[own], high[own], order[own], labels[own], values[own], sums[own]
+            sum_above_worse(start, last, *arrays, tree)

@@ -12,6 +12,7 @@ from torch import Tensor
 from bucketrank.losses.backend import METHODS, comparison_of, triton_for
 from bucketrank.losses.comparison import (
     Comparison,
+    TorchComparison,
     can_place_edges,
     check_finite,
     comparable,
@@ -60,23 +61,13 @@ def rank_all(
             sizes=(logits.numel(),) if settings.sizes is None else tuple(settings.sizes),
             max_positives=settings.max_positives,
         )
-        values = (first,) if second is None else (first, second)
-        if settings.sizes is None:
-            return tuple(value.view(()) for value in values), _BatchOfOne(prepared)
-        return values, prepared
+        return _unbatch((first,) if second is None else (first, second), prepared, settings)
+    if not issubclass(comparison_of(settings.method, settings.backend, logits), TorchComparison):
+        return _rank_together(logits, targets, localisation, settings)
     if settings.sizes is None:
-        comparison = compare(logits, targets, settings)
-        positives = len(comparison.scores)
-        _check_localisation(localisation, positives)
-        overfull = settings.max_positives is not None and positives > settings.max_positives
-        return rank_one(logits, targets, comparison, localisation, settings.loss, overfull=overfull)
-    return _rank_batch(logits, targets, localisation, settings, settings.sizes)
-
-
-def _rank_batch(
-    logits: Tensor, targets: Tensor, localisation: Tensor | None, settings: Settings, sizes: Sequence[int]
-) -> tuple[tuple[Tensor, ...], Batch]:
-    parts = [*zip(logits.split(list(sizes)), targets.split(list(sizes)), strict=True)] if sizes else []
+        method = METHODS[settings.method]
+        return _rank_alone(method(logits, targets, settings.delta), logits, targets, localisation, settings)
+    parts = _split(logits, targets, settings.sizes)
     comparisons = _compare_each(logits, targets, parts, settings)
     counts = [len(comparison.scores) for comparison in comparisons]
     _check_localisation(localisation, sum(counts))
@@ -86,15 +77,55 @@ def _rank_batch(
         rank_one(*part, comparison, error, settings.loss, overfull=overfull)
         for part, comparison, error in zip(parts, comparisons, errors, strict=True)
     ]
+    return _join(logits, ranked)
+
+
+def _rank_together(
+    logits: Tensor, targets: Tensor, localisation: Tensor | None, settings: Settings
+) -> tuple[tuple[Tensor, ...], Prepared]:
+    """Rank all rankings in compiled loops, or each alone if a delta is too small for the logits of some."""
+    from bucketrank.losses.fused import Fused  # imports numba, which is optional
+
+    comparison = Fused(logits, targets, settings.delta, settings.sizes, settings.max_positives)
+    _check_localisation(localisation, len(comparison.scores))
+    if comparison.is_accurate():
+        return _unbatch(*_compute(comparison, targets, localisation, settings.loss), settings)
+    if settings.sizes is None:
+        return _rank_alone(Pairwise(logits, targets, settings.delta), logits, targets, localisation, settings)
+    counts = comparison.counts.tolist()
+    errors = [None] * len(counts) if localisation is None else localisation.split(counts)
+    alone = settings._replace(sizes=None, max_positives=0 if comparison.overfull else None)
+    parts = _split(logits, targets, settings.sizes)
+    return _join(logits, [rank_all(*part, error, alone) for part, error in zip(parts, errors, strict=True)])
+
+
+def _rank_alone(
+    comparison: Comparison, logits: Tensor, targets: Tensor, localisation: Tensor | None, settings: Settings
+) -> tuple[tuple[Tensor, ...], Prepared]:
+    """Rank one ranking by this comparison, or by the definition if its method lacks digits."""
+    if not comparison.is_accurate():
+        comparison = Pairwise(logits, targets, settings.delta)
+    positives = len(comparison.scores)
+    _check_localisation(localisation, positives)
+    overfull = settings.max_positives is not None and positives > settings.max_positives
+    return rank_one(logits, targets, comparison, localisation, settings.loss, overfull=overfull)
+
+
+def _split(logits: Tensor, targets: Tensor, sizes: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+    return [*zip(logits.split(list(sizes)), targets.split(list(sizes)), strict=True)] if sizes else []
+
+
+def _join(logits: Tensor, ranked: Sequence[tuple[tuple[Tensor, ...], Prepared]]) -> tuple[tuple[Tensor, ...], Prepared]:
     # A degenerate ranking has two values, even if the loss has one.
     values = tuple(torch.stack(value) for value in zip(*(values for values, _ in ranked), strict=False))
-    return values or (logits.new_zeros(0), logits.new_zeros(0)), Batch(logits, [ranking for _, ranking in ranked])
+    return values or (logits.new_zeros(0), logits.new_zeros(0)), Batch(logits, [prepared for _, prepared in ranked])
 
 
-def compare(logits: Tensor, targets: Tensor, settings: Settings) -> Comparison:
-    """Compare one ranking by the chosen method, or by the definition if that method lacks digits."""
-    comparison = comparison_of(settings.method, settings.backend, logits)(logits, targets, settings.delta)
-    return comparison if comparison.is_accurate() else Pairwise(logits, targets, settings.delta)
+def _unbatch(values: tuple[Tensor, ...], prepared: Prepared, settings: Settings) -> tuple[tuple[Tensor, ...], Prepared]:
+    """Remove the dimension over rankings if the call has no ``sizes``."""
+    if settings.sizes is not None:
+        return values, prepared
+    return tuple(value.view(()) for value in values), _BatchOfOne(prepared)
 
 
 class DegenerateRanking:
@@ -113,7 +144,7 @@ class DegenerateRanking:
 
 
 class Ranking:
-    """The backward pass of one ranking.
+    """The backward pass of a comparison: one ranking, or all rankings of a call.
 
     It does not hold the values. Autograd attaches them to the node that holds the ranking, and in such a reference
     cycle the memory of the gradient would wait for the garbage collector.
@@ -124,16 +155,16 @@ class Ranking:
 
     def backward(self, first: Tensor | None, second: Tensor | None) -> tuple[Tensor, Tensor | None]:
         comparison, gradients = self.comparison, self.gradients
-        positives = len(comparison.scores)
-        by_first = 0 if first is None else comparison.number(first) / positives
+        by_first = 0 if first is None else comparison.share(first)
         own = gradients.positives * by_first
-        if gradients.second_positives is not None and second is not None:
-            own = own + gradients.second_positives * (comparison.number(second) / positives)
-        at_logits = comparison.spread(gradients.negative_weights * by_first, own)
         at_localisation = None
-        if gradients.localisation is not None and second is not None:
-            in_flat_order = torch.as_tensor(gradients.localisation)[comparison.index.argsort()]
-            at_localisation = second * (in_flat_order / positives)
+        if second is not None:
+            by_second = comparison.share(second)
+            if gradients.second_positives is not None:
+                own = own + gradients.second_positives * by_second
+            if gradients.localisation is not None:
+                at_localisation = comparison.by_position(gradients.localisation * by_second)
+        at_logits = comparison.spread(gradients.negative_weights * by_first, own)
         if comparison.taint is not None:
             at_logits = at_logits.add_(comparison.taint).masked_fill_(self.targets < 0, 0)
             at_localisation = None if at_localisation is None else at_localisation + comparison.taint
@@ -150,23 +181,26 @@ def rank_one(
         value = logits.new_full((), torch.nan if undefined else 0.0)
         value = value if taint is None else value + taint
         return (value, value.clone()), DegenerateRanking(logits, targets, value, positives)
+    values, ranking = _compute(comparison, targets, localisation, loss)
+    return values if taint is None else tuple(value + taint for value in values), ranking
+
+
+def _compute(
+    comparison: Comparison, targets: Tensor, localisation: Tensor | None, loss: str
+) -> tuple[tuple[Tensor, ...], Ranking]:
     compute_terms = RANKING_LOSSES[loss]
     if localisation is None:
         first, second, gradients = compute_terms(comparison)
     else:
-        in_rank_order = localisation.detach()[comparison.index.argsort().argsort()]
-        first, second, gradients = compute_terms(comparison, comparison.vector(in_rank_order))
-    mean = comparison.mean
-    values: tuple[Tensor, ...] = (mean(first),) if second is None else (mean(first), mean(second))
-    if taint is not None:
-        values = tuple(value + taint for value in values)
-    return values, Ranking(targets, comparison, gradients)
+        first, second, gradients = compute_terms(comparison, comparison.by_score(localisation.detach()))
+    means = comparison.mean(first), *(() if second is None else (comparison.mean(second),))
+    return means, Ranking(targets, comparison, gradients)
 
 
 class Batch:
-    """Several rankings, one after another."""
+    """Several rankings, each with a backward pass of its own."""
 
-    def __init__(self, logits: Tensor, rankings: Sequence[Ranking | DegenerateRanking]) -> None:
+    def __init__(self, logits: Tensor, rankings: Sequence[Prepared]) -> None:
         self.logits, self.rankings = logits, rankings
 
     def backward(self, first: Tensor | None, second: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -194,8 +228,13 @@ class _BatchOfOne(NamedTuple):
 def _compare_each(
     logits: Tensor, targets: Tensor, parts: list[tuple[Tensor, Tensor]], settings: Settings
 ) -> list[Comparison]:
+    method = METHODS[settings.method]
     if on_host(logits) or not parts:
-        return [compare(*part, settings) for part in parts]
+        each = [method(*part, settings.delta) for part in parts]
+        return [
+            comparison if comparison.is_accurate() else Pairwise(*part, settings.delta)
+            for part, comparison in zip(parts, each, strict=True)
+        ]
     # Two device syncs for all rankings together, not two per ranking. The first is for the positions of the positives.
     index = positives_by_score(logits, (targets > 0).nonzero().squeeze(1))
     starts = list(accumulate((len(part) for part, _ in parts[:-1]), initial=0))
@@ -206,10 +245,9 @@ def _compare_each(
     largest = comparable(logits[index]).abs().amax() if index.numel() else logits.new_zeros(())
     largest = precise(largest)
     *lengths, largest_score = torch.cat([precise(counts), largest.view(1)]).tolist()
-    method = METHODS[settings.method]
     if method.has_edges and not can_place_edges(largest_score, settings.delta, largest.dtype):
         method = Pairwise
-    comparisons = []
+    comparisons: list[Comparison] = []
     positions = (index - first[ranking]).split([int(length) for length in lengths])
     for part, part_index in zip(parts, positions, strict=True):
         comparison = method(*part, settings.delta, part_index)

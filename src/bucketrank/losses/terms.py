@@ -77,7 +77,7 @@ def rank_sort(comparison: Comparison) -> Terms:
 
 def alrp(comparison: Comparison, localisation: Array) -> Terms:
     """aLRP loss: the AP error with a localisation-aware gradient, and the rank-weighted localisation error."""
-    xp, scores = comparison.xp, comparison.scores
+    xp = comparison.xp
     false_positives, rank = _ranks_with_itself_as_1(comparison)
     others = comparison.above(localisation[:, None])[:, 0] - step_at_tie(comparison.delta) * localisation
     pushes = false_positives > ALRP_MIN_FALSE_POSITIVES
@@ -85,8 +85,7 @@ def alrp(comparison: Comparison, localisation: Array) -> Terms:
     weights = push / xp.where(pushes, false_positives, 1)
     # The mean over i of (sum of localisation_j over s_j >= s_i) / rank(i) equals the mean over j of
     # localisation_j * factors_j.
-    last_tied = xp.searchsorted(scores, scores, side="right") - 1
-    factors = (1 / rank).cumsum(0)[last_tied]
+    factors = comparison.sum_below(1 / rank)
     gradients = Gradients(negative_weights=weights, positives=0 - push, localisation=factors)
     return Terms(false_positives / rank, factors * localisation, gradients)
 
