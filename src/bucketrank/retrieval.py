@@ -1,0 +1,182 @@
+"""Average Precision loss for retrieval: every embedding is a query that ranks the others by similarity.
+
+``L = 1/|Q| sum_q AP loss(q)``, where the positives of a query are the embeddings with the same label. Queries without a
+match are skipped. Each chunk of queries is one call of :func:`~bucketrank.ap_loss`. A batch of B embeddings takes
+O(B^2 D) time and O(B D) memory besides the chunk, and never a B x B x B tensor.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+
+from bucketrank.losses import ap_loss
+from bucketrank.losses.functional import check_settings
+
+Similarity = Literal["cosine", "dot", "euclidean"]
+SIMILARITIES: tuple[Similarity, ...] = get_args(Similarity)
+
+# Cosine similarities lie between -1 and 1, so the smoothed step is narrower than for logits.
+RETRIEVAL_DELTA = 0.2
+# Similarities of a chunk of queries.
+CHUNK = 1 << 22
+
+
+def retrieval_ap_loss(
+    embeddings: Tensor,
+    labels: Tensor,
+    *,
+    ref_embeddings: Tensor | None = None,
+    ref_labels: Tensor | None = None,
+    delta: float = RETRIEVAL_DELTA,
+    similarity: Similarity = "cosine",
+) -> Tensor:
+    """Retrieval AP loss, ``1/|Q| sum_q AP loss of the similarities to q``, over the queries q that have a match.
+
+    Without references, every embedding is compared with all others, and never with itself. The gradient reaches queries
+    and references. Classes may have different sizes. Without any match the loss is 0, with gradient 0.
+
+    Args:
+        embeddings: the queries, of shape (B, D).
+        labels: their classes, integers of shape (B,).
+        ref_embeddings: the entries to rank, of shape (R, D); by default the queries themselves.
+        ref_labels: their classes, of shape (R,).
+        delta: two similarities closer than this count as partly tied.
+        similarity: ``"cosine"``, ``"dot"`` or ``"euclidean"`` (the negative distance).
+
+    >>> embeddings = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
+    >>> retrieval_ap_loss(embeddings, torch.tensor([0, 0, 1, 1]))
+    tensor(0.)
+    >>> # Each query has its match in second place.
+    >>> retrieval_ap_loss(embeddings, torch.tensor([0, 1, 0, 1]), delta=0)
+    tensor(0.6250)
+    """
+    check_settings("retrieval_ap_loss", delta, "exact")
+    if similarity not in SIMILARITIES:
+        choices = ", ".join(SIMILARITIES)
+        raise ValueError(f"retrieval_ap_loss: expected similarity to be one of {choices}, got {similarity!r}")
+    if (ref_embeddings is None) != (ref_labels is None):
+        missing = "ref_labels" if ref_labels is None else "ref_embeddings"
+        raise ValueError(f"retrieval_ap_loss: expected ref_embeddings and ref_labels together, got no {missing}")
+    _check_pair("embeddings", embeddings, "labels", labels)
+    within = ref_embeddings is None or ref_labels is None
+    references = embeddings if ref_embeddings is None else ref_embeddings
+    classes = labels if ref_labels is None else ref_labels
+    _check_pair("ref_embeddings", references, "ref_labels", classes)
+    if references.shape[1] != embeddings.shape[1]:
+        raise ValueError(
+            f"retrieval_ap_loss: expected ref_embeddings of {embeddings.shape[1]} columns like embeddings, "
+            f"got {references.shape[1]}"
+        )
+    if similarity == "cosine":
+        embeddings = nn.functional.normalize(embeddings, dim=1)
+        references = embeddings if within else nn.functional.normalize(references, dim=1)
+    compared = _Compared(labels, classes, within, float(delta), similarity)
+    loss: Tensor = _RetrievalAP.apply(embeddings, references, compared)
+    return loss
+
+
+class _Compared(NamedTuple):
+    """Everything about a call except its embeddings."""
+
+    labels: Tensor
+    classes: Tensor  # the labels of the references
+    within: bool  # whether the references are the queries
+    delta: float
+    similarity: Similarity
+
+
+class _RetrievalAP(torch.autograd.Function):
+    """The mean AP loss of all queries, one chunk of queries at a time.
+
+    The forward pass carries the gradient of a chunk to the embeddings at once. So no chunk's similarities are kept, and
+    the memory for the backward pass is that of the embeddings.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, queries: Tensor, references: Tensor, compared: _Compared) -> Tensor:
+        dtype = torch.promote_types(queries.dtype, torch.float32)
+        at_queries, at_references = (torch.zeros_like(part, dtype=dtype) for part in (queries, references))
+        total = torch.zeros((), dtype=dtype, device=queries.device)
+        matched = torch.zeros((), dtype=torch.int64, device=queries.device)
+        rows = max(1, CHUNK // max(1, len(references)))
+        for start in range(0, len(queries), rows):
+            chunk = slice(start, start + rows)
+            targets = (compared.labels[chunk, None] == compared.classes).to(dtype)
+            if compared.within:  # an embedding is not its own match
+                targets.diagonal(start).fill_(-1)
+            matched += (targets > 0).any(1).sum()
+            with torch.enable_grad():
+                leaves = [part.detach().to(dtype).requires_grad_() for part in (queries[chunk], references)]
+                scores = _compare(*leaves, compared.similarity)
+                sizes = [len(references)] * len(scores)
+                loss = ap_loss(scores, targets, delta=compared.delta, sizes=sizes, reduction="none").sum()
+                of_chunk, of_references = torch.autograd.grad(loss, leaves)
+            at_queries[chunk] = of_chunk
+            at_references += of_references
+            total += loss.detach()
+        matched = matched.clamp(min=1)
+        ctx.save_for_backward(at_queries / matched, at_references / matched)
+        return (total / matched).to(queries.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        at_queries, at_references = ctx.saved_tensors
+        return upstream * at_queries, upstream * at_references, None
+
+
+def _compare(queries: Tensor, references: Tensor, similarity: str) -> Tensor:
+    return -torch.cdist(queries, references) if similarity == "euclidean" else queries @ references.T
+
+
+def _check_pair(name: str, embeddings: Tensor, labels_name: str, labels: Tensor) -> None:
+    for argument, value in ((name, embeddings), (labels_name, labels)):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"retrieval_ap_loss: expected {argument} to be a tensor, got {type(value).__name__}")
+    if embeddings.dim() != 2 or not embeddings.is_floating_point():
+        raise ValueError(
+            f"retrieval_ap_loss: expected {name} of shape (B, D) and a float dtype, got {tuple(embeddings.shape)} "
+            f"and {embeddings.dtype}"
+        )
+    if labels.shape != embeddings.shape[:1]:
+        raise ValueError(
+            f"retrieval_ap_loss: expected {labels_name} of shape ({len(embeddings)},), one for each of {name}, "
+            f"got {tuple(labels.shape)}"
+        )
+
+
+class RetrievalAPLoss(nn.Module):
+    """:func:`retrieval_ap_loss` with its settings, called like the losses of pytorch-metric-learning.
+
+    ``loss(embeddings, labels)`` compares a batch with itself; ``ref_emb`` and ``ref_labels`` compare it with others.
+    ``indices_tuple``, with which miners choose pairs, must be None: this loss ranks all pairs.
+    """
+
+    def __init__(self, *, delta: float = RETRIEVAL_DELTA, similarity: Similarity = "cosine") -> None:
+        super().__init__()
+        check_settings("RetrievalAPLoss", delta, "exact")
+        self.delta, self.similarity = delta, similarity
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+    ) -> Tensor:
+        if indices_tuple is not None:
+            raise ValueError("RetrievalAPLoss: expected indices_tuple None, got pairs; use it without a miner")
+        return retrieval_ap_loss(
+            embeddings,
+            labels,
+            ref_embeddings=ref_emb,
+            ref_labels=ref_labels,
+            delta=self.delta,
+            similarity=self.similarity,
+        )
+
+    def extra_repr(self) -> str:
+        return f"delta={self.delta}, similarity={self.similarity!r}"
