@@ -67,6 +67,7 @@ class Fused(Comparison):
         self.delta = delta
         self.logits, self.targets = logits.detach().numpy(), targets.numpy()
         positions = _positives(self.targets)
+        self.shape = () if sizes is None else (len(sizes),)
         if sizes is None:
             self.sizes, self.first = np.array([self.logits.size]), np.array([0, positions.size])
             self.starts = np.array([0, self.logits.size])
@@ -128,7 +129,8 @@ class Fused(Comparison):
     def mean(self, errors: Array) -> Tensor:
         means = np.empty(self.sizes.size, self.logits.dtype)
         call_kernel(kernels.mean_rankings, self.first, self.broken, errors, means)
-        return torch.from_numpy(means)
+        # Reshaped in numpy: autograd would keep a torch view and its node alive until the garbage collector runs.
+        return torch.from_numpy(means.reshape(self.shape))
 
     def running_minimum(self, values: Array) -> Array:
         call_kernel(kernels.running_minima, self.first, values, minima := np.empty_like(values))

@@ -61,7 +61,10 @@ def rank_all(
             sizes=(logits.numel(),) if settings.sizes is None else tuple(settings.sizes),
             max_positives=settings.max_positives,
         )
-        return _unbatch((first,) if second is None else (first, second), prepared, settings)
+        values = (first,) if second is None else (first, second)
+        if settings.sizes is None:
+            return tuple(value.view(()) for value in values), _BatchOfOne(prepared)
+        return values, prepared
     if not issubclass(comparison_of(settings.method, settings.backend, logits), TorchComparison):
         return _rank_together(logits, targets, localisation, settings)
     if settings.sizes is None:
@@ -89,7 +92,7 @@ def _rank_together(
     comparison = Fused(logits, targets, settings.delta, settings.sizes, settings.max_positives)
     _check_localisation(localisation, len(comparison.scores))
     if comparison.is_accurate():
-        return _unbatch(*_compute(comparison, targets, localisation, settings.loss), settings)
+        return _compute(comparison, targets, localisation, settings.loss)
     if settings.sizes is None:
         return _rank_alone(Pairwise(logits, targets, settings.delta), logits, targets, localisation, settings)
     counts = comparison.counts.tolist()
@@ -119,13 +122,6 @@ def _join(logits: Tensor, ranked: Sequence[tuple[tuple[Tensor, ...], Prepared]])
     # A degenerate ranking has two values, even if the loss has one.
     values = tuple(torch.stack(value) for value in zip(*(values for values, _ in ranked), strict=False))
     return values or (logits.new_zeros(0), logits.new_zeros(0)), Batch(logits, [prepared for _, prepared in ranked])
-
-
-def _unbatch(values: tuple[Tensor, ...], prepared: Prepared, settings: Settings) -> tuple[tuple[Tensor, ...], Prepared]:
-    """Remove the dimension over rankings if the call has no ``sizes``."""
-    if settings.sizes is not None:
-        return values, prepared
-    return tuple(value.view(()) for value in values), _BatchOfOne(prepared)
 
 
 class DegenerateRanking:
