@@ -22,8 +22,7 @@ WALK = 8
 BLOCK = 1024
 # Space that a ranking's tables need besides its edges.
 PADDING = WINDOW + 1
-# Numbers that insertion sort sorts before runs are merged, and the most that are sorted here: numpy sorts more of them
-# faster.
+# Length of the runs that insertion sort leaves for merging, and max length of a merge sort. numpy is faster beyond it.
 RUN = 16
 MAX_SORTED = 1 << 8
 # The largest float64. It bounds a quotient, because 0 * inf would be NaN.
@@ -288,9 +287,9 @@ def fill_rankings(
                 g_buckets[k << one] += 1
                 g_buckets[(k << one) + one] += np.float64(s[j]) - np.float64(g_bounds[k])
         g_buckets[:2] = 0  # bucket 0 also holds positives and ignored entries
-        for k in range(1, size + 1):
-            if g_buckets[2 * k] > 0:
-                g_buckets[2 * k + 1] += g_buckets[2 * k] * (g_bounds[k] - g_edges[k])
+        for bucket in range(1, size + 1):
+            if g_buckets[2 * bucket] > 0:
+                g_buckets[2 * bucket + 1] += g_buckets[2 * bucket] * (g_bounds[bucket] - g_edges[bucket])
 
 
 @inlined
