@@ -10,4 +10,4 @@ from importlib.util import find_spec
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")  # read by torch's oneDNN at its first layer
 
-collect_ignore_glob = [] if find_spec("triton") else ["src/bucketrank/losses/triton_backend/*"]
+collect_ignore_glob = [] if find_spec("triton") else ["src/bucketrank/losses/triton/*"]

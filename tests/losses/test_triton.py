@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 import torch
 
-from bucketrank.losses import triton_backend
+from bucketrank.losses import triton as triton_backend
 
 ROOT = Path(__file__).parents[2]
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -31,7 +31,7 @@ def _forget_triton():
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="already in the interpreter")
 def test_the_kernels_in_the_interpreter(request: pytest.FixtureRequest) -> None:
     selection = request.config.getoption("markexpr")
-    command = [sys.executable, "-m", "pytest", "tests/losses/triton_backend", "-q", "-x", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "tests/losses/triton", "-q", "-x", "-p", "no:cacheprovider"]
     if selection:
         command += ["-m", selection]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
@@ -70,5 +70,5 @@ def test_an_old_gpu_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_importing_the_losses_does_not_import_triton() -> None:
-    code = "import sys, bucketrank.losses, bucketrank.losses.triton_backend; assert 'triton' not in sys.modules"
+    code = "import sys, bucketrank.losses, bucketrank.losses.triton; assert 'triton' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -31,7 +31,7 @@ def _rank(logits: Tensor, targets: Tensor, localisation: Tensor | None, *, loss:
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    stub: Any = ModuleType("bucketrank.losses.triton_backend")
+    stub: Any = ModuleType("bucketrank.losses.triton")
     stub.unavailable_reason = lambda _: None
     stub.rank_with_triton = _rank
     monkeypatch.setitem(sys.modules, stub.__name__, stub)

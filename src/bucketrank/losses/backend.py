@@ -115,7 +115,7 @@ def _reason_without_triton() -> str | None:
 
 def _triton() -> ModuleType:
     # Imported when first needed: Triton is optional, and slow to import.
-    return importlib.import_module("bucketrank.losses.triton_backend")
+    return importlib.import_module("bucketrank.losses.triton")
 
 
 @cache

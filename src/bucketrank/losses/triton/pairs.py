@@ -6,7 +6,7 @@ One program compares a tile of rows with all columns. The time grows with P squa
 import triton
 import triton.language as tl
 
-from bucketrank.losses.triton_backend.device_functions import (
+from bucketrank.losses.triton.device import (
     block_of_ranking,
     clamp_to_unit,
     compute_type,

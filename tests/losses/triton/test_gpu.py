@@ -1,6 +1,6 @@
 """The exact losses on a CUDA or ROCm device: graphs, waits, equality with the CPU, mixed precision.
 
-Run them with ``pytest tests/losses/test_on_gpu.py``; without a device they are skipped.
+Run them with ``pytest tests/losses/triton/test_gpu.py``; without a device they are skipped.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bucketrank.losses.triton_backend import rank_with_triton, unavailable_reason
+from bucketrank.losses.triton import rank_with_triton, unavailable_reason
 
-from .cases import DELTAS, LOSSES, RANKING, answer, assert_same, hard_inputs, synthetic
+from ..cases import DELTAS, LOSSES, RANKING, answer, assert_same, hard_inputs, synthetic
 
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA or ROCm device", allow_module_level=True)

@@ -7,7 +7,7 @@ below the lowest edge of its ranking belongs to none and costs nothing more.
 import triton
 import triton.language as tl
 
-from bucketrank.losses.triton_backend.device_functions import (
+from bucketrank.losses.triton.device import (
     clamp_to_unit,
     compute_type,
     edges_of,

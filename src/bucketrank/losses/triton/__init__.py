@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from bucketrank.losses.triton_backend.triton_ranking import TritonRanking as TritonRanking
+    from bucketrank.losses.triton.ranking import TritonRanking as TritonRanking
 
 # Triton of torch 2.6, the oldest torch that bucketrank supports.
 OLDEST_TRITON = (3, 2)
@@ -78,7 +78,7 @@ def rank_with_triton(
     ``max_positives`` is the capacity of the whole call. With more positives, every value is NaN.
     """
     # Imported when first needed: importing Triton takes half a second, and CPU tensors never need it.
-    from bucketrank.losses.triton_backend.triton_ranking import TritonRanking
+    from bucketrank.losses.triton.ranking import TritonRanking
 
     return TritonRanking.compute(
         logits, targets, localisation, loss=loss, delta=delta, sizes=sizes, max_positives=max_positives

@@ -1,6 +1,6 @@
 """These tests run the Triton kernels on CPU tensors, in Triton's interpreter, in a process of their own.
 
-The interpreter has to be chosen before Triton is imported: ``TRITON_INTERPRET=1 pytest tests/losses/triton_backend``.
+The interpreter has to be chosen before Triton is imported: ``TRITON_INTERPRET=1 pytest tests/losses/triton``.
 ``tests/losses/test_triton.py`` does so; without the variable nothing is collected here.
 """
 
@@ -12,7 +12,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 else:
     import pytest
 
-    from bucketrank.losses.triton_backend import triton_ranking
+    from bucketrank.losses.triton import ranking as triton_ranking
 
     from .fast_interpreter import fast_interpreter
 

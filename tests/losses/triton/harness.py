@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bucketrank.losses.triton_backend import rank_with_triton
+from bucketrank.losses.triton import rank_with_triton
 
 from ..cases import localisation_errors
 from ..oracle import Answer

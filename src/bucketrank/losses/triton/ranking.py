@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from bucketrank.losses.triton_backend.launching import (
+from bucketrank.losses.triton.launch import (
     LARGEST_DELTA,
     LARGEST_FLOAT32_DELTA,
     SMALLEST_DELTA,
@@ -18,11 +18,11 @@ from bucketrank.losses.triton_backend.launching import (
     launch,
     on_device,
 )
-from bucketrank.losses.triton_backend.logit_kernels import fill_buckets, positive_gradients, write_gradient
-from bucketrank.losses.triton_backend.pair_kernels import compare_positives, demote_positives
-from bucketrank.losses.triton_backend.positive_kernels import gather_positives, place_edges, write_keys
-from bucketrank.losses.triton_backend.scan_kernels import compute_terms, scan_buckets, write_table
-from bucketrank.losses.triton_backend.workspace import allocate
+from bucketrank.losses.triton.logits import fill_buckets, positive_gradients, write_gradient
+from bucketrank.losses.triton.pairs import compare_positives, demote_positives
+from bucketrank.losses.triton.positives import gather_positives, place_edges, write_keys
+from bucketrank.losses.triton.scans import compute_terms, scan_buckets, write_table
+from bucketrank.losses.triton.workspace import allocate
 
 # Logits per program of the two passes over all logits.
 LOGITS = 1024

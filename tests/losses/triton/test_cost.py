@@ -16,7 +16,7 @@ from triton.runtime.interpreter import interpreter_builder
 
 from bucketrank import ap_loss, rank_sort_loss, use_backend
 from bucketrank.launches import Launches, count_launches
-from bucketrank.losses.triton_backend import rank_with_triton
+from bucketrank.losses.triton import rank_with_triton
 
 from ..cases import RANKING, localisation_errors, synthetic
 from .harness import NAMES

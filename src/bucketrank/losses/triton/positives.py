@@ -7,7 +7,7 @@ lower edge ``s_i - delta``, ~i of the upper edge ``s_i + delta``. At delta 0 the
 import triton
 import triton.language as tl
 
-from bucketrank.losses.triton_backend.device_functions import count_within, float64_from
+from bucketrank.losses.triton.device import count_within, float64_from
 
 
 @triton.jit(do_not_specialize=["positives", "rankings"])

@@ -7,7 +7,7 @@ be a launch of its own.
 import triton
 import triton.language as tl
 
-from bucketrank.losses.triton_backend.device_functions import bucket_width, edges_of, float64_from
+from bucketrank.losses.triton.device import bucket_width, edges_of, float64_from
 
 # As in terms.py.
 ALRP_LEAST_FALSE_POSITIVES = tl.constexpr(1e-5)

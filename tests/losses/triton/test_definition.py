@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bucketrank.losses.triton_backend import triton_ranking
+from bucketrank.losses.triton import ranking as triton_ranking
 
 from .. import oracle
 from ..cases import DELTAS, LOSSES, RANKING, answer, assert_same, hard_inputs, synthetic
