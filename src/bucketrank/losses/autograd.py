@@ -1,20 +1,28 @@
 """The entry point of every ranking loss to autograd: the forward pass also prepares the gradient.
 
 A ranking loss has no derivative: its gradient is *defined* (identity update). Eager calls go through an
-``autograd.Function``. ``torch.compile`` gets the custom op ``bucketrank::rank``, made of the same functions; in eager
-calls the dispatch of the op would cost small inputs a tenth of a millisecond more.
+``autograd.Function``. ``torch.compile`` gets custom ops, made of the same functions; in eager calls the dispatch of an
+op would cost small inputs a tenth of a millisecond more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from bucketrank.losses.backend import chosen_backend
-from bucketrank.losses.rankings import Settings, rank_all
+from bucketrank.losses.backend import chosen_backend, triton_for
+from bucketrank.losses.rankings import Batch, Prepared, Ranking, Settings, rank_all
+
+
+class Ranked(NamedTuple):
+    """The one or two values of a ranking loss; with ``sizes``, one entry per ranking."""
+
+    values: Sequence[Tensor]
+    # Positives of each ranking; None without ``sizes``.
+    counts: Tensor | None
 
 
 def rank(
@@ -26,32 +34,68 @@ def rank(
     delta: float,
     sizes: Sequence[int] | None = None,
     max_positives: int | None = None,
-) -> Sequence[Tensor]:
-    """Return the one or two values of a ranking loss; ``logits`` and ``targets`` are flat, contiguous, of one dtype.
-
-    With ``sizes``, the lengths of consecutive rankings, a value has one entry per ranking.
-    """
+) -> Ranked:
+    """Rank ``logits`` by ``targets``, both flat and contiguous; ``sizes`` are the lengths of consecutive rankings."""
     # The backend is read here, so that the backward pass uses the backend of the forward pass.
-    settings = loss, method, chosen_backend(), delta, sizes, max_positives
+    settings = Settings(loss, method, chosen_backend(), delta, sizes, max_positives)
     if torch.compiler.is_compiling():
-        compiled: Sequence[Tensor] = _rank_op(logits, targets, localisation, *settings)
-        return compiled
-    values: Sequence[Tensor] = _Rank.apply(logits, targets, localisation, settings)
-    return values
+        op = _rank_op if max_positives is None else _rank_within_capacity_op
+        first, second, counts, *_ = op(logits, targets, localisation, *settings)
+        return Ranked((first, second), None if sizes is None else counts)
+    outputs = _Rank.apply(logits, targets, localisation, settings)
+    return Ranked(outputs, None) if sizes is None else Ranked(outputs[:-1], outputs[-1])
+
+
+def _forward(
+    logits: Tensor, targets: Tensor, localisation: Tensor | None, settings: Settings
+) -> tuple[tuple[Tensor, ...], Prepared]:
+    """Return the values and the prepared backward pass."""
+    if triton_for(settings.method, settings.backend, logits) is None:
+        logits, targets = _promote(logits, targets)
+    return rank_all(logits, targets, localisation, settings)
+
+
+def _promote(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both in a dtype of at least float32 that rounds neither. The Triton kernels need no such copy."""
+    if logits.dtype == targets.dtype == torch.float32:
+        return logits, targets
+    dtype = _value_dtype(logits, targets)
+    return logits.to(dtype), targets.to(dtype)
+
+
+def _value_dtype(logits: Tensor, targets: Tensor) -> torch.dtype:
+    return torch.promote_types(torch.promote_types(logits.dtype, targets.dtype), torch.float32)
+
+
+def _counts(prepared: Any, device: torch.device) -> Tensor:
+    """Return the number of positives of each ranking."""
+    if not isinstance(prepared, Batch):
+        return prepared.counts  # type: ignore[no-any-return]  # of the Triton kernels, which count on the device
+    counts = [
+        len(ranking.comparison.scores) if isinstance(ranking, Ranking) else ranking.positives
+        for ranking in prepared.rankings
+    ]
+    return torch.tensor(counts, dtype=torch.int32, device="cpu").to(device, non_blocking=True)
 
 
 class _Rank(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, localisation: Tensor | None, settings: Any) -> Any:
-        values, ctx.prepared = rank_all(logits, targets, localisation, Settings(*settings))
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, localisation: Tensor | None, settings: Settings) -> Any:
+        values, ctx.prepared = _forward(logits, targets, localisation, settings)
         # The backward pass reads logits and targets again. Saved, they cannot be changed in place without an error.
         ctx.save_for_backward(logits, targets)
         ctx.set_materialize_grads(False)
-        return values
+        ctx.terms = len(values)
+        if settings.sizes is None:
+            return values
+        counts = _counts(ctx.prepared, logits.device)
+        ctx.mark_non_differentiable(counts)
+        return *values, counts
 
     @staticmethod
-    def backward(ctx: Any, first: Tensor | None, second: Tensor | None = None) -> tuple[Any, ...]:
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Any, ...]:
         logits, _ = ctx.saved_tensors  # raises if one of them was changed in place
+        first, second = (*upstream[: ctx.terms], None)[:2]
         if torch.is_grad_enabled():  # create_graph=True
             with torch.no_grad():
                 gradients = ctx.prepared.backward(first, second)
@@ -81,74 +125,126 @@ def _attach(gradient: Tensor | None, *inputs: Tensor | None) -> Tensor | None:
     return None if gradient is None else _NoSecondDerivative.apply(gradient, *inputs)
 
 
-@torch.library.custom_op("bucketrank::rank", mutates_args=())
-def _rank_op(
-    logits: Tensor,
-    targets: Tensor,
-    localisation: Tensor | None,
-    loss: str,
-    method: str,
-    backend: str,
-    delta: float,
-    sizes: Sequence[int] | None,
-    max_positives: int | None,
-) -> tuple[Tensor, Tensor]:
-    """Return the two values; the second is 0 if the loss has one.
+# The ops of torch.compile. The fields of Settings are arguments of each op, since delta and sizes may be symbols.
+_INPUTS = "Tensor logits, Tensor targets, Tensor? localisation"
+_SETTINGS = "str loss, str method, str backend, float delta, SymInt[]? sizes, int? max_positives"
+_STATE = "Tensor memory, Tensor index, Tensor kinds"
+_OUTPUTS = "(Tensor first, Tensor second, Tensor counts, " + _STATE + ")"
+# Graphs must not be captured around an op that waits for the device; torch before 2.8 has no such tag.
+_WAITS = tuple(tag for name in ("cudagraph_unsafe",) if (tag := getattr(torch.Tag, name, None)) is not None)
 
-    What the backward pass needs has one entry per positive. Torch does not trace outputs of unknown length without a
-    setting or a graph break, so the backward pass computes the forward pass again.
+
+def _rank_and_keep(logits: Tensor, targets: Tensor, localisation: Tensor | None, *settings: Any) -> tuple[Tensor, ...]:
+    """Return the two values (the second is 0 if the loss has one), the counts, and the state of the backward pass.
+
+    The state has a static size with Triton kernels and a capacity. Otherwise it has one entry per positive, and torch
+    does not trace outputs of unknown length without a graph break: the state is empty, and the backward pass computes
+    the forward pass again.
     """
-    values, _ = rank_all(logits, targets, localisation, Settings(loss, method, backend, delta, sizes, max_positives))
+    call = Settings(*settings)
+    values, prepared = _forward(logits, targets, localisation, call)
     first, second = (*values, torch.zeros_like(values[0]))[:2]
-    return first, second
+    counts = logits.new_zeros(0, dtype=torch.int32) if call.sizes is None else _counts(prepared, logits.device)
+    if _has_static_state(logits, call):
+        state = (prepared.batch if call.sizes is None else prepared).state  # type: ignore[attr-defined]
+        return first, second, counts, *state
+    return first, second, counts, *(logits.new_empty(0, dtype=dtype) for dtype in _STATE_DTYPES)
 
 
-@_rank_op.register_fake
-def _(logits: Tensor, targets: Tensor, localisation: Tensor | None, *settings: Any) -> tuple[Tensor, Tensor]:
-    _loss, _method, _backend, _delta, sizes, _max_positives = settings
-    shape = () if sizes is None else (len(sizes),)
-    return logits.new_empty(shape), logits.new_empty(shape)
+_STATE_DTYPES = (torch.uint8, torch.int64, torch.int8)
+_rank_op = torch.library.custom_op(
+    "bucketrank::rank",
+    _rank_and_keep,
+    mutates_args=(),
+    schema=f"({_INPUTS}, {_SETTINGS}) -> {_OUTPUTS}",
+    tags=_WAITS,
+)
+_rank_within_capacity_op = torch.library.custom_op(
+    "bucketrank::rank_within_capacity",
+    _rank_and_keep,
+    mutates_args=(),
+    schema=f"({_INPUTS}, {_SETTINGS}) -> {_OUTPUTS}",
+)
 
 
-@torch.library.custom_op("bucketrank::rank_gradient", mutates_args=())
-def _gradient_op(
-    first: Tensor,
-    second: Tensor,
-    logits: Tensor,
-    targets: Tensor,
-    localisation: Tensor | None,
-    loss: str,
-    method: str,
-    backend: str,
-    delta: float,
-    sizes: Sequence[int] | None,
-    max_positives: int | None,
+def _has_static_state(logits: Tensor, settings: Settings) -> bool:
+    return settings.max_positives is not None and triton_for(settings.method, settings.backend, logits) is not None
+
+
+def _triton_settings(logits: Tensor, settings: Settings) -> dict[str, Any]:
+    """Return the settings as the Triton kernels take them."""
+    sizes = (logits.numel(),) if settings.sizes is None else tuple(settings.sizes)
+    return {
+        "loss": settings.loss,
+        "delta": settings.delta,
+        "sizes": sizes,
+        "max_positives": settings.max_positives,
+    }
+
+
+def _fake_rank(logits: Tensor, targets: Tensor, _localisation: Tensor | None, *settings: Any) -> tuple[Tensor, ...]:
+    call = Settings(*settings)
+    shape = () if call.sizes is None else (len(call.sizes),)
+    values = [logits.new_empty(shape, dtype=_value_dtype(logits, targets)) for _ in range(2)]
+    counts = logits.new_empty(0 if call.sizes is None else len(call.sizes), dtype=torch.int32)
+    lengths = (0, 0, 0)
+    if _has_static_state(logits, call):
+        triton: Any = triton_for(call.method, call.backend, logits)
+        lengths = triton.state_sizes(logits, targets, **_triton_settings(logits, call))
+    return *values, counts, *(logits.new_empty(n, dtype=t) for n, t in zip(lengths, _STATE_DTYPES, strict=True))
+
+
+def _compute_gradient(
+    first: Tensor, second: Tensor, memory: Tensor, index: Tensor, kinds: Tensor, *inputs: Any
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients at the logits and at the localisation errors; the latter is empty if there are none."""
-    settings = Settings(loss, method, backend, delta, sizes, max_positives)
-    _, prepared = rank_all(logits, targets, localisation, settings)
+    logits, targets, localisation, *settings = inputs
+    call = Settings(*settings)
+    if memory.numel() > 0:
+        triton: Any = triton_for(call.method, call.backend, logits)
+        state = memory, index, kinds
+        prepared = triton.resume_ranking(logits, targets, localisation, state, **_triton_settings(logits, call))
+        first, second = (gradient.view(-1) for gradient in (first, second))
+    else:
+        _, prepared = _forward(logits, targets, localisation, call)
     at_logits, at_localisation = prepared.backward(first, second)
+    at_logits = at_logits.to(logits.dtype)
     if localisation is None or at_localisation is None:
         return at_logits, logits.new_empty(0)
     return at_logits, at_localisation.to(localisation.dtype)
 
 
-@_gradient_op.register_fake
-def _(
-    first: Tensor, second: Tensor, logits: Tensor, targets: Tensor, localisation: Tensor | None, *_: object
-) -> tuple[Tensor, Tensor]:
+def _fake_gradient(*inputs: Any) -> tuple[Tensor, Tensor]:
+    logits, _targets, localisation = inputs[5:8]
     return torch.empty_like(logits), logits.new_empty(0) if localisation is None else torch.empty_like(localisation)
+
+
+_GRADIENT_SCHEMA = (
+    f"(Tensor first, Tensor second, {_STATE}, {_INPUTS}, {_SETTINGS}) -> (Tensor at_logits, Tensor at_localisation)"
+)
+_gradient_op = torch.library.custom_op(
+    "bucketrank::rank_gradient", _compute_gradient, mutates_args=(), schema=_GRADIENT_SCHEMA, tags=_WAITS
+)
+_gradient_within_capacity_op = torch.library.custom_op(
+    "bucketrank::rank_within_capacity_gradient", _compute_gradient, mutates_args=(), schema=_GRADIENT_SCHEMA
+)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     logits, targets, localisation, *ctx.settings = inputs
-    ctx.save_for_backward(logits, targets, localisation)
+    ctx.save_for_backward(*output[3:], logits, targets, localisation)
 
 
-def _backward(ctx: Any, first: Tensor, second: Tensor) -> tuple[Any, ...]:
-    at_logits, at_localisation = _gradient_op(first, second, *ctx.saved_tensors, *ctx.settings)
-    at_localisation = at_localisation if ctx.needs_input_grad[2] else None
-    return at_logits, None, at_localisation, None, None, None, None, None, None
+def _connect(op: Any, gradient_op: Any) -> None:
+    def backward(ctx: Any, first: Tensor, second: Tensor, *_state: Any) -> tuple[Any, ...]:
+        at_logits, at_localisation = gradient_op(first, second, *ctx.saved_tensors, *ctx.settings)
+        at_localisation = at_localisation if ctx.needs_input_grad[2] else None
+        return at_logits, None, at_localisation, *[None] * len(ctx.settings)
+
+    op.register_fake(_fake_rank)
+    gradient_op.register_fake(_fake_gradient)
+    op.register_autograd(backward, setup_context=_save)
 
 
-_rank_op.register_autograd(_backward, setup_context=_save)
+_connect(_rank_op, _gradient_op)
+_connect(_rank_within_capacity_op, _gradient_within_capacity_op)

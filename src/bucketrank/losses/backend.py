@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import logging
 from collections.abc import Iterator
@@ -11,9 +10,9 @@ from functools import cache
 from types import ModuleType
 from typing import get_args
 
-import torch
 from torch import Tensor
 
+from bucketrank.losses import triton
 from bucketrank.losses.comparison import Comparison, TorchComparison
 from bucketrank.losses.exact import Exact
 from bucketrank.losses.pairwise import Bucketed, Pairwise
@@ -51,7 +50,7 @@ def use_backend(name: Backend) -> Iterator[None]:
         raise ValueError(f"use_backend: expected one of {', '.join(BACKENDS)}, got {name!r}")
     if name == "fused" and (reason := _reason_without_numba()):
         raise ImportError(f'use_backend: "fused" needs numba (pip install "bucketrank[fast]"): {reason}')
-    if name == "triton" and (reason := _reason_without_triton()):
+    if name == "triton" and (reason := triton.import_problem()):
         raise ImportError(f'use_backend: "triton" needs Triton, which comes with torch on Linux: {reason}')
     previous, _backend = _backend, name
     try:
@@ -97,56 +96,26 @@ def _uses_fused() -> bool:
 
 
 @cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
-@cache
-def _reason_without_triton() -> str | None:
-    """Return why the kernels cannot be imported, or None."""
-    if not _has_triton():
-        return "Triton is not installed"
-    try:
-        _triton()
-    except ImportError as error:
-        return str(error)
-    return None
-
-
-def _triton() -> ModuleType:
-    # Imported when first needed: Triton is optional, and slow to import.
-    return importlib.import_module("bucketrank.losses.triton")
-
-
-@cache
-def _uses_triton(device: torch.device) -> bool:
-    """Whether Triton is chosen on ``device``. Log the reason if it could be used on such a device but not here."""
-    if device.type not in TRITON_DEVICES:
-        return False
-    reason = _reason_without_triton() or _triton().unavailable_reason(device)
-    if reason is not None:
-        _log_once(f"ranking losses on {device.type} use torch operations instead of Triton kernels: {reason}")
-    return reason is None
-
-
-@cache
 def _log_once(message: str) -> None:
     logger.warning(message)
 
 
 def triton_for(method: str, backend: str, logits: Tensor) -> ModuleType | None:
-    """Return the package of the Triton kernels if they rank these logits."""
-    if method != "exact":
+    """Return the package of the Triton kernels if they rank these logits.
+
+    If they could be used on such a device but not here, log the reason once; with ``use_backend("triton")``, raise it.
+    """
+    device = logits.device
+    is_forced = backend == "triton"
+    if method != "exact" or not (is_forced or (backend == "auto" and device.type in TRITON_DEVICES)):
         return None
-    if backend == "auto":
-        return _triton() if _uses_triton(logits.device) else None
-    if backend != "triton":
-        return None
-    triton = _triton()
-    reason = triton.unavailable_reason(logits.device)
-    if reason is not None:
-        raise ValueError(f"use_backend: the Triton kernels cannot rank tensors on {logits.device}: {reason}")
-    return triton
+    reason = triton.unavailable_reason(device)
+    if reason is None:
+        return triton
+    if is_forced:
+        raise ValueError(f"use_backend: the Triton kernels cannot rank tensors on {device}: {reason}")
+    _log_once(f"ranking losses on {device.type} use torch operations instead of Triton kernels: {reason}")
+    return None
 
 
 def chosen_backend() -> Backend:

@@ -27,9 +27,9 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeGuard, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from bucketrank.losses.autograd import rank
+from bucketrank.losses.autograd import Ranked, rank
 from bucketrank.settings.choices import DEFAULT_DELTAS, ALRPMethod, Method, Reduction
 
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -109,8 +109,7 @@ def ap_loss(
     check_logits("ap_loss", logits, targets, sizes)
     flat = _flat(logits, targets)
     loss = "interpolated_ap" if interpolate else "ap"
-    first, *_ = rank(*flat, None, loss, method, float(delta), sizes, max_positives)
-    return first if sizes is None else _reduce([first], flat[1], sizes, reduction)[0]
+    return _reduce(rank(*flat, None, loss, method, float(delta), sizes, max_positives), reduction)[0]
 
 
 def rank_sort_loss(
@@ -151,8 +150,7 @@ def rank_sort_loss(
     check_settings("rank_sort_loss", delta, method, reduction=reduction, max_positives=max_positives)
     check_logits("rank_sort_loss", logits, targets, sizes)
     flat = _flat(logits, targets)
-    values = rank(*flat, None, "rs", method, float(delta), sizes, max_positives)
-    return RankSortTerms(*(values if sizes is None else _reduce(values, flat[1], sizes, reduction)))
+    return RankSortTerms(*_reduce(rank(*flat, None, "rs", method, float(delta), sizes, max_positives), reduction))
 
 
 def alrp_loss(
@@ -203,8 +201,7 @@ def alrp_loss(
             f"got shape {tuple(localisation.shape)}"
         )
     flat = _flat(logits, targets)
-    values = rank(*flat, localisation, "alrp", method, float(delta), sizes, max_positives)
-    return ALRPTerms(*(values if sizes is None else _reduce(values, flat[1], sizes, reduction)))
+    return ALRPTerms(*_reduce(rank(*flat, localisation, "alrp", method, float(delta), sizes, max_positives), reduction))
 
 
 def self_balance(loss: Tensor, to: Tensor) -> Tensor:
@@ -233,32 +230,22 @@ def self_balance(loss: Tensor, to: Tensor) -> Tensor:
 
 
 def _flat(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Flatten both tensors and convert them to a common dtype, at least float32, that rounds neither."""
+    """Flatten both tensors and make them contiguous."""
     # Every step is skipped where it changes nothing: on small inputs these calls cost as much as the loss.
     if logits.dim() != 1:
         logits, targets = logits.reshape(-1), targets.reshape(-1)
-    if not logits.dtype == targets.dtype == torch.float32:
-        dtype = torch.promote_types(torch.promote_types(logits.dtype, targets.dtype), torch.float32)
-        logits, targets = logits.to(dtype), targets.to(dtype)
     if targets.requires_grad:
         targets = targets.detach()
     return logits.contiguous(), targets.contiguous()
 
 
-def _reduce(values: Sequence[Tensor], targets: Tensor, sizes: Sequence[int], reduction: str) -> Sequence[Tensor]:
+def _reduce(ranked: Ranked, reduction: str) -> Sequence[Tensor]:
     """Average each value over the rankings that have positives, unless ``reduction`` is ``"none"``."""
-    if reduction == "none" or not sizes:
-        return values if reduction == "none" else [value.sum() for value in values]
-    positive = targets > 0
-    if all(size == sizes[0] for size in sizes):
-        ranked = positive.view(len(sizes), sizes[0]).any(1)
-    elif torch.compiler.is_compiling():
-        ranked = torch.stack([part.any() for part in positive.split(list(sizes))])
-    else:
-        ends = torch.tensor([0, *sizes]).cumsum(0).to(targets.device, non_blocking=True)
-        ranked = nn.functional.pad(positive.cumsum(0, dtype=torch.int32), (1, 0))[ends].diff() > 0
-    count = ranked.sum().clamp(min=1)
-    return [value.sum() / count for value in values]
+    values, counts = ranked
+    if counts is None or reduction == "none":
+        return values
+    number = (counts > 0).sum().clamp(min=1)
+    return [value.sum() / number for value in values]
 
 
 def check_settings(

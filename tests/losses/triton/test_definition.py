@@ -9,16 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from bucketrank.losses.triton import ranking as triton_ranking
-
 from .. import oracle
 from ..cases import DELTAS, LOSSES, RANKING, answer, assert_same, hard_inputs, synthetic
 from .harness import compute
 
 HARD = hard_inputs()
 
-# numpy, on which the interpreter runs, warns of infinite numbers.
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = pytest.mark.usefixtures("device")
 
 every_loss = pytest.mark.parametrize("name", RANKING)
 
@@ -71,10 +68,7 @@ def test_larger_inputs(positives: int, delta: float, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("delta", [0.0, 0.5])
 @every_loss
-def test_three_thousand_positives(name: str, delta: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The interpreter takes about as long for a large tile as for a small one.
-    monkeypatch.setattr(triton_ranking, "ROWS", 256)
-    monkeypatch.setattr(triton_ranking, "COLUMNS", 512)
+def test_three_thousand_positives(name: str, delta: float) -> None:
     logits, targets = synthetic(6_000, 3_000)
     expected = answer(LOSSES[name].compute, logits.double(), targets.double(), delta=delta, way=("pairwise", "torch"))
     assert_same(compute(name, logits, targets, delta).answer(), expected)

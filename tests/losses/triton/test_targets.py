@@ -17,7 +17,7 @@ if os.environ.get("TRITON_INTERPRET", "0") == "1":
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from bucketrank.losses.triton import ranking as triton_ranking as steps  # noqa: E402
+from bucketrank.losses.triton import ranking as steps  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

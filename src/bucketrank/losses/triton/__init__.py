@@ -7,10 +7,9 @@ Importing this package does not import Triton. :func:`unavailable_reason` says w
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,38 +23,58 @@ OLDEST_TRITON = (3, 2)
 OLDEST_CAPABILITY = (7, 0)
 
 
+@cache
 def unavailable_reason(device: torch.device) -> str | None:
-    """Return why the Triton kernels cannot run on ``device``, in one sentence, or None if they can."""
-    if device.type not in ("cpu", "cuda"):
+    """Return why the Triton kernels cannot run on ``device``, in one sentence, or None if they can.
+
+    The first call for a device runs a tiny kernel on it: Triton may be installed and still lack a C compiler, the
+    compiler of the device, or a driver that it knows.
+    """
+    if device.type != "cuda":
         return f"The Triton kernels run on CUDA and ROCm devices, not on {device.type}."
-    if device.type == "cpu" and not _is_interpreted():
-        return "The Triton kernels run on CUDA and ROCm devices; on the CPU only in Triton's interpreter."
-    reason = _triton_problem()
-    if reason is None and device.type == "cuda" and torch.version.hip is None:
-        capability = torch.cuda.get_device_capability(device)
-        if capability < OLDEST_CAPABILITY:
-            return "The kernels need an NVIDIA GPU of compute capability {}.{} or higher, got {}.{}.".format(
-                *OLDEST_CAPABILITY, *capability
-            )
-    return reason
-
-
-def _is_interpreted() -> bool:
-    return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
+    return import_problem() or _capability_problem(device) or _launch_problem(device)
 
 
 @cache
-def _triton_problem() -> str | None:
-    """Return why Triton cannot be used in this process, or None if it can."""
+def import_problem() -> str | None:
+    """Return why Triton cannot be imported in this process, or None if it can."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed."
     try:
         import triton
     except Exception as error:  # noqa: BLE001  a broken installation raises anything; the torch operations still work
-        return f"Triton cannot be imported: {error}."
+        return f"Triton cannot be imported: {_first_line(error)}"
     if tuple(map(int, re.findall(r"\d+", triton.__version__)[:2])) < OLDEST_TRITON:
         return f"The kernels need Triton {'.'.join(map(str, OLDEST_TRITON))} or newer, got {triton.__version__}."
     return None
+
+
+def _capability_problem(device: torch.device) -> str | None:
+    if torch.version.hip is not None or (capability := torch.cuda.get_device_capability(device)) >= OLDEST_CAPABILITY:
+        return None
+    return "The kernels need an NVIDIA GPU of compute capability {}.{} or higher, got {}.{}.".format(
+        *OLDEST_CAPABILITY, *capability
+    )
+
+
+def _launch_problem(device: torch.device) -> str | None:
+    """Compile and launch the smallest kernel. The host does not wait for its result."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    try:
+        from bucketrank.losses.triton.launch import probe
+
+        with _disable_current_modes():  # torch.compile asks while it traces with tensors that have no memory
+            probe(device)
+    except Exception as error:  # noqa: BLE001  missing compilers and drivers raise anything
+        return f"Triton cannot run a kernel on {device}: {_first_line(error)}"
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    """Return what went wrong as a sentence."""
+    text = str(error).strip().split("\n")[0] or type(error).__name__
+    return text if text.endswith(".") else f"{text}."
 
 
 def rank_with_triton(
@@ -70,9 +89,10 @@ def rank_with_triton(
 ) -> tuple[Tensor, Tensor | None, TritonRanking]:
     """Return the one or two values of a ranking loss, one per ranking, and the state of the backward pass.
 
-    ``logits`` and ``targets`` are flat, contiguous and of one dtype, float32 or float64. Ranking g is their g-th
-    consecutive slice, of length ``sizes[g]``. ``localisation`` (aLRP) holds one error per positive, in the order of
-    ``logits[targets > 0]``. ``loss`` is a name in ``RANKING_LOSSES``.
+    ``logits`` and ``targets`` are flat and contiguous. Logits of half precision are read as they are, and their
+    gradient has their dtype; the values are at least float32. Ranking g is the g-th consecutive slice, of length
+    ``sizes[g]``. ``localisation`` (aLRP) holds one error per positive, in the order of ``logits[targets > 0]``.
+    ``loss`` is a name in ``RANKING_LOSSES``.
 
     Without ``max_positives`` the host waits once, for the number of positives. With it the host does not wait.
     ``max_positives`` is the capacity of the whole call. With more positives, every value is NaN.
@@ -83,3 +103,20 @@ def rank_with_triton(
     return TritonRanking.compute(
         logits, targets, localisation, loss=loss, delta=delta, sizes=sizes, max_positives=max_positives
     )
+
+
+def state_sizes(logits: Tensor, targets: Tensor, **settings: Any) -> tuple[int, int, int]:
+    """Return the lengths of the three tensors of a call's state, which are known before the call with a capacity."""
+    from bucketrank.losses.triton.ranking import Plan
+
+    plan = Plan.of(logits, targets, positives=settings.pop("max_positives"), has_capacity=True, **settings)
+    return plan.layout(logits.numel()).bytes, plan.positives, logits.numel()
+
+
+def resume_ranking(
+    logits: Tensor, targets: Tensor, localisation: Tensor | None, state: tuple[Tensor, Tensor, Tensor], **settings: Any
+) -> TritonRanking:
+    """Return the ranking of an earlier call with a capacity, from its state, ready for the backward pass."""
+    from bucketrank.losses.triton.ranking import State, TritonRanking
+
+    return TritonRanking.resume(logits, targets, localisation, State(*state), **settings)

@@ -1,11 +1,16 @@
-"""Functions that several Triton kernels call: positions, searches and the ramp of the smoothed step.
+"""Functions that several Triton kernels call: positions, searches, and the ramp of the smoothed step.
 
 Loops over rankings of different lengths use one rule. If ranking g starts at ``starts[g]``, its blocks start at program
 ``starts[g] // BLOCK + g``. This leaves every ranking enough blocks, wastes at most one, and needs no table.
+
+An edge is ``s_i - delta`` or ``s_i + delta``. Kernels compute in the *ramp type*: float64 if WIDE, else float32. No
+digits are lost where a comparison is close: an edge is kept as a number of the logits' type plus a small rest.
 """
 
 import triton
 import triton.language as tl
+
+LARGEST_FLOAT32 = tl.constexpr(3.4028234663852886e38)
 
 
 @triton.jit
@@ -36,6 +41,17 @@ def edges_of(first_positives, ranking, PER_POSITIVE: tl.constexpr):
 
 
 @triton.jit
+def count_copies(first_positives, rankings, PER_POSITIVE: tl.constexpr, COPIES: tl.constexpr, BUCKETS: tl.constexpr):
+    """Return the number of edges of all rankings, and how many copies of the buckets there are.
+
+    The copies hold at most BUCKETS buckets together. The kernels count the positives themselves: the host knows only
+    their upper bound.
+    """
+    edges = tl.load(first_positives + rankings) * PER_POSITIVE
+    return edges, tl.minimum(tl.maximum(BUCKETS // tl.maximum(edges, 1), 1), COPIES)
+
+
+@triton.jit
 def entries_of_program(starts, size, rankings, SINGLE: tl.constexpr, BLOCK: tl.constexpr):
     """Return the ranking of this program, its BLOCK positions in the logits, and which of them are in the ranking."""
     program = tl.program_id(0)
@@ -52,26 +68,22 @@ def entries_of_program(starts, size, rankings, SINGLE: tl.constexpr, BLOCK: tl.c
 
 
 @triton.jit
-def count_within(scores, first, count, most, limit, gap, INCLUDE: tl.constexpr):
+def count_within(scores, first, count, limit, gap, INCLUDE: tl.constexpr):
     """Return how many of ``count`` ascending scores lie at most ``gap`` above ``limit``; strictly less if not INCLUDE.
 
-    The differences are taken in float64. ``first``, ``count`` and ``limit`` are scalars or blocks; the scalar ``most``
-    is at least every count.
+    All arguments are scalars. The differences are taken in float64.
     """
     low = first
     high = first + count
-    steps = most
-    while steps > 0:
+    while low < high:
         middle = (low + high) // 2
-        searching = low < high
-        difference = tl.load(scores + middle, mask=searching, other=0.0).to(tl.float64) - limit
+        difference = tl.load(scores + middle).to(tl.float64) - limit
         if INCLUDE:
             within = difference <= gap
         else:
             within = difference < gap
-        low = tl.where(searching & within, middle + 1, low)
-        high = tl.where(searching & (within == 0), middle, high)
-        steps = steps // 2
+        low = tl.where(within, middle + 1, low)
+        high = tl.where(within, high, middle)
     return low - first
 
 
@@ -89,40 +101,57 @@ def last_edge_at_or_below(bounds, first, count, x, searching):
 
 
 @triton.jit
-def split_float64(value, WIDE: tl.constexpr):
-    """Return two numbers of the type in which ramps are computed, whose sum is ``value``."""
-    if WIDE:
-        high = value
-        low = value * 0
-    else:
-        high = value.to(tl.float32)
-        low = (value - high.to(tl.float64)).to(tl.float32)
-    return high, low
-
-
-@triton.jit
 def compute_type(x, WIDE: tl.constexpr):
-    """Convert ``x`` to the type in which ramps are computed: float64 if WIDE, else float32."""
+    """Convert ``x`` to the ramp type."""
     return x.to(tl.float64 if WIDE else tl.float32)
 
 
 @triton.jit
-def ramp(x, score, edge_high, edge_low, inverse):
-    """Return (x - score + edge) * inverse, with few digits lost even where the sum is near 0; edge = high + low.
+def exact_sum(a, b):
+    """Return ``a + b`` of two float64 numbers, rounded, and the rounding error."""
+    total = a + b
+    part = total - a
+    return total, (a - (total - part)) + (b - part)
 
-    The rounding error of ``x - score`` is computed and added back, so that float32 is enough.
-    """
-    difference = x - score
-    virtual = difference - x
-    error = (x - (difference - virtual)) - (score + virtual)
-    error = tl.where(tl.abs(difference) < float("inf"), error, 0.0)
-    return ((difference + edge_high) + (error + edge_low)) * inverse
+
+@triton.jit
+def split_sum(a, b, WIDE: tl.constexpr):
+    """Return two numbers of the ramp type that add up to ``a + b``; the first is finite."""
+    total, error = exact_sum(a, b)
+    if WIDE:
+        high = total
+        low = error
+    else:
+        high = tl.minimum(tl.maximum(total, -LARGEST_FLOAT32), LARGEST_FLOAT32).to(tl.float32)
+        low = ((total - high.to(tl.float64)) + error).to(tl.float32)
+    return high, low
+
+
+@triton.jit
+def divide(a, b):
+    """Return ``a / b``, correctly rounded: for float32 Triton's operator is only nearly so."""
+    if a.dtype == tl.float64:
+        quotient = a / b
+    else:
+        quotient = tl.div_rn(a, b)
+    return quotient
 
 
 @triton.jit
 def clamp_to_unit(x):
     """Return ``x`` clamped to the interval from 0 to 1."""
     return tl.minimum(tl.maximum(x, 0.0), 1.0)
+
+
+@triton.jit
+def offset_in_bucket(x, bounds, rests, edge, relevant, inverse, WIDE: tl.constexpr):
+    """Return the distance of ``x`` from an edge at or below it in units of 2 delta, cut to 1.
+
+    The edge is ``bound - rest``. Neither ``x - bound`` nor ``rest`` is negative, so their sum loses no digits.
+    """
+    bound = compute_type(tl.load(bounds + edge, mask=relevant, other=0.0), WIDE)
+    rest = tl.load(rests + edge, mask=relevant, other=0.0)
+    return clamp_to_unit(((compute_type(x, WIDE) - bound) + rest) * inverse)
 
 
 @triton.jit

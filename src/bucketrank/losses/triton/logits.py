@@ -1,68 +1,52 @@
 """The two Triton kernels that pass over all logits: one fills the buckets, the other writes the gradient.
 
-Each reads a logit and its target once. A bucket is the interval between two neighbouring edges of a ranking; a negative
-below the lowest edge of its ranking belongs to none and costs nothing more.
+A bucket is the interval between two neighbouring edges of a ranking. The forward pass reads each logit and its target,
+and writes a byte, the *kind* of the entry. The backward pass reads that byte, and the logit only if its gradient
+depends on it: a negative at or above the lowest edge of its ranking is called *relevant*.
 """
 
 import triton
 import triton.language as tl
 
 from bucketrank.losses.triton.device import (
-    clamp_to_unit,
     compute_type,
+    count_copies,
+    divide,
     edges_of,
     entries_of_program,
     float64_from,
     last_edge_at_or_below,
-    ramp,
-    split_float64,
+    offset_in_bucket,
 )
 
-
-@triton.jit
-def offset_in_bucket(x, owners, scores, edge, relevant, delta_bits, WIDE: tl.constexpr):
-    """Return the distance of ``x`` from an edge at or below it in units of 2 delta, cut to 1."""
-    delta = float64_from(delta_bits)
-    delta_high, delta_low = split_float64(delta, WIDE)
-    owner = tl.load(owners + edge, mask=relevant, other=0)
-    is_lower = owner >= 0
-    score = tl.load(scores + tl.where(is_lower, owner, ~owner), mask=relevant, other=0.0)
-    x, score = compute_type(x, WIDE), compute_type(score, WIDE)
-    edge_high = tl.where(is_lower, delta_high, -delta_high)
-    edge_low = tl.where(is_lower, delta_low, -delta_low)
-    return clamp_to_unit(ramp(x, score, edge_high, edge_low, compute_type(0.5 / delta, WIDE)))
+IGNORED = tl.constexpr(0)
+NEGATIVE = tl.constexpr(1)
+RELEVANT = tl.constexpr(2)
+POSITIVE = tl.constexpr(3)
 
 
-@triton.jit
-def find_relevant(x, target, inside, bounds, first_edge, edges):
-    """Return which entries are negatives at or above the lowest edge."""
-    # One number follows the last edge, so that a ranking without edges may read it.
-    lowest = tl.where(edges > 0, tl.load(bounds + first_edge), float("inf"))
-    return inside & (target == 0) & (x >= lowest)
-
-
-@triton.jit(do_not_specialize=["rankings", "edges", "copies", "delta_bits"])
+@triton.jit(do_not_specialize=["size", "rankings", "inverse_bits"])
 def fill_buckets(
     logits,
     targets,
+    kinds,
     starts,
     first_positives,
     bounds,
-    owners,
-    scores,
+    rests,
     buckets,
     broken,
     positive_count,
     size,
     rankings,
-    edges,
-    copies,
     unit,
-    delta_bits,
+    inverse_bits,
     SINGLE: tl.constexpr,
     SMOOTH: tl.constexpr,
     CAPACITY: tl.constexpr,
     WIDE: tl.constexpr,
+    COPIES: tl.constexpr,
+    BUCKETS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Add the count and the offsets of the negatives to their buckets; mark rankings with input that is not finite.
@@ -71,128 +55,151 @@ def fill_buckets(
     Program p adds to copy p % copies of the buckets, so that few programs meet at one address. With CAPACITY, count
     the positives of all rankings in ``positive_count``.
     """
+    PER_POSITIVE: tl.constexpr = 2 if SMOOTH else 1
     ranking, entries, inside = entries_of_program(starts, size, rankings, SINGLE, BLOCK)
-    x = tl.load(logits + entries, mask=inside, other=0.0)
-    target = tl.load(targets + entries, mask=inside, other=-1.0)
+    dtype = bounds.dtype.element_ty
+    x = tl.load(logits + entries, mask=inside, other=0.0).to(dtype)
+    target = tl.load(targets + entries, mask=inside, other=-1.0).to(dtype)
     # A NaN target is not below 0.
     is_finite = (tl.abs(x) < float("inf")) & (tl.abs(target) < float("inf"))
-    is_broken = inside & ((target < 0) == 0) & (is_finite == 0)
+    is_broken = ((target < 0) == 0) & (is_finite == 0)
     if tl.max(is_broken.to(tl.int32), 0) > 0:
         tl.store(broken + ranking, 1)
     if CAPACITY:
-        positives = tl.sum((inside & (target > 0)).to(tl.int32), 0)
+        positives = tl.sum((target > 0).to(tl.int32), 0)
         if positives > 0:
             tl.atomic_add(positive_count, positives, sem="relaxed")
-    _, _, first_edge, ranking_edges = edges_of(first_positives, ranking, 2 if SMOOTH else 1)
-    relevant = find_relevant(x, target, inside, bounds, first_edge, ranking_edges) & is_finite
+    _, positives, first_edge, edges = edges_of(first_positives, ranking, PER_POSITIVE)
+    # One number follows the last edge, so that a ranking without edges may read it.
+    lowest = tl.where(edges > 0, tl.load(bounds + first_edge), float("inf"))
+    relevant = (target == 0) & (x >= lowest) & is_finite
+    kind = tl.where(relevant, RELEVANT, tl.where(target > 0, POSITIVE, tl.where(target < 0, IGNORED, NEGATIVE)))
+    tl.store(kinds + entries, kind.to(tl.int8), mask=inside)
     if tl.max(relevant.to(tl.int32), 0) > 0:
-        edge = first_edge + last_edge_at_or_below(bounds, first_edge, ranking_edges, x, relevant)
-        copy = tl.program_id(0) % copies
-        address = buckets + 2 * (copy.to(tl.int64) * edges + edge)
-        tl.atomic_add(address, tl.full((BLOCK,), 1, tl.int64), mask=relevant, sem="relaxed")
+        edge = first_edge + last_edge_at_or_below(bounds, first_edge, edges, x, relevant)
+        all_edges, copies = count_copies(first_positives, rankings, PER_POSITIVE, COPIES, BUCKETS)
+        copy = buckets + 2 * ((tl.program_id(0) % copies).to(tl.int64) * all_edges)
+        offset = tl.zeros((BLOCK,), tl.int64)
         if SMOOTH:
-            offset = offset_in_bucket(x, owners, scores, edge, relevant, delta_bits, WIDE)
-            offset = tl.where(relevant, offset, 0.0)
-            tl.atomic_add(address + 1, (offset * unit).to(tl.int64), mask=relevant, sem="relaxed")
+            inverse = compute_type(float64_from(inverse_bits), WIDE)
+            offset = (offset_in_bucket(x, bounds, rests, edge, relevant, inverse, WIDE) * unit).to(tl.int64)
+        # Early in training, most logits lie in one bucket. Add its members up first: one addition to memory each.
+        lowest_edge = tl.min(tl.where(relevant, edge, 0x7FFFFFFF), 0)
+        highest_edge = tl.max(tl.where(relevant, edge, -1), 0)
+        # If the scores of the positives differ by less than 2 delta, all lower edges come before all upper edges, and
+        # the widest bucket lies between them.
+        common = tl.where(lowest_edge == highest_edge, lowest_edge, first_edge + positives - 1)
+        in_common = relevant & (edge == common)
+        members = tl.sum(in_common.to(tl.int32), 0)
+        if members > 0:
+            tl.atomic_add(copy + 2 * common, members.to(tl.int64), sem="relaxed")
+            if SMOOTH:
+                tl.atomic_add(copy + 2 * common + 1, tl.sum(tl.where(in_common, offset, 0), 0), sem="relaxed")
+        if lowest_edge != highest_edge:
+            others = relevant & (edge != common)
+            tl.atomic_add(copy + 2 * edge, tl.full((BLOCK,), 1, tl.int64), mask=others, sem="relaxed")
+            if SMOOTH:
+                tl.atomic_add(copy + 2 * edge + 1, offset, mask=others, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["rankings", "first_stride", "delta_bits"])
+@triton.jit(do_not_specialize=["size", "rankings", "localisations", "first_stride", "second_stride", "inverse_bits"])
 def write_gradient(
     logits,
-    targets,
+    kinds,
     starts,
     first_positives,
     bounds,
-    owners,
-    scores,
+    rests,
     table,
     broken,
-    upstream,
-    gradient,
-    size,
-    rankings,
-    first_stride,
-    delta_bits,
-    SINGLE: tl.constexpr,
-    SMOOTH: tl.constexpr,
-    TRAINED: tl.constexpr,
-    WIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Write the gradient at negatives, from the table of lines; 0 at other entries; NaN where the ranking is broken.
-
-    ``upstream`` is the gradient at the first values. It is not read unless TRAINED. ``positive_gradients`` writes the
-    positives afterwards.
-    """
-    ranking, entries, inside = entries_of_program(starts, size, rankings, SINGLE, BLOCK)
-    x = tl.load(logits + entries, mask=inside, other=0.0)
-    target = tl.load(targets + entries, mask=inside, other=-1.0)
-    is_broken = tl.load(broken + ranking)
-    result = tl.where(target < 0, tl.zeros_like(x), tl.where(is_broken > 0, float("nan"), 0.0))
-    if TRAINED:
-        _, positives, first_edge, edges = edges_of(first_positives, ranking, 2 if SMOOTH else 1)
-        relevant = find_relevant(x, target, inside, bounds, first_edge, edges)
-        if tl.max(relevant.to(tl.int32), 0) > is_broken:
-            edge = first_edge + last_edge_at_or_below(bounds, first_edge, edges, x, relevant)
-            scale = tl.load(upstream + ranking.to(tl.int64) * first_stride).to(tl.float64) / tl.maximum(positives, 1)
-            value = tl.load(table + 2 * edge, mask=relevant, other=0.0)
-            if SMOOTH:
-                slope = tl.load(table + 2 * edge + 1, mask=relevant, other=0.0)
-                offset = offset_in_bucket(x, owners, scores, edge, relevant, delta_bits, WIDE)
-                value += (slope * offset).to(value.dtype)
-            result = tl.where(relevant, scale.to(value.dtype) * value, result)
-    tl.store(gradient + entries, result, mask=inside)
-
-
-@triton.jit(do_not_specialize=["positives", "rankings", "first_stride", "second_stride", "localisations"])
-def positive_gradients(
-    ranking_of,
-    first_positives,
-    entries,
-    slots,
-    last_tied,
-    broken,
+    index,
+    rows,
+    block_slots,
     own,
     second_own,
+    last_tied,
     first_upstream,
     second_upstream,
     gradient,
     localisation_gradient,
-    positives,
+    size,
     rankings,
+    localisations,
     first_stride,
     second_stride,
-    localisations,
+    inverse_bits,
+    SINGLE: tl.constexpr,
+    SMOOTH: tl.constexpr,
     FIRST: tl.constexpr,
     SECOND: tl.constexpr,
     LOCALISED: tl.constexpr,
+    WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
+    POSITIVES: tl.constexpr,
 ):
-    """Write the gradients at the positives, and at the localisation errors if LOCALISED.
+    """Write the gradient at the logits, and at the localisation errors if LOCALISED.
 
-    FIRST and SECOND say which gradients at the values exist. For aLRP ``second_own`` holds the factors of the
-    localisation errors, added up over the positives: a positive takes the sum at the last positive tied with it.
+    Negatives take it from the table of lines, positives from their own gradients, POSITIVES of them at a time. Where
+    the ranking is broken, every entry that is not ignored gets NaN. FIRST and SECOND say which gradients at the values
+    exist; the others are not read. For aLRP ``second_own`` holds the factors of the localisation errors, added up over
+    the positives: a positive takes the sum at the last positive tied with it.
     """
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = row < positives
-    ranking = tl.load(ranking_of + row, mask=inside, other=rankings)
-    real = ranking < rankings
-    is_broken = tl.load(broken + ranking, mask=real, other=0) > 0
-    first = tl.load(first_positives + ranking, mask=real, other=0)
-    count = tl.load(first_positives + ranking + 1, mask=real, other=1) - first
-    result = tl.zeros((BLOCK,), tl.float64)
+    ranking, entries, inside = entries_of_program(starts, size, rankings, SINGLE, BLOCK)
+    dtype = table.dtype.element_ty
+    kind = tl.load(kinds + entries, mask=inside, other=0)
+    is_broken = tl.load(broken + ranking) > 0
+    _, positives, first_edge, edges = edges_of(first_positives, ranking, 2 if SMOOTH else 1)
+    result = tl.where(is_broken & (kind != IGNORED), float("nan"), 0.0).to(dtype)
+    count = tl.maximum(positives, 1).to(dtype)
     if FIRST:
-        scale = tl.load(first_upstream + ranking.to(tl.int64) * first_stride, mask=real, other=0.0).to(tl.float64)
-        result += scale / count * tl.load(own + row, mask=real, other=0.0)
+        first_scale = divide(tl.load(first_upstream + ranking.to(tl.int64) * first_stride).to(dtype), count)
+        relevant = (kind == RELEVANT) & (is_broken == 0)
+        if tl.max(relevant.to(tl.int32), 0) > 0:
+            x = tl.load(logits + entries, mask=relevant, other=0.0).to(dtype)
+            edge = first_edge + last_edge_at_or_below(bounds, first_edge, edges, x, relevant)
+            value = tl.load(table + 2 * edge, mask=relevant, other=0.0)
+            if SMOOTH:
+                inverse = compute_type(float64_from(inverse_bits), WIDE)
+                slope = tl.load(table + 2 * edge + 1, mask=relevant, other=0.0)
+                offset = offset_in_bucket(x, bounds, rests, edge, relevant, inverse, WIDE)
+                value += (slope * offset).to(dtype)
+            result = tl.where(relevant, first_scale * value, result)
+    # Each entry is written once: positives below, unless the ranking is broken.
+    tl.store(
+        gradient + entries,
+        result.to(gradient.dtype.element_ty),
+        mask=inside & (is_broken | (kind != POSITIVE)),
+    )
     if SECOND:
-        scale = tl.load(second_upstream + ranking.to(tl.int64) * second_stride, mask=real, other=0.0).to(tl.float64)
-        if LOCALISED:
-            tied = tl.load(last_tied + row, mask=real, other=0)
-            factor = scale / count * tl.load(second_own + tied, mask=real, other=0.0)
-            factor = tl.where(is_broken, float("nan"), factor)
-            slot = tl.load(slots + row, mask=inside, other=0)
-            tl.store(localisation_gradient + slot, tl.where(real, factor, 0.0), mask=inside & (slot < localisations))
-        else:
-            result += scale / count * tl.load(second_own + row, mask=real, other=0.0)
-    entry = tl.load(entries + row, mask=real, other=0)
-    tl.store(gradient + entry, result, mask=real & (is_broken == 0))
+        second_scale = divide(tl.load(second_upstream + ranking.to(tl.int64) * second_stride).to(dtype), count)
+    members = tl.sum((kind == POSITIVE).to(tl.int32), 0)
+    if members > 0:
+        # With more positives than the capacity the last of them have no slot, and the ranking is broken.
+        base = tl.load(block_slots + tl.program_id(0))
+        end = tl.minimum(base + members, tl.load(first_positives + rankings))
+        while base < end:
+            slot = base + tl.arange(0, POSITIVES)
+            here = slot < end
+            row = tl.load(rows + slot, mask=here, other=0)
+            at_positives = tl.zeros((POSITIVES,), dtype)
+            if FIRST:
+                at_positives += first_scale * tl.load(own + row, mask=here, other=0.0).to(dtype)
+            if SECOND:
+                if LOCALISED:
+                    tied = tl.load(last_tied + row, mask=here, other=0)
+                    factor = second_scale * tl.load(second_own + tied, mask=here, other=0.0).to(dtype)
+                    factor = tl.where(is_broken, float("nan"), factor)
+                    tl.store(localisation_gradient + slot, factor, mask=here & (slot < localisations))
+                else:
+                    at_positives += second_scale * tl.load(second_own + row, mask=here, other=0.0).to(dtype)
+            entry = tl.load(index + slot, mask=here, other=0)
+            tl.store(gradient + entry, at_positives.to(gradient.dtype.element_ty), mask=here & (is_broken == 0))
+            base += POSITIVES
+    if SECOND and LOCALISED:
+        if tl.program_id(0) == 0:
+            # The rest of the localisation errors belongs to no positive.
+            base = tl.load(first_positives + rankings)
+            while base < localisations:
+                slot = base + tl.arange(0, POSITIVES)
+                tl.store(localisation_gradient + slot, tl.zeros((POSITIVES,), dtype), mask=slot < localisations)
+                base += POSITIVES

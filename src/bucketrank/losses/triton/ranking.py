@@ -6,34 +6,30 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
-from bucketrank.losses.triton.launch import (
-    LARGEST_DELTA,
-    LARGEST_FLOAT32_DELTA,
-    SMALLEST_DELTA,
-    SMALLEST_FLOAT32_DELTA,
-    float64_bits,
-    launch,
-    on_device,
-)
-from bucketrank.losses.triton.logits import fill_buckets, positive_gradients, write_gradient
+from bucketrank.losses.triton.launch import Launcher, Layout, float64_bits, is_aligned, on_device
+from bucketrank.losses.triton.logits import fill_buckets, write_gradient
 from bucketrank.losses.triton.pairs import compare_positives, demote_positives
-from bucketrank.losses.triton.positives import gather_positives, place_edges, write_keys
-from bucketrank.losses.triton.scans import compute_terms, scan_buckets, write_table
-from bucketrank.losses.triton.workspace import allocate
+from bucketrank.losses.triton.positives import place_positives, write_keys
+from bucketrank.losses.triton.scans import finish_rankings
+from bucketrank.losses.triton.starts import upload_starts
 
 # Logits per program of the two passes over all logits.
 LOGITS = 1024
-# Positives per program where each is handled alone.
-POSITIVES = 256
+# Positives per program where each is handled alone, and per step of the backward pass.
+POSITIVES, POSITIVES_OF_BLOCK = 256, 128
 # Edges or positives per step of a scan.
 TILE = 1024
-# Rows and columns of a tile of positives compared with positives.
-ROWS, COLUMNS = 32, 64
+# Rows and columns of a tile of positives compared with positives, and tiles between two sums over the columns. Small
+# rankings take fewer rows per program, so that all multiprocessors of a GPU have work.
+ROWS, COLUMNS, FLUSH = 32, 64, 16
+FEW_ROWS, FEW_POSITIVES = 16, 4096
 # Buckets in all copies together, and copies at most.
 BUCKETS, COPIES = 1 << 16, 64
+# Limits between which 2 delta and its inverse are ordinary float64 numbers, and between which float32 is enough.
+SMALLEST_DELTA, LARGEST_DELTA = 1e-290, 1e290
+SMALLEST_FLOAT32_DELTA, LARGEST_FLOAT32_DELTA = 1e-30, 1e30
 
 
 class Arrays(NamedTuple):
@@ -41,7 +37,7 @@ class Arrays(NamedTuple):
 
     keys: Tensor  # (P,) int64
     buckets: Tensor  # (copies, E, 2) int64: count and sum of offsets
-    ramps: Tensor  # (E,) float64, as are the next six, of size P
+    ramps: Tensor  # (E,) float64, as are the next seven, of size P
     ranks: Tensor
     shares: Tensor
     seconds: Tensor
@@ -49,8 +45,8 @@ class Arrays(NamedTuple):
     weights: Tensor
     own: Tensor
     second_own: Tensor  # the second gradients of RS, the factors of aLRP
-    entries: Tensor  # (P,) int64 positions in the logits
-    scores: Tensor  # (P,) of the logits' dtype, as are the next three
+    rests: Tensor  # (E,) of the ramp type
+    scores: Tensor  # (P,) of the values' dtype, as are the next three
     labels: Tensor
     bounds: Tensor  # (E + 1,)
     table: Tensor  # (E, 2): value and slope
@@ -58,56 +54,137 @@ class Arrays(NamedTuple):
     lower_edges: Tensor  # (P,)
     upper_edges: Tensor
     last_tied: Tensor
-    slots: Tensor
-    ranking_of: Tensor
+    rows: Tensor
+    block_slots: Tensor  # one per program of a pass over all logits
     first_positives: Tensor  # (G + 1,)
     broken: Tensor  # (G,) 1 if the ranking's value is NaN
     positive_count: Tensor  # (1,) number of positives, counted if there is a capacity
 
 
-def _allocate(
-    logits: Tensor, loss: str, positives: int, rankings: int, *, edges: int, copies: int, capacity: bool
-) -> Arrays:
-    has_second, localised = loss in ("rs", "alrp"), loss == "alrp"
-    sizes = [
-        (positives, torch.int64),
-        (copies * edges * 2, torch.int64),
-        (edges, torch.float64),
-        (positives, torch.float64),
-        (positives * has_second, torch.float64),
-        (positives * has_second, torch.float64),
-        (positives * localised, torch.float64),
-        (positives, torch.float64),
-        (positives, torch.float64),
-        (positives * has_second, torch.float64),
-        (positives, torch.int64),
-        (positives, logits.dtype),
-        (positives, logits.dtype),
-        (edges + 1, logits.dtype),
-        (edges * 2, logits.dtype),
-        (edges, torch.int32),
-        *[(positives, torch.int32)] * 5,
-        (rankings + 1, torch.int32),
-        (rankings, torch.int32),
-        (capacity, torch.int32),
-    ]
-    return Arrays(*allocate(sizes, logits.device))
+class Plan(NamedTuple):
+    """The choices and sizes of one call that decide which kernels run, and on how much memory."""
+
+    loss: str
+    delta: float
+    sizes: tuple[int, ...]
+    positives: int  # their number; with a capacity, its upper bound
+    has_capacity: bool
+    dtype: torch.dtype  # of the values
+
+    @classmethod
+    def of(
+        cls,
+        logits: Tensor,
+        targets: Tensor,
+        *,
+        loss: str,
+        delta: float,
+        sizes: tuple[int, ...],
+        positives: int,
+        has_capacity: bool,
+    ) -> Plan:
+        dtype = torch.float64 if torch.float64 in (logits.dtype, targets.dtype) else torch.float32
+        delta = min(max(delta, SMALLEST_DELTA), LARGEST_DELTA) if delta > 0 else 0.0
+        return cls(loss, delta, sizes, positives, has_capacity, dtype)
+
+    @property
+    def is_smooth(self) -> bool:
+        return self.delta > 0
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether ramps are computed in float64."""
+        fits = not self.is_smooth or SMALLEST_FLOAT32_DELTA <= self.delta <= LARGEST_FLOAT32_DELTA
+        return self.dtype == torch.float64 or not fits
+
+    @property
+    def rankings(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def has_second(self) -> bool:
+        return self.loss in ("rs", "alrp")
+
+    def programs(self, size: int) -> int:
+        """Return the number of programs that cover the logits of every ranking."""
+        return _ceil_div(size, LOGITS) if self.rankings == 1 else size // LOGITS + self.rankings
+
+    def layout(self, size: int) -> Layout:
+        """Return the division of the memory for ``size`` logits."""
+        return _layout(
+            self.positives,
+            self.rankings,
+            self.programs(size),
+            self.dtype,
+            loss=self.loss,
+            is_smooth=self.is_smooth,
+            is_wide=self.is_wide,
+            has_capacity=self.has_capacity,
+        )
+
+
+def _layout(
+    positives: int,
+    rankings: int,
+    programs: int,
+    dtype: torch.dtype,
+    *,
+    loss: str,
+    is_smooth: bool,
+    is_wide: bool,
+    has_capacity: bool,
+) -> Layout:
+    seconds, localised = positives * (loss in ("rs", "alrp")), positives * (loss == "alrp")
+    edges = positives * (2 if is_smooth else 1)
+    # With a capacity there may be fewer edges, and more copies of them.
+    buckets = max(edges, BUCKETS) if has_capacity else edges * max(1, BUCKETS // max(1, edges))
+    buckets = min(buckets, COPIES * edges)
+    return Layout(
+        [
+            (positives, torch.int64),
+            (buckets * 2, torch.int64),
+            (edges, torch.float64),
+            (positives, torch.float64),
+            (seconds, torch.float64),
+            (seconds, torch.float64),
+            (localised, torch.float64),
+            (positives, torch.float64),
+            (positives, torch.float64),
+            (seconds, torch.float64),
+            (edges, torch.float64 if is_wide else torch.float32),
+            (positives, dtype),
+            (positives, dtype),
+            (edges + 1, dtype),
+            (edges * 2, dtype),
+            (edges, torch.int32),
+            *[(positives, torch.int32)] * 4,
+            (programs, torch.int32),
+            (rankings + 1, torch.int32),
+            (rankings, torch.int32),
+            (int(has_capacity), torch.int32),
+        ]
+    )
+
+
+class State(NamedTuple):
+    """The memory of a forward pass that the backward pass reads."""
+
+    memory: Tensor  # uint8, divided into Arrays
+    index: Tensor  # (P,) int64 positions of the positives in the logits, ascending; padding is -1
+    kinds: Tensor  # int8 per logit: see logits.py
 
 
 class TritonRanking(NamedTuple):
-    """The state of one call that the backward pass reads."""
+    """One call after its forward pass."""
 
+    plan: Plan
     logits: Tensor
-    targets: Tensor
     starts: Tensor | None  # (G + 1,) int64 position of the first logit of each ranking; None if there is one ranking
+    state: State
     arrays: Arrays
-    loss: str
-    delta_bits: int
-    rankings: int
-    positives: int
     localisations: int  # number of localisation errors
     localisation_dtype: torch.dtype | None
-    constants: dict[str, Any]
+    counts: Tensor | None = None  # (G,) int32 number of positives of each ranking
 
     @classmethod
     def compute(
@@ -122,221 +199,250 @@ class TritonRanking(NamedTuple):
         max_positives: int | None,
     ) -> tuple[Tensor, Tensor | None, TritonRanking]:
         """Return the one or two values per ranking, and the state of the backward pass."""
-        capacity = max_positives is not None
-        index = _positives(targets, max_positives)
-        positives, rankings = index.numel(), len(sizes)
-        if localisation is not None:
-            localisation = localisation.detach().contiguous()
-            if localisation.numel() != positives and not capacity:
-                raise ValueError(
-                    "alrp_loss: expected one localisation error for each of logits[targets > 0], "
-                    f"{positives} of them, got {localisation.numel()}"
-                )
-        smooth = delta > 0
-        edges = positives * (2 if smooth else 1)
-        copies = max(1, min(COPIES, BUCKETS // max(1, edges)))
-        delta = min(max(delta, SMALLEST_DELTA), LARGEST_DELTA) if smooth else 0.0
-        is_wide = logits.dtype == torch.float64 or (
-            smooth and not SMALLEST_FLOAT32_DELTA <= delta <= LARGEST_FLOAT32_DELTA
-        )
+        logits, targets = _readable(logits, targets)
         with on_device(logits.device):
-            ranking = cls(
+            mask = targets > 0
+            index = _positions(mask, max_positives)
+            positives = index.numel()
+            if localisation is not None:
+                if localisation.numel() != positives and max_positives is None:
+                    raise ValueError(
+                        "alrp_loss: expected one localisation error for each of logits[targets > 0], "
+                        f"{positives} of them, got {localisation.numel()}"
+                    )
+                # Triton 3.2 ends the process at some conversions of half precision.
+                dtype = localisation.dtype
+                localisation = localisation.detach().to(torch.float64 if dtype == torch.float64 else torch.float32)
+                localisation = localisation.contiguous()
+            plan = Plan.of(
                 logits,
                 targets,
-                _starts(sizes, logits.device),
-                _allocate(logits, loss, positives, rankings, edges=edges, copies=copies, capacity=capacity),
-                loss,
-                float64_bits(delta),
-                rankings,
-                positives,
+                loss=loss,
+                delta=delta,
+                sizes=sizes,
+                positives=positives,
+                has_capacity=max_positives is not None,
+            )
+            layout = plan.layout(logits.numel())
+            memory = layout.allocate(logits.device)
+            ranking = cls(
+                plan,
+                logits,
+                upload_starts(sizes, logits.device),
+                # The mask of the positives has been read: its memory takes the kinds.
+                State(memory, index, mask.view(torch.int8)),
+                Arrays(*layout.divide(memory)),
                 0 if localisation is None else localisation.numel(),
-                None if localisation is None else localisation.dtype,
-                {"SMOOTH": smooth, "WIDE": is_wide},
+                None if localisation is None else dtype,
             )
-            ranking._order_positives(index, localisation)
-            ranking._count_negatives(edges, copies, capacity=capacity)
-            return *ranking._finish(edges, copies, capacity=capacity), ranking
+            first, second, counts = ranking._forward(targets, localisation)
+            return first, second, ranking._replace(counts=counts)
 
-    def _order_positives(self, index: Tensor, localisation: Tensor | None) -> None:
-        """Sort the positives by ranking and score, and place their edges."""
-        arrays, (positives, rankings) = self.arrays, (self.positives, self.rankings)
-        programs = triton.cdiv(positives, POSITIVES)
+    @classmethod
+    def resume(
+        cls, logits: Tensor, targets: Tensor, localisation: Tensor | None, state: State, **settings: Any
+    ) -> TritonRanking:
+        """Return the ranking with the state of an earlier forward pass of the same call with a capacity."""
+        logits, targets = _readable(logits, targets)
+        positives = settings.pop("max_positives")
+        plan = Plan.of(logits, targets, positives=positives, has_capacity=True, **settings)
+        arrays = Arrays(*plan.layout(logits.numel()).divide(state.memory))
+        starts = upload_starts(plan.sizes, logits.device)
+        errors = 0 if localisation is None else localisation.numel()
+        return cls(plan, logits, starts, state, arrays, errors, None if localisation is None else localisation.dtype)
 
-        def sort_by(content: str, earlier: Tensor | None) -> tuple[Tensor, Tensor]:
-            launch(
-                write_keys,
-                programs,
-                *(self.logits, self.starts, index, earlier, arrays.keys, positives, rankings),
-                SINGLE=self.starts is None,
-                CONTENT=content,
-                BLOCK=POSITIVES,
+    def _forward(self, targets: Tensor, localisation: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
+        plan, logits, arrays, (_, index, kinds) = self.plan, self.logits, self.arrays, self.state
+        positives, rankings, size = plan.positives, plan.rankings, logits.numel()
+        delta_bits, inverse_bits = _bits(plan.delta)
+        is_single = self.starts is None
+        starts = arrays.first_positives if self.starts is None else self.starts
+        errors = arrays.scores if localisation is None else localisation
+        launch = Launcher(
+            (
+                *(logits.dtype, targets.dtype, errors.dtype, size >= 1 << 31, is_single, plan.is_smooth, plan.is_wide),
+                is_aligned(logits, targets, errors),
             )
-            return torch.sort(arrays.keys, stable=True)
-
-        fits = self.logits.dtype == torch.float32
-        earlier = None if fits else sort_by("score", None)[1]
-        keys, order = sort_by("both" if fits else "ranking", earlier)
+        )
+        keys, order, earlier = self._sort(launch, starts)
+        programs = _ceil_div(positives, POSITIVES)
+        is_float64 = plan.dtype == torch.float64
+        smooth = {"SMOOTH": plan.is_smooth}
         launch(
-            gather_positives,
-            programs + triton.cdiv(rankings + 1, POSITIVES),
-            *(self.logits, self.targets, localisation, index, order, earlier, keys),
-            *(arrays.scores, arrays.labels, arrays.errors, arrays.entries, arrays.slots, arrays.ranking_of),
-            *(arrays.first_positives, positives, rankings, self.localisations),
-            TWO_ORDERS=not fits,
+            place_positives,
+            programs + _ceil_div(rankings + 1, POSITIVES),
+            *(logits, targets, errors, starts, index, order, earlier, keys, arrays.scores, arrays.labels),
+            *(arrays.errors, arrays.rows, arrays.block_slots, arrays.first_positives, arrays.bounds, arrays.rests),
+            *(arrays.owners, arrays.lower_edges, arrays.upper_edges, arrays.last_tied, positives, rankings),
+            *(self.localisations, delta_bits),
+            SINGLE=is_single,
+            TWO_ORDERS=is_float64,
             LOCALISED=localisation is not None,
-            SHIFT=32 if fits else 0,
+            **smooth,
+            LOGITS=LOGITS,
             BLOCK=POSITIVES,
         )
-        launch(
-            place_edges,
-            programs,
-            *(arrays.scores, arrays.ranking_of, arrays.first_positives, arrays.bounds, arrays.owners),
-            *(arrays.lower_edges, arrays.upper_edges, arrays.last_tied, positives, rankings, self.delta_bits),
-            SMOOTH=self.constants["SMOOTH"],
-            BLOCK=POSITIVES,
-        )
-
-    def _count_negatives(self, edges: int, copies: int, *, capacity: bool) -> None:
-        """Pass over the logits once."""
-        arrays = self.arrays
+        # Units of the fixed point: the sum over all logits stays below 2 ** 61.
+        unit = 2.0 ** (61 - size.bit_length())
+        copies = {"COPIES": COPIES, "BUCKETS": BUCKETS}
         launch(
             fill_buckets,
-            self._programs(),
-            *(self.logits, self.targets, self.starts, arrays.first_positives, arrays.bounds, arrays.owners),
-            *(arrays.scores, arrays.buckets, arrays.broken, arrays.positive_count, self.logits.numel(), self.rankings),
-            *(edges, copies, self._unit(), self.delta_bits),
-            **self.constants,
-            SINGLE=self.starts is None,
-            CAPACITY=capacity,
+            plan.programs(size),
+            *(logits, targets, kinds, starts, arrays.first_positives, arrays.bounds, arrays.rests, arrays.buckets),
+            *(arrays.broken, arrays.positive_count, size, rankings, unit, inverse_bits),
+            SINGLE=is_single,
+            **smooth,
+            CAPACITY=plan.has_capacity,
+            WIDE=plan.is_wide,
+            **copies,
             BLOCK=LOGITS,
         )
-
-    def _finish(self, edges: int, copies: int, *, capacity: bool) -> tuple[Tensor, Tensor | None]:
-        """Compare the positives with each other, and compute the values and everything for the gradient."""
-        arrays, smooth = self.arrays, self.constants["SMOOTH"]
-        first = self.logits.new_empty(self.rankings)
-        second = self.logits.new_empty(self.rankings) if self.loss in ("rs", "alrp") else None
-        tiles = {"ROWS": ROWS, "COLUMNS": COLUMNS}
+        rows = FEW_ROWS if positives <= FEW_POSITIVES else ROWS
+        tiles = {"ROWS": rows, "COLUMNS": COLUMNS, "FLUSH": FLUSH}
         # Each ranking may waste one tile.
-        programs = self.positives // ROWS + self.rankings
+        programs = positives // rows + rankings
         launch(
             compare_positives,
             programs,
-            *(arrays.first_positives, arrays.scores, arrays.labels, arrays.errors, arrays.buckets),
-            *(arrays.ranks, arrays.shares, arrays.seconds, self.rankings, edges, copies, self.delta_bits),
-            **self.constants,
+            *(arrays.first_positives, arrays.scores, arrays.labels, arrays.errors, arrays.buckets, arrays.ranks),
+            *(arrays.shares, arrays.seconds, rankings, delta_bits, inverse_bits),
+            LOSS=plan.loss,
+            **smooth,
+            WIDE=plan.is_wide,
+            **copies,
             **tiles,
-            LOSS=self.loss,
         )
+        first = torch.empty(rankings, dtype=plan.dtype, device=logits.device)
+        second = torch.empty_like(first) if plan.has_second else None
+        counts = torch.empty(rankings, dtype=torch.int32, device=logits.device)
         launch(
-            scan_buckets,
-            self.rankings,
-            *(arrays.first_positives, arrays.owners, arrays.scores, arrays.buckets, arrays.ramps),
-            *(self._unit(), self.delta_bits),
-            SMOOTH=smooth,
+            finish_rankings,
+            rankings,
+            *(arrays.first_positives, arrays.owners, arrays.scores, arrays.buckets, arrays.ramps, arrays.lower_edges),
+            *(arrays.upper_edges, arrays.ranks, arrays.shares, arrays.seconds, arrays.weights, arrays.own),
+            *(arrays.second_own, arrays.table, arrays.broken, arrays.positive_count, first),
+            *(first if second is None else second, counts, 1 / unit, inverse_bits),
+            LOSS=plan.loss,
+            **smooth,
+            CAPACITY=plan.has_capacity,
             TILE=TILE,
         )
-        launch(
-            compute_terms,
-            self.rankings,
-            *(arrays.first_positives, arrays.lower_edges, arrays.upper_edges, arrays.ramps, arrays.ranks),
-            *(arrays.shares, arrays.seconds, arrays.errors, arrays.weights, arrays.own, arrays.second_own),
-            *(arrays.broken, arrays.positive_count, first, second),
-            LOSS=self.loss,
-            SMOOTH=smooth,
-            CAPACITY=capacity,
-            TILE=TILE,
-        )
-        launch(
-            write_table,
-            self.rankings,
-            *(arrays.first_positives, arrays.owners, arrays.scores, arrays.weights, arrays.table, self.delta_bits),
-            SMOOTH=smooth,
-            TILE=TILE,
-        )
-        if self.loss == "rs":
+        if plan.loss == "rs":
             launch(
                 demote_positives,
                 programs,
                 *(arrays.first_positives, arrays.scores, arrays.labels, arrays.shares, arrays.seconds),
-                *(arrays.second_own, self.rankings, self.delta_bits),
-                **self.constants,
+                *(arrays.second_own, rankings, delta_bits, inverse_bits),
+                **smooth,
+                WIDE=plan.is_wide,
                 **tiles,
             )
-        return first, second
+        return first, second, counts
+
+    def _sort(self, launch: Launcher, starts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Sort the positives by ranking and score; return the sorted keys, their order, and the order before that.
+
+        A key holds a ranking and a float32 score. float64 scores are sorted first, then their rankings.
+        """
+        plan, keys = self.plan, self.arrays.keys[: self.plan.positives]
+
+        def sort_by(content: str, earlier: Tensor) -> tuple[Tensor, Tensor]:
+            launch(
+                write_keys,
+                _ceil_div(plan.positives, POSITIVES),
+                *(self.logits, starts, self.state.index, earlier, keys, plan.positives, plan.rankings),
+                SINGLE=self.starts is None,
+                CONTENT=content,
+                BLOCK=POSITIVES,
+            )
+            return torch.sort(keys, stable=True)
+
+        if plan.dtype == torch.float32:
+            keys, order = sort_by("both", self.state.index)
+            return keys, order, order
+        _, earlier = sort_by("score", self.state.index)
+        keys, order = sort_by("ranking", earlier)
+        return keys, order, earlier
 
     def backward(self, first: Tensor | None, second: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return the gradients at the logits and at the localisation errors, from those at the values.
 
         ``first`` and ``second`` have one number per ranking; None stands for zeros.
         """
-        arrays = self.arrays
-        gradient = torch.empty_like(self.logits)
+        plan, logits, arrays, (_, index, kinds) = self.plan, self.logits, self.arrays, self.state
+        size = logits.numel()
+        gradient = torch.empty_like(logits)
         at_localisation = None
         if self.localisation_dtype is not None and second is not None:
             # The kernel writes one number for each of the positives, padding included. More errors than that mean more
-            # positives than the capacity, which make every gradient NaN.
-            options: dict[str, Any] = {"dtype": self.localisation_dtype, "device": gradient.device}
-            fits = self.localisations <= self.positives
+            # positives than the capacity, which make every gradient NaN. Without logits, nobody writes.
+            value = torch.nan if self.localisations > plan.positives else 0.0
+            options: dict[str, Any] = {"dtype": plan.dtype, "device": logits.device}
             shape = (self.localisations,)
-            at_localisation = torch.empty(shape, **options) if fits else torch.full(shape, torch.nan, **options)
-        with on_device(gradient.device):
+            is_written = size > 0 and value == 0
+            at_localisation = torch.empty(shape, **options) if is_written else torch.full(shape, value, **options)
+        with on_device(logits.device):
+            ones = arrays.own  # where there is no gradient at the values, nothing is read
+            upstream = ones if first is None else first, ones if second is None else second
+            is_single = self.starts is None
+            launch = Launcher(
+                (
+                    *(logits.dtype, size >= 1 << 31, is_single, plan.is_smooth, plan.is_wide),
+                    *(tensor.dtype for tensor in upstream),
+                    is_aligned(logits, *upstream),
+                )
+            )
             launch(
                 write_gradient,
-                self._programs(),
-                *(self.logits, self.targets, self.starts, arrays.first_positives, arrays.bounds, arrays.owners),
-                *(arrays.scores, arrays.table, arrays.broken, first, gradient, gradient.numel(), self.rankings),
-                *(0 if first is None else first.stride(0), self.delta_bits),
-                **self.constants,
-                SINGLE=self.starts is None,
-                TRAINED=first is not None,
-                BLOCK=LOGITS,
-            )
-            launch(
-                positive_gradients,
-                triton.cdiv(self.positives, POSITIVES),
-                *(arrays.ranking_of, arrays.first_positives, arrays.entries, arrays.slots, arrays.last_tied),
-                *(arrays.broken, arrays.own, arrays.second_own, first, second, gradient, at_localisation),
-                *(self.positives, self.rankings, 0 if first is None else first.stride(0)),
-                *(0 if second is None else second.stride(0), self.localisations),
+                plan.programs(size),
+                *(logits, kinds, arrays.first_positives if self.starts is None else self.starts),
+                *(arrays.first_positives, arrays.bounds, arrays.rests, arrays.table, arrays.broken, index, arrays.rows),
+                *(arrays.block_slots, arrays.own, arrays.second_own, arrays.last_tied, *upstream, gradient),
+                *(arrays.table if at_localisation is None else at_localisation, size, plan.rankings),
+                *(
+                    min(self.localisations, plan.positives),
+                    *(tensor.stride(0) for tensor in upstream),
+                    _bits(plan.delta)[1],
+                ),
+                SINGLE=is_single,
+                SMOOTH=plan.is_smooth,
                 FIRST=first is not None,
-                SECOND=second is not None and self.loss in ("rs", "alrp"),
-                LOCALISED=self.localisation_dtype is not None,
-                BLOCK=POSITIVES,
+                SECOND=second is not None and plan.has_second,
+                LOCALISED=at_localisation is not None,
+                WIDE=plan.is_wide,
+                BLOCK=LOGITS,
+                POSITIVES=POSITIVES_OF_BLOCK,
             )
+        if at_localisation is not None:
+            at_localisation = at_localisation.to(self.localisation_dtype)
         return gradient, at_localisation
 
-    def _programs(self) -> int:
-        """Return the number of programs that cover the logits of every ranking."""
-        size = self.logits.numel()
-        return triton.cdiv(size, LOGITS) if self.starts is None else size // LOGITS + self.rankings
 
-    def _unit(self) -> float:
-        """Return how many units of the fixed point make 1: the sum over all logits stays below 2 ** 61."""
-        return float(2.0 ** (61 - self.logits.numel().bit_length()))
-
-
-def _positives(targets: Tensor, max_positives: int | None) -> Tensor:
-    """Return the positions of the positives, ascending; with a capacity, exactly that many numbers, padded with -1."""
-    if max_positives is None:
-        return (targets > 0).nonzero().view(-1)
-    if targets.numel() == 0:
-        return targets.new_full((max_positives,), -1, dtype=torch.int64)
-    return torch.nonzero_static(targets > 0, size=max_positives, fill_value=-1).view(-1)
-
-
-def _starts(sizes: tuple[int, ...], device: torch.device) -> Tensor | None:
-    """Return the first position of each ranking and the end of the last; None if there is one ranking."""
-    if len(sizes) == 1:
-        return None
-    if len(set(sizes)) == 1 and sizes[0] > 0:
-        return torch.arange(0, sizes[0] * len(sizes) + 1, sizes[0], device=device)
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    return _uploaded_starts(sizes, device, stream)
+def _ceil_div(number: int, block: int) -> int:
+    return -(-number // block)
 
 
 @lru_cache(maxsize=64)
-def _uploaded_starts(sizes: tuple[int, ...], device: torch.device, stream: int) -> Tensor:
-    """Return the starts of rankings of different sizes. Copied once per device and stream, without a wait."""
-    ends = torch.tensor([0, *sizes]).cumsum(0)
-    return ends.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else ends
+def _bits(delta: float) -> tuple[int, int]:
+    """Return the bits of delta and of its factor 1 / (2 delta); 0 if delta is 0."""
+    return float64_bits(delta), float64_bits(0.5 / delta) if delta > 0 else 0
+
+
+def _readable(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both in types that the kernels read: any float, but float64 in both or in none."""
+    if torch.float64 in (logits.dtype, targets.dtype):
+        return logits.double(), targets.double()
+    return logits, targets if targets.is_floating_point() else targets.float()
+
+
+def _positions(mask: Tensor, max_positives: int | None) -> Tensor:
+    """Return the positions of the positives, ascending; with a capacity, exactly that many numbers, padded with -1."""
+    if max_positives is None:
+        return mask.nonzero().view(-1)
+    if mask.numel() == 0:
+        return mask.new_full((max_positives,), -1, dtype=torch.int64)
+    try:
+        return torch.nonzero_static(mask, size=max_positives, fill_value=-1).view(-1)
+    except NotImplementedError:  # on CUDA before torch 2.7: the host waits once
+        positions = mask.nonzero().view(-1)[:max_positives]
+        return torch.nn.functional.pad(positions, (0, max_positives - positions.numel()), value=-1)

@@ -1,7 +1,7 @@
-"""Triton kernels that scan one ranking per program, over its edges or its positives, tile by tile in one order.
+"""The Triton kernel that turns the buckets of a ranking into its values, its gradients and the table of lines.
 
-The errors and weights of each loss are those of ``terms.py``, written again: each torch operation of that module would
-be a launch of its own.
+One program scans one ranking, over its edges and its positives, tile by tile in one order. The errors and weights of
+each loss are those of ``terms.py``, written again: each torch operation of that module would be a launch of its own.
 """
 
 import triton
@@ -13,16 +13,14 @@ from bucketrank.losses.triton.device import bucket_width, edges_of, float64_from
 ALRP_LEAST_FALSE_POSITIVES = tl.constexpr(1e-5)
 
 
-@triton.jit(do_not_specialize=["delta_bits"])
-def scan_buckets(
-    first_positives, owners, scores, buckets, ramps, unit, delta_bits, SMOOTH: tl.constexpr, TILE: tl.constexpr
+@triton.jit
+def _scan_buckets(
+    first_edge, edges, owners, scores, buckets, ramps, part, inverse, SMOOTH: tl.constexpr, TILE: tl.constexpr
 ):
     """Write a sum over the negatives above each edge to ``ramps``: their distances from it, at delta 0 their number.
 
     Distances are in units of 2 delta. Buckets wider than 2 delta count as 2 delta wide, which cancels in FP(i).
     """
-    _, _, first_edge, edges = edges_of(first_positives, tl.program_id(0), 2 if SMOOTH else 1)
-    inverse = 0.5 / float64_from(delta_bits) if SMOOTH else 0.0
     above = tl.zeros((), tl.int64)
     distance = tl.zeros((), tl.float64)
     start = edges * 0
@@ -33,7 +31,7 @@ def scan_buckets(
         members = tl.load(address, mask=inside, other=0)
         reached = above + tl.cumsum(members, 0)
         if SMOOTH:
-            offsets = tl.load(address + 1, mask=inside, other=0).to(tl.float64) / unit
+            offsets = tl.load(address + 1, mask=inside, other=0).to(tl.float64) * part
             width = bucket_width(owners, scores, first_edge, edge, edges, inside, inverse)
             gained = offsets + width * (reached - members).to(tl.float64)
             tl.store(ramps + first_edge + edge, distance + tl.cumsum(gained, 0), mask=inside)
@@ -51,34 +49,23 @@ def smaller(a, b):
 
 
 @triton.jit
-def compute_terms(
-    first_positives,
+def _compute_terms(
+    first,
+    positives,
     lower_edges,
     upper_edges,
     ramps,
     ranks,
     shares,
     seconds,
-    errors,
     weights,
     own,
     factors,
-    broken,
-    positive_count,
-    first_values,
-    second_values,
     LOSS: tl.constexpr,
     SMOOTH: tl.constexpr,
-    CAPACITY: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Write the values of the loss, the weights of the negatives and the positives' own gradients.
-
-    With CAPACITY, also mark the ranking as broken if there are more positives than were kept.
-    """
-    ranking = tl.program_id(0)
-    first, positives, _, _ = edges_of(first_positives, ranking, 1)
-    tie = 0.5 if SMOOTH else 1.0
+    """Write the weights of the negatives and the positives' own gradients; return the sums of the two errors."""
     first_sum = tl.zeros((TILE,), tl.float64)
     second_sum = tl.zeros((TILE,), tl.float64)
     least = tl.zeros((), tl.float64) + float("inf")
@@ -94,26 +81,26 @@ def compute_terms(
             false_positives -= tl.load(ramps + upper, mask=inside, other=0.0)
             false_positives = tl.maximum(false_positives, 0.0)
         rank = tl.load(ranks + row, mask=inside, other=1.0) + false_positives
-        if LOSS == "interpolated_ap" or LOSS == "alrp":
-            rank += 1 - tie
-        error = false_positives / rank
+        if SMOOTH and (LOSS == "interpolated_ap" or LOSS == "alrp"):
+            rank += 0.5  # a positive counts itself as 1, not as H(0)
         weight = 1 / rank
+        error = false_positives * weight
         pushed = error
         if LOSS == "interpolated_ap":
             own_error = tl.where(inside, error, float("inf"))
             error = tl.minimum(tl.associative_scan(own_error, 0, smaller), least)
             least = tl.minimum(tl.min(own_error, 0), least)
-            weight = error / tl.where(own_error > 0, own_error, 1.0) / rank
+            weight = error / tl.where(own_error > 0, own_error, 1.0) * weight
             pushed = error
         if LOSS == "alrp":
             pushes = false_positives > ALRP_LEAST_FALSE_POSITIVES
             others = tl.load(shares + row, mask=inside, other=0.0)
-            pushed = tl.where(pushes, (others + false_positives) / rank, 0.0)
-            weight = pushed / tl.where(pushes, false_positives, 1.0)
-            second_sum += tl.where(inside, tl.load(seconds + row, mask=inside, other=0.0) / rank, 0.0)
-            inverse_rank = tl.where(inside, 1 / rank, 0.0)
+            second_sum += tl.where(inside, tl.load(seconds + row, mask=inside, other=0.0) * weight, 0.0)
+            inverse_rank = tl.where(inside, weight, 0.0)
             tl.store(factors + row, inverse_ranks + tl.cumsum(inverse_rank, 0), mask=inside)
             inverse_ranks += tl.sum(inverse_rank, 0)
+            pushed = tl.where(pushes, (others + false_positives) * weight, 0.0)
+            weight = pushed / tl.where(pushes, false_positives, 1.0)
         if LOSS == "rs":
             second_sum += tl.load(seconds + row, mask=inside, other=0.0)
         first_sum += tl.where(inside, error, 0.0)
@@ -121,21 +108,12 @@ def compute_terms(
         # 0 - x, because -x would be -0. where there is no error.
         tl.store(own + row, 0.0 - pushed, mask=inside)
         start += TILE
-    is_broken = tl.load(broken + ranking) > 0
-    if CAPACITY:
-        is_broken = is_broken | (tl.load(positive_count) != tl.load(first_positives + tl.num_programs(0)))
-        tl.store(broken + ranking, is_broken.to(tl.int32))
-    count = tl.maximum(positives, 1).to(tl.float64)
-    tl.store(first_values + ranking, tl.where(is_broken, float("nan"), tl.sum(first_sum, 0) / count))
-    if LOSS == "rs" or LOSS == "alrp":
-        tl.store(second_values + ranking, tl.where(is_broken, float("nan"), tl.sum(second_sum, 0) / count))
+    return tl.sum(first_sum, 0), tl.sum(second_sum, 0)
 
 
-@triton.jit(do_not_specialize=["delta_bits"])
-def write_table(first_positives, owners, scores, weights, table, delta_bits, SMOOTH: tl.constexpr, TILE: tl.constexpr):
+@triton.jit
+def _write_table(first_edge, edges, owners, scores, weights, table, inverse, SMOOTH: tl.constexpr, TILE: tl.constexpr):
     """Write, per bucket, the sum over i of weights_i H(. - s_i) as a line: value at the lower edge, and slope."""
-    _, _, first_edge, edges = edges_of(first_positives, tl.program_id(0), 2 if SMOOTH else 1)
-    inverse = 0.5 / float64_from(delta_bits) if SMOOTH else 0.0
     slope_before = tl.zeros((), tl.float64)
     value_before = tl.zeros((), tl.float64)
     start = edges * 0
@@ -157,3 +135,70 @@ def write_table(first_positives, owners, scores, weights, table, delta_bits, SMO
             value_before += tl.sum(weight, 0)
         tl.store(table + 2 * (first_edge + edge), value, mask=inside)
         start += TILE
+
+
+@triton.jit(do_not_specialize=["inverse_bits"])
+def finish_rankings(
+    first_positives,
+    owners,
+    scores,
+    buckets,
+    ramps,
+    lower_edges,
+    upper_edges,
+    ranks,
+    shares,
+    seconds,
+    weights,
+    own,
+    factors,
+    table,
+    broken,
+    positive_count,
+    first_values,
+    second_values,
+    counts,
+    part,
+    inverse_bits,
+    LOSS: tl.constexpr,
+    SMOOTH: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Write the values of a ranking and everything for its gradient; ``part`` is the unit of the offsets.
+
+    With CAPACITY, also mark the ranking as broken if there are more positives than were kept.
+    """
+    ranking = tl.program_id(0)
+    first, positives, first_edge, edges = edges_of(first_positives, ranking, 2 if SMOOTH else 1)
+    inverse = float64_from(inverse_bits)
+    _scan_buckets(first_edge, edges, owners, scores, buckets, ramps, part, inverse, SMOOTH, TILE)
+    tl.debug_barrier()  # other threads read these sums
+    first_sum, second_sum = _compute_terms(
+        first,
+        positives,
+        lower_edges,
+        upper_edges,
+        ramps,
+        ranks,
+        shares,
+        seconds,
+        weights,
+        own,
+        factors,
+        LOSS,
+        SMOOTH,
+        TILE,
+    )
+    is_broken = tl.load(broken + ranking) > 0
+    if CAPACITY:
+        is_broken = is_broken | (tl.load(positive_count) != tl.load(first_positives + tl.num_programs(0)))
+    tl.debug_barrier()  # other threads read these weights, and all threads have loaded the flag
+    if CAPACITY:
+        tl.store(broken + ranking, is_broken.to(tl.int32))
+    count = tl.maximum(positives, 1).to(tl.float64)
+    tl.store(first_values + ranking, tl.where(is_broken, float("nan"), first_sum / count))
+    if LOSS == "rs" or LOSS == "alrp":
+        tl.store(second_values + ranking, tl.where(is_broken, float("nan"), second_sum / count))
+    tl.store(counts + ranking, positives)
+    _write_table(first_edge, edges, owners, scores, weights, table, inverse, SMOOTH, TILE)

@@ -1,0 +1,71 @@
+"""Where each ranking of a call begins: one small array, uploaded to the device once per combination of sizes."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+# Combinations of sizes that are kept per process.
+MAX_KEPT = 64
+
+
+class _Upload(NamedTuple):
+    starts: Tensor
+    # Pinned memory: a captured graph copies it again at every replay, if the upload happened during the capture.
+    source: Tensor
+    # The stream of the upload and an event after it; None on the CPU.
+    stream: Any
+    event: Any
+
+
+_kept: dict[tuple[tuple[int, ...], torch.device], _Upload] = {}
+# What captured graphs read; they may be replayed at any time.
+_captured: list[_Upload] = []
+
+
+def upload_starts(sizes: tuple[int, ...], device: torch.device) -> Tensor | None:
+    """Return the first position of each ranking and the end of the last; None if there is one ranking.
+
+    The host does not wait. The array may be used on any stream of the device, and in captured graphs.
+    """
+    if len(sizes) == 1:
+        return None
+    if len(set(sizes)) == 1 and sizes[0] > 0:
+        return torch.arange(0, sizes[0] * len(sizes) + 1, sizes[0], device=device)
+    capturing = _is_capturing(device)
+    key = sizes, device
+    upload = _kept.get(key)
+    if upload is None:
+        upload = _upload(sizes, device, capturing=capturing)
+        if not capturing:  # until the first replay, a captured copy has not happened
+            _kept[key] = upload
+            if len(_kept) > MAX_KEPT:
+                del _kept[next(iter(_kept))]
+    elif upload.event is not None and not capturing:
+        stream = torch.cuda.current_stream(device)
+        if stream != upload.stream:
+            stream.wait_event(upload.event)
+            # If the array is dropped, its memory stays until this stream has read it.
+            upload.starts.record_stream(stream)
+    if capturing and not any(upload is captured for captured in _captured):
+        _captured.append(upload)
+    return upload.starts
+
+
+def _upload(sizes: tuple[int, ...], device: torch.device, *, capturing: bool) -> _Upload:
+    # On the CPU whatever torch.set_default_device says: only CPU memory can be pinned.
+    source = torch.tensor([0, *sizes], device="cpu").cumsum(0)
+    if device.type != "cuda":
+        return _Upload(source, source, None, None)
+    source = source.pin_memory()
+    starts = source.to(device, non_blocking=True)
+    if capturing:
+        return _Upload(starts, source, None, None)
+    stream = torch.cuda.current_stream(device)
+    return _Upload(starts, source, stream, stream.record_event())
+
+
+def _is_capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
