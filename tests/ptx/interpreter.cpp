@@ -139,6 +139,7 @@ bool compare_floats(int how, T a, T b) {
   X(bf16x2_from_f32, u32, float, u32(to_bfloat16(a)) << 16 | to_bfloat16(b))                                           \
   X(f16x2_from_f32, u32, float, u32(to_float16(a)) << 16 | to_float16(b))                                              \
   X(fma_bf16, u16, u16, to_bfloat16(std::fma(from_bfloat16(a), from_bfloat16(b), from_bfloat16(c))))                   \
+  X(abs_f16, u16, u16, a & 0x7fff) X(abs_bf16, u16, u16, a & 0x7fff) X(neg_f16, u16, u16, a ^ 0x8000)                \
   X(add_f16, u16, u16, to_float16(from_float16(a) + from_float16(b)))                                                  \
   X(mul_f16, u16, u16, to_float16(from_float16(a) * from_float16(b)))                                                  \
   X(pack_16, u32, u16, u32(b) << 16 | a) X(pack_32, u64, u32, u64(b) << 32 | a)
@@ -150,7 +151,7 @@ bool compare_floats(int how, T a, T b) {
   X(atomic_add) X(atomic_max) X(atomic_min) X(atomic_or) X(atomic_exchange)                                            \
   X(select) X(permute) X(unpack_16) X(unpack_32)                                                                       \
   X(compare_s32) X(compare_u32) X(compare_s64) X(compare_u64) X(compare_s16) X(compare_u16) X(compare_f32)             \
-  X(compare_f64)                                                                                                       \
+  X(compare_f64) X(compare_f16) X(compare_bf16)                                                                                                       \
   X(shuffle_bfly) X(shuffle_up) X(shuffle_down) X(shuffle_idx) X(vote_ballot)                                          \
   X(reduce_add) X(reduce_max_s) X(reduce_min_s) X(reduce_max_u) X(reduce_min_u) X(reduce_or) X(reduce_and)
 
@@ -528,6 +529,12 @@ class Machine {
       COMPARE_CASE(s32, i32, compare) COMPARE_CASE(u32, u32, compare) COMPARE_CASE(s64, i64, compare)
       COMPARE_CASE(u64, u64, compare) COMPARE_CASE(s16, i16, compare) COMPARE_CASE(u16, u16, compare)
       COMPARE_CASE(f32, float, compare_floats) COMPARE_CASE(f64, double, compare_floats)
+      case k_compare_f16:
+        EACH d[lane] = compare_floats(instruction.width, from_float16(as<u16>(s0[lane])), from_float16(as<u16>(s1[lane])));
+        break;
+      case k_compare_bf16:
+        EACH d[lane] = compare_floats(instruction.width, from_bfloat16(as<u16>(s0[lane])), from_bfloat16(as<u16>(s1[lane])));
+        break;
       case k_shuffle_bfly: case k_shuffle_up: case k_shuffle_down: case k_shuffle_idx: {
         whole_warp();
         u64 shuffled[kLanes];

@@ -62,6 +62,9 @@ _FLOATS = {
     },
     **{f"{name}.{kind}": f"{name}_{kind}" for name in ("min", "max", "abs", "neg") for kind in ("f32", "f64")},
     **{f"fma.rn.{kind}": f"fma_{kind}" for kind in ("f32", "f64", "bf16")},
+    "abs.f16": "abs_f16",
+    "abs.bf16": "abs_bf16",
+    "neg.f16": "neg_f16",
     **{f"{name}{rn}.f16": f"{name}_f16" for name in ("add", "mul") for rn in ("", ".rn")},
 }
 _CONVERSIONS = {
@@ -343,7 +346,7 @@ class _Decoder:
         elif base == "mov":
             self._decode_move(kind, arguments)
         elif base == "setp":
-            operation = f"compare_{kind if kind[0] in 'suf' else 's' + kind[1:]}"
+            operation = f"compare_{kind if kind[0] in 'suf' or kind == 'bf16' else 's' + kind[1:]}"
             self._emit(operation, arguments[:1], arguments[1:], width=COMPARISONS[parts[0]])
         elif base == "mad" and parts[0] == "wide":
             self._emit(f"mul_wide_{kind}", ["%product"], arguments[1:3])

@@ -42,7 +42,7 @@ def compute(
     localisation: Tensor | None = None,
 ) -> Result:
     if name == "alrp" and localisation is None:
-        localisation = localisation_errors(targets).to(logits.dtype)
+        localisation = localisation_errors(targets).to(torch.promote_types(logits.dtype, torch.float32))
     first, second, ranking = rank_with_triton(
         logits,
         targets,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import oracle
-from ..cases import DELTAS, LOSSES, RANKING, answer, assert_same, hard_inputs, synthetic
+from ..cases import DELTAS, LOSSES, RANKING, answer, assert_same, hard_inputs, localisation_errors, synthetic
 from .harness import compute
 
 HARD = hard_inputs()
@@ -163,3 +163,61 @@ def test_empty_input(capacity: int | None, sizes: tuple[int, ...], name: str) ->
     got = compute(name, torch.zeros(0), torch.zeros(0), 0.5, sizes=sizes, max_positives=capacity)
     assert [value.tolist() for value in got.values] == [[0.0] * len(sizes)] * len(got.values)
     assert [gradient.shape for gradient in got.gradients] == [(0,)] * len(got.gradients)
+
+
+@every_loss
+@pytest.mark.parametrize("labels", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_read_as_it_is(dtype: torch.dtype, labels: torch.dtype, name: str) -> None:
+    logits, targets = synthetic(1_500, 60)
+    logits, targets = logits.to(dtype), targets.to(labels)
+    expected = LOSSES[name].oracle(logits.double(), targets.double(), 0.5)
+    got = compute(name, logits, targets, 0.5)
+    assert all(value.dtype == torch.float32 for value in got.values)
+    assert all(gradient.dtype == dtype for gradient in got.gradients)
+    rounded = expected._replace(gradients=[gradient.to(dtype) for gradient in expected.gradients])
+    # The gradient is computed in float32 and rounded once, rarely to the other neighbour.
+    assert_same(got.answer(), rounded, relative=float(torch.finfo(dtype).eps))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_localisation(dtype: torch.dtype) -> None:
+    logits, targets = HARD["plain"]
+    errors = localisation_errors(targets).to(dtype)
+    got = compute("alrp", logits, targets, 0.5, localisation=errors)
+    expected, at_errors = oracle.alrp(logits, targets, errors.double(), 0.5)
+    assert_same(got.answer(), expected)
+    assert got.at_localisation is not None
+    torch.testing.assert_close(got.at_localisation, at_errors.to(dtype))
+
+
+@every_loss
+@pytest.mark.parametrize("shift", [1, 2, 3])
+def test_slices_that_are_not_aligned(shift: int, name: str) -> None:
+    logits, targets = synthetic(2_000, 60)
+    for dtype in (torch.float32, torch.bfloat16):
+        moved = torch.empty(2_003, dtype=dtype)[shift:][:2_000].copy_(logits)
+        labels = torch.empty(2_003)[3 - shift :][:2_000].copy_(targets)
+        got = compute(name, moved, labels, 0.5)
+        expected = LOSSES[name].oracle(moved.double(), targets.double(), 0.5)
+        assert_same(got.answer(), expected, relative=1e-6 if dtype is torch.float32 else 8e-3)
+
+
+@every_loss
+@pytest.mark.parametrize("spread", [0.0, 1e-3, 0.1])
+def test_collapsed_logits(spread: float, name: str) -> None:
+    logits, targets = synthetic(3_000, 40)
+    logits = logits * spread - 4.6
+    assert_same(compute(name, logits, targets, 0.5).answer(), LOSSES[name].oracle(logits, targets, 0.5))
+
+
+@every_loss
+@pytest.mark.parametrize("value", [math.nan, -math.nan, math.inf, -math.inf])
+def test_a_broken_score_reads_nothing_out_of_bounds(value: float, name: str) -> None:
+    logits, targets = synthetic(300, 30)
+    position = int((targets > 0).nonzero()[0])
+    for dtype in (torch.float32, torch.float64):
+        broken = logits.to(dtype).clone()
+        broken[position] = value
+        got = compute(name, broken, targets.to(dtype), 0.5)
+        assert all(number.isnan().all() for number in got.values)

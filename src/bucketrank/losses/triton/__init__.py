@@ -110,7 +110,7 @@ def state_sizes(logits: Tensor, targets: Tensor, **settings: Any) -> tuple[int, 
     from bucketrank.losses.triton.ranking import Plan
 
     plan = Plan.of(logits, targets, positives=settings.pop("max_positives"), has_capacity=True, **settings)
-    return plan.layout(logits.numel()).bytes, plan.positives, logits.numel()
+    return sum(plan.layout(logits.numel()).bytes), plan.positives, logits.numel()
 
 
 def resume_ranking(

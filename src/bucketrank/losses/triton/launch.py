@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.compiler import CompiledKernel
 from triton.runtime import driver
 
 from bucketrank.launches import record_kernel
@@ -20,6 +21,8 @@ from bucketrank.launches import record_kernel
 ALIGNMENT = 16
 # Kernels, compiled, by name and variant.
 _compiled: dict[Hashable, Any] = {}
+# Older versions of Triton keep hooks, which profilers set, at the class of compiled kernels.
+_HAS_KNOBS = hasattr(triton, "knobs")
 # Since this version of Triton a launch also passes the constants, which it ignores.
 _CONSTANTS_ARE_PASSED = tuple(map(int, re.findall(r"\d+", triton.__version__)[:2])) >= (3, 3)
 
@@ -67,8 +70,9 @@ def probe(device: torch.device) -> None:
 
 def _has_hooks() -> bool:
     """Whether a profiler listens to Triton's launches; it hears only of those that Triton makes itself."""
-    knobs = getattr(triton, "knobs", None)
-    return knobs is not None and bool(knobs.runtime.launch_enter_hook or knobs.runtime.launch_exit_hook)
+    runtime = triton.knobs.runtime if _HAS_KNOBS else CompiledKernel
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
 
 
 def on_device(device: torch.device) -> AbstractContextManager[Any]:
@@ -91,30 +95,27 @@ def float64_bits(value: float) -> int:
 class Layout:
     """The division of one piece of memory into arrays: one allocation and one launch instead of many.
 
-    ``sizes`` has the number of entries and the dtype of each array. Arrays of one dtype lie side by side.
+    ``groups`` has the dtype and the lengths of neighbouring arrays. Lengths must be multiples of :func:`pad`.
     """
 
-    def __init__(self, sizes: Iterable[tuple[int, torch.dtype]]) -> None:
-        sizes = list(sizes)
-        dtypes = list(dict.fromkeys(dtype for _, dtype in sizes))
-        self.parts = []  # of each dtype: bytes, padded lengths, positions in the result
-        for dtype in dtypes:
-            own = [k for k, (_, other) in enumerate(sizes) if other == dtype]
-            step = ALIGNMENT // dtype.itemsize
-            lengths = [-(-sizes[k][0] // step) * step for k in own]
-            self.parts.append((dtype, sum(lengths) * dtype.itemsize, lengths, own))
-        self.count = len(sizes)
-        self.bytes = sum(size for _, size, _, _ in self.parts)
+    def __init__(self, *groups: tuple[torch.dtype, list[int]]) -> None:
+        self.groups = groups
+        self.bytes = [sum(lengths) * dtype.itemsize for dtype, lengths in groups]
 
     def allocate(self, device: torch.device) -> Tensor:
         """Return zeros of the right size."""
-        return torch.zeros(self.bytes, dtype=torch.uint8, device=device)
+        return torch.zeros(sum(self.bytes), dtype=torch.uint8, device=device)
 
     def divide(self, memory: Tensor) -> list[Tensor]:
-        """Return the arrays, views of ``memory``; each may be a few entries longer than asked for."""
-        arrays: list[Any] = [None] * self.count
-        pieces = memory.split_with_sizes([size for _, size, _, _ in self.parts])
-        for piece, (dtype, _, lengths, own) in zip(pieces, self.parts, strict=True):
-            for position, array in zip(own, piece.view(dtype).split_with_sizes(lengths), strict=True):
-                arrays[position] = array
-        return arrays
+        """Return the arrays, views of ``memory``."""
+        pieces = memory.split_with_sizes(self.bytes)
+        return [
+            array
+            for piece, (dtype, lengths) in zip(pieces, self.groups, strict=True)
+            for array in piece.view(dtype).split_with_sizes(lengths)
+        ]
+
+
+def pad(length: int) -> int:
+    """Return the next length at which an array that follows is aligned, whatever its dtype of at least 4 bytes."""
+    return (length + 3) // 4 * 4

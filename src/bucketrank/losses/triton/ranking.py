@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bucketrank.losses.triton.launch import Launcher, Layout, float64_bits, is_aligned, on_device
+from bucketrank.losses.triton.launch import Launcher, Layout, float64_bits, is_aligned, on_device, pad
 from bucketrank.losses.triton.logits import fill_buckets, write_gradient
 from bucketrank.losses.triton.pairs import compare_positives, demote_positives
 from bucketrank.losses.triton.positives import place_positives, write_keys
@@ -48,7 +48,7 @@ class Arrays(NamedTuple):
     rests: Tensor  # (E,) of the ramp type
     scores: Tensor  # (P,) of the values' dtype, as are the next three
     labels: Tensor
-    bounds: Tensor  # (E + 1,)
+    bounds: Tensor  # (E + 1,) or longer, as all that are padded
     table: Tensor  # (E, 2): value and slope
     owners: Tensor  # (E,) int32, as are all that follow
     lower_edges: Tensor  # (P,)
@@ -110,60 +110,28 @@ class Plan(NamedTuple):
         return _ceil_div(size, LOGITS) if self.rankings == 1 else size // LOGITS + self.rankings
 
     def layout(self, size: int) -> Layout:
-        """Return the division of the memory for ``size`` logits."""
-        return _layout(
-            self.positives,
-            self.rankings,
-            self.programs(size),
-            self.dtype,
-            loss=self.loss,
-            is_smooth=self.is_smooth,
-            is_wide=self.is_wide,
-            has_capacity=self.has_capacity,
+        """Return the division of the memory for ``size`` logits, in the order of :class:`Arrays`."""
+        positives = pad(self.positives)
+        seconds, localised = positives * self.has_second, positives * (self.loss == "alrp")
+        per_positive = 2 if self.is_smooth else 1
+        edges = positives * per_positive
+        # With a capacity there may be fewer edges, and more copies of them.
+        number = self.positives * per_positive
+        buckets = max(number, BUCKETS) if self.has_capacity else number * max(1, BUCKETS // max(1, number))
+        buckets = pad(min(buckets, COPIES * number))
+        return Layout(
+            (torch.int64, [positives, 2 * buckets]),
+            (torch.float64, [edges, positives, seconds, seconds, localised, positives, positives, seconds]),
+            (torch.float64 if self.is_wide else torch.float32, [edges]),
+            (self.dtype, [positives, positives, edges + 4, 2 * edges]),
+            (
+                torch.int32,
+                [
+                    *(edges, positives, positives, positives, positives, pad(self.programs(size))),
+                    *(pad(self.rankings + 1), pad(self.rankings), 4),
+                ],
+            ),
         )
-
-
-def _layout(
-    positives: int,
-    rankings: int,
-    programs: int,
-    dtype: torch.dtype,
-    *,
-    loss: str,
-    is_smooth: bool,
-    is_wide: bool,
-    has_capacity: bool,
-) -> Layout:
-    seconds, localised = positives * (loss in ("rs", "alrp")), positives * (loss == "alrp")
-    edges = positives * (2 if is_smooth else 1)
-    # With a capacity there may be fewer edges, and more copies of them.
-    buckets = max(edges, BUCKETS) if has_capacity else edges * max(1, BUCKETS // max(1, edges))
-    buckets = min(buckets, COPIES * edges)
-    return Layout(
-        [
-            (positives, torch.int64),
-            (buckets * 2, torch.int64),
-            (edges, torch.float64),
-            (positives, torch.float64),
-            (seconds, torch.float64),
-            (seconds, torch.float64),
-            (localised, torch.float64),
-            (positives, torch.float64),
-            (positives, torch.float64),
-            (seconds, torch.float64),
-            (edges, torch.float64 if is_wide else torch.float32),
-            (positives, dtype),
-            (positives, dtype),
-            (edges + 1, dtype),
-            (edges * 2, dtype),
-            (edges, torch.int32),
-            *[(positives, torch.int32)] * 4,
-            (programs, torch.int32),
-            (rankings + 1, torch.int32),
-            (rankings, torch.int32),
-            (int(has_capacity), torch.int32),
-        ]
-    )
 
 
 class State(NamedTuple):
