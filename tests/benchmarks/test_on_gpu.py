@@ -15,6 +15,8 @@ from benchmarks.__main__ import main
 from benchmarks.losses.contenders import draw_logits, loss_step, step_launches, why_unavailable
 from benchmarks.timing import device_clock, peak_allocated, seconds_of
 
+from ..device_waits import no_waits
+
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA or ROCm device", allow_module_level=True)
 if reason := why_unavailable("exact-triton", "cuda"):
@@ -53,11 +55,8 @@ def test_the_counted_waits_are_the_waits(loss: str) -> None:
     assert step_launches("focal", None, data, "eager").waits == 0
     focal = loss_step("focal", None, data)
     focal()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waits():
         focal()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_bench_losses(tmp_path: Path) -> None:

@@ -1,41 +1,28 @@
-"""The exact losses on a CUDA or ROCm device: graphs, waits, equality with the CPU, mixed precision.
+"""The exact losses on a CUDA or ROCm device: graphs, waits, streams, equality with the CPU, mixed precision.
 
 Run them with ``pytest tests/losses/triton/test_gpu.py``; without a device they are skipped.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 import torch
 from torch import Tensor
 
+from bucketrank import alrp_loss, rank_sort_loss
 from bucketrank.losses.triton import rank_with_triton, unavailable_reason
 
-from ..cases import DELTAS, LOSSES, RANKING, answer, assert_same, hard_inputs, synthetic
+from ...device_waits import no_waits
+from ..cases import DELTAS, LOSSES, RANKING, answer, assert_same, hard_inputs, localisation_errors, synthetic, total
+from ..oracle import Answer
 
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA or ROCm device", allow_module_level=True)
-if reason := unavailable_reason(torch.device("cuda")):
+if reason := unavailable_reason(torch.device("cuda", 0)):
     pytest.skip(reason, allow_module_level=True)
-if os.environ.get("TRITON_INTERPRET") == "1":
-    pytest.skip("the interpreter does not test the device", allow_module_level=True)
 
 NAMES = {"ap": "ap", "interpolated_ap": "interpolated_ap", "rank_sort": "rs", "alrp": "alrp"}
 every_loss = pytest.mark.parametrize("name", RANKING)
-
-
-@contextmanager
-def _no_waits() -> Iterator[None]:
-    """Make every wait of the host for the device an error."""
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @every_loss
@@ -82,7 +69,7 @@ def test_a_capacity_needs_no_wait(sizes: tuple[int, ...], name: str) -> None:
         ranking.backward(first, second)
 
     train()  # compiles the kernels
-    with _no_waits():
+    with no_waits():
         train()
 
 
@@ -167,3 +154,127 @@ def test_memory_at_ten_million_logits() -> None:
     )
     ranking.backward(first, second)
     assert torch.cuda.max_memory_allocated() - before <= 1.5 * logits.nbytes
+
+
+def _on_cpu(answered: Answer) -> Answer:
+    return answered._replace(
+        values=[value.cpu() for value in answered.values],
+        gradients=[gradient.cpu() for gradient in answered.gradients],
+    )
+
+
+@every_loss
+@pytest.mark.parametrize("spread", [0.0, 1e-3, 0.1])
+def test_collapsed_logits(spread: float, name: str) -> None:
+    logits, targets = synthetic(200_000, 300)
+    logits = logits * spread - 4.6
+    expected = answer(LOSSES[name].compute, logits, targets, delta=0.5, way=("exact", "auto"))
+    got = answer(LOSSES[name].compute, logits.cuda(), targets.cuda(), delta=0.5, way=("exact", "auto"))
+    assert_same(_on_cpu(got), expected)
+
+
+@every_loss
+@pytest.mark.parametrize("shift", [1, 2, 3])
+def test_slices_that_are_not_aligned(shift: int, name: str) -> None:
+    logits, targets = synthetic(10_003, 100)
+    expected = answer(LOSSES[name].compute, logits[shift:], targets[shift:], delta=0.5, way=("exact", "auto"))
+    moved = logits.cuda()[shift:], targets.cuda()[shift:]
+    assert_same(_on_cpu(answer(LOSSES[name].compute, *moved, delta=0.5, way=("exact", "auto"))), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    logits, targets = (tensor.cuda() for tensor in synthetic(50_000, 500))
+    errors = localisation_errors(targets).to(dtype).requires_grad_()
+    leaf = logits.to(dtype).requires_grad_()
+    total(alrp_loss(leaf, targets, errors)).backward()
+    wide, wide_errors = leaf.detach().double().requires_grad_(), errors.detach().double().requires_grad_()
+    total(alrp_loss(wide, targets, wide_errors)).backward()
+    for ours, theirs in ((leaf.grad, wide.grad), (errors.grad, wide_errors.grad)):
+        assert ours is not None
+        assert theirs is not None
+        assert ours.dtype == dtype
+        allowed = torch.finfo(dtype).eps * theirs.abs().max().item()
+        torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=allowed)
+
+
+@pytest.mark.parametrize("sizes", [None, [12_000, 0, 8_000]], ids=["one", "unequal"])
+def test_reduce_overhead(sizes: list[int] | None) -> None:
+    """CUDA graphs by ``torch.compile``: with a capacity inside the graph, without one outside of it."""
+    for capacity in (300, None):
+
+        def train(logits: Tensor, targets: Tensor, capacity: int | None = capacity) -> Tensor:
+            return total(rank_sort_loss(logits * 2, targets, sizes=sizes, max_positives=capacity))
+
+        compiled = torch.compile(train, mode="reduce-overhead", fullgraph=True)
+        for seed in range(6):
+            torch.compiler.cudagraph_mark_step_begin()
+            logits, targets = (tensor.cuda() for tensor in synthetic(20_000, 200, seed=seed))
+            ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+            compiled(ours, targets).backward()
+            train(theirs, targets).backward()
+            torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_the_usual_graph_recipe_with_unequal_sizes() -> None:
+    """Warm up on a side stream, capture on the stream of the graph, use other sizes, replay."""
+    logits, targets = (tensor.cuda() for tensor in synthetic(20_000, 200))
+    leaf = logits.clone().requires_grad_()
+    sizes = [12_000, 1_000, 7_000]
+
+    def train() -> None:
+        leaf.grad = None
+        total(rank_sort_loss(leaf, targets, sizes=sizes, max_positives=300)).backward()
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            train()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        train()
+    captured = leaf.grad
+    assert captured is not None
+    for size in range(200):
+        rank_sort_loss(logits, targets, sizes=[size, 20_000 - size], max_positives=300)
+    graph.replay()
+    torch.cuda.synchronize()
+    expected = logits.clone().requires_grad_()
+    total(rank_sort_loss(expected, targets, sizes=sizes, max_positives=300)).backward()
+    assert expected.grad is not None
+    assert torch.equal(captured, expected.grad)
+
+
+def test_side_streams() -> None:
+    logits, targets = (tensor.cuda() for tensor in synthetic(50_000, 500))
+    sizes = [30_000, 0, 20_000]
+    expected = rank_sort_loss(logits, targets, sizes=sizes, reduction="none").ranking
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    values = []
+    for stream in streams:
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            values.append(rank_sort_loss(logits, targets, sizes=sizes, reduction="none").ranking)
+    torch.cuda.synchronize()
+    assert all(torch.equal(value, expected) for value in values)
+
+
+def test_cuda_as_the_default_device() -> None:
+    logits, targets = (tensor.cuda() for tensor in synthetic(5_000, 50))
+    with torch.device("cuda"):
+        terms = rank_sort_loss(logits, targets, sizes=[3_001, 1_999])
+    assert all(term.isfinite() for term in terms)
+
+
+def test_deterministic_mode() -> None:
+    logits, targets = (tensor.cuda() for tensor in synthetic(50_000, 500))
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(mode=True)
+    try:
+        leaf = logits.requires_grad_()
+        total(rank_sort_loss(leaf, targets, sizes=[30_000, 20_000])).backward()
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert leaf.grad is not None

@@ -27,80 +27,97 @@ TARGETS = {
     **{name: ("hip", name, 32) for name in ("gfx1100", "gfx1201")},
 }
 POINTERS = {
-    **dict.fromkeys(["keys", "index", "order", "earlier_order", "entries", "starts", "buckets"], "*i64"),
+    **dict.fromkeys(["keys", "index", "order", "earlier_order", "starts", "buckets"], "*i64"),
     **dict.fromkeys(
         ["ramps", "ranks", "shares", "seconds", "errors", "weights", "own", "second_own", "factors", "sorting_errors"],
         "*fp64",
     ),
-    **dict.fromkeys(
-        ["owners", "lower_edges", "upper_edges", "last_tied", "slots", "ranking_of", "first_positives"], "*i32"
-    ),
-    **dict.fromkeys(["broken", "positive_count"], "*i32"),
-    **dict.fromkeys(["logits", "targets", "localisation", "scores", "labels", "bounds", "table", "gradient"], "*fp32"),
-    **dict.fromkeys(["upstream", "first_upstream", "second_upstream", "first_values", "second_values"], "*fp32"),
+    **dict.fromkeys(["owners", "lower_edges", "upper_edges", "last_tied", "rows", "block_slots"], "*i32"),
+    **dict.fromkeys(["first_positives", "broken", "positive_count", "counts"], "*i32"),
+    "kinds": "*i8",
+    **dict.fromkeys(["logits", "gradient"], "*logit"),
+    **dict.fromkeys(["targets", "localisation", "scores", "labels", "bounds", "rests", "table"], "*fp32"),
+    **dict.fromkeys(["first_upstream", "second_upstream", "first_values", "second_values"], "*fp32"),
     "localisation_gradient": "*fp32",
-    "unit": "fp32",
-    "delta_bits": "i64",
+    **dict.fromkeys(["unit", "part"], "fp32"),
+    **dict.fromkeys(["delta_bits", "inverse_bits"], "i64"),
 }
+PAIRS = {"ROWS": steps.ROWS, "COLUMNS": steps.COLUMNS, "FLUSH": steps.FLUSH}
+COPIES = {"COPIES": steps.COPIES, "BUCKETS": steps.BUCKETS}
 # The constants of each kernel: those of the largest variant.
 KERNELS: dict[str, dict[str, Any]] = {
     "write_keys": {"SINGLE": False, "CONTENT": "both", "BLOCK": steps.POSITIVES},
-    "gather_positives": {"TWO_ORDERS": False, "LOCALISED": True, "SHIFT": 32, "BLOCK": steps.POSITIVES},
-    "place_edges": {"SMOOTH": True, "BLOCK": steps.POSITIVES},
-    "fill_buckets": {"SINGLE": False, "SMOOTH": True, "CAPACITY": True, "WIDE": False, "BLOCK": steps.LOGITS},
-    "compare_positives": {"LOSS": "rs", "SMOOTH": True, "WIDE": False, "ROWS": steps.ROWS, "COLUMNS": steps.COLUMNS},
-    "scan_buckets": {"SMOOTH": True, "TILE": steps.TILE},
-    "compute_terms": {"LOSS": "interpolated_ap", "SMOOTH": True, "CAPACITY": True, "TILE": steps.TILE},
-    "write_table": {"SMOOTH": True, "TILE": steps.TILE},
-    "demote_positives": {"SMOOTH": True, "WIDE": False, "ROWS": steps.ROWS, "COLUMNS": steps.COLUMNS},
-    "write_gradient": {"SINGLE": False, "SMOOTH": True, "TRAINED": True, "WIDE": False, "BLOCK": steps.LOGITS},
-    "positive_gradients": {"FIRST": True, "SECOND": True, "LOCALISED": True, "BLOCK": steps.POSITIVES},
+    "place_positives": {
+        "SINGLE": False,
+        "TWO_ORDERS": False,
+        "LOCALISED": True,
+        "SMOOTH": True,
+        "LOGITS": steps.LOGITS,
+        "BLOCK": steps.POSITIVES,
+    },
+    "fill_buckets": {
+        "SINGLE": False,
+        "SMOOTH": True,
+        "CAPACITY": True,
+        "WIDE": False,
+        "BLOCK": steps.LOGITS,
+        **COPIES,
+    },
+    "compare_positives": {"LOSS": "rs", "SMOOTH": True, "WIDE": False, **COPIES, **PAIRS},
+    "finish_rankings": {"LOSS": "interpolated_ap", "SMOOTH": True, "CAPACITY": True, "TILE": steps.TILE},
+    "demote_positives": {"SMOOTH": True, "WIDE": False, **PAIRS},
+    "write_gradient": {
+        "SINGLE": False,
+        "SMOOTH": True,
+        "FIRST": True,
+        "SECOND": True,
+        "LOCALISED": True,
+        "WIDE": False,
+        "BLOCK": steps.LOGITS,
+        "POSITIVES": steps.POSITIVES_OF_BLOCK,
+    },
 }
 # Other variants, compiled for one target only.
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("write_keys", {"SINGLE": True}),
+    ("place_positives", {"SINGLE": True, "LOCALISED": False}),
+    ("place_positives", {"SMOOTH": False}),
     ("fill_buckets", {"SINGLE": True, "CAPACITY": False}),
     ("fill_buckets", {"SMOOTH": False}),
-    ("write_gradient", {"SINGLE": True}),
-    ("write_gradient", {"SMOOTH": False}),
-    ("write_gradient", {"TRAINED": False}),
-    ("compare_positives", {"LOSS": "ap"}),
-    ("compare_positives", {"LOSS": "alrp"}),
-    ("compare_positives", {"SMOOTH": False}),
-    ("compare_positives", {"LOSS": "alrp", "SMOOTH": False}),
+    *(
+        ("compare_positives", {"LOSS": loss, "SMOOTH": smooth})
+        for loss in ("ap", "rs", "alrp")
+        for smooth in (True, False)
+    ),
+    ("compare_positives", {"ROWS": steps.FEW_ROWS}),
+    *(("finish_rankings", {"LOSS": loss}) for loss in ("ap", "rs", "alrp")),
+    ("finish_rankings", {"LOSS": "ap", "SMOOTH": False, "CAPACITY": False}),
     ("demote_positives", {"SMOOTH": False}),
-    ("compute_terms", {"LOSS": "ap"}),
-    ("compute_terms", {"LOSS": "rs"}),
-    ("compute_terms", {"LOSS": "alrp", "CAPACITY": False}),
-    ("compute_terms", {"LOSS": "ap", "SMOOTH": False}),
-    ("scan_buckets", {"SMOOTH": False}),
-    ("write_table", {"SMOOTH": False}),
-    ("place_edges", {"SMOOTH": False}),
-    ("positive_gradients", {"LOCALISED": False}),
-    ("positive_gradients", {"SECOND": False}),
-    ("write_keys", {"SINGLE": True}),
+    ("demote_positives", {"ROWS": steps.FEW_ROWS}),
+    ("write_gradient", {"SINGLE": True, "LOCALISED": False}),
+    ("write_gradient", {"SMOOTH": False, "SECOND": False}),
+    ("write_gradient", {"FIRST": False}),
 ]
 # float64 logits: every kernel, with float64 ramps.
 WIDE: list[tuple[str, dict[str, Any]]] = [
     ("write_keys", {"CONTENT": "score"}),
     ("write_keys", {"CONTENT": "ranking"}),
-    ("gather_positives", {"TWO_ORDERS": True, "SHIFT": 0}),
+    ("place_positives", {"TWO_ORDERS": True}),
     *((name, {"WIDE": True}) for name in ("fill_buckets", "compare_positives", "demote_positives", "write_gradient")),
     ("compare_positives", {"WIDE": True, "LOSS": "alrp"}),
-    ("place_edges", {}),
-    ("scan_buckets", {}),
-    ("write_table", {}),
-    ("compute_terms", {"LOSS": "rs"}),
-    ("positive_gradients", {}),
+    ("finish_rankings", {"LOSS": "rs"}),
 ]
+# The kernels that read logits of half precision.
+HALF = ("write_keys", "place_positives", "fill_buckets", "write_gradient")
 
 
-def _compile(name: str, target: str, changes: dict[str, Any], dtype: str = "fp32") -> Any:
+def _compile(name: str, target: str, changes: dict[str, Any], dtype: str = "fp32", logit: str | None = None) -> Any:
     kernel = getattr(steps, name)
     constants = KERNELS[name] | changes
-    signature = {
-        argument: "constexpr" if argument in constants else POINTERS.get(argument, "i32").replace("*fp32", f"*{dtype}")
-        for argument in kernel.arg_names
-    }
+    types = {"*fp32": f"*{dtype}", "*logit": f"*{logit or dtype}"}
+    signature = {argument: POINTERS.get(argument, "i32") for argument in kernel.arg_names}
+    signature = {argument: types.get(kind, kind) for argument, kind in signature.items()}
+    signature |= dict.fromkeys(constants, "constexpr")
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
     options = {"num_warps": 4, "enable_fp_fusion": False}
     return triton.compile(source, target=GPUTarget(*TARGETS[target]), options=options)
@@ -148,3 +165,36 @@ def test_every_variant_compiles_without_spills(name: str, changes: dict[str, Any
 def test_float64_compiles_without_spills(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
     ptx = _compile(name, "sm_80", changes, dtype="fp64").asm["ptx"]
     assert set(_spilled_bytes(ptx, "sm_80", tmp_path)) == {0}
+
+
+@pytest.mark.parametrize("target", ["sm_70", "sm_75", "sm_80", "gfx90a", "gfx1100"])
+@pytest.mark.parametrize("logit", ["fp16", "bf16"])
+def test_half_precision_compiles(logit: str, target: str) -> None:
+    for name in HALF:
+        assert _compile(name, target, {}, logit=logit).asm
+
+
+def test_pairs_are_compared_without_exchange() -> None:
+    """The inner loops of the pair kernels hold neither shuffles nor barriers, and at most 25 instructions per pair."""
+    per_thread = steps.ROWS * steps.COLUMNS // 128
+    for name in ("compare_positives", "demote_positives"):
+        loops = _inner_loops(_compile(name, "sm_80", {}).asm["ptx"])
+        pairs = [loop for loop in loops if sum(" max.f32" in line or " selp" in line for line in loop) >= per_thread]
+        assert pairs, name
+        for loop in pairs:
+            assert not any("shfl" in line or "bar.sync" in line for line in loop), name
+            assert len(loop) <= 25 * per_thread, (name, len(loop) / per_thread)
+
+
+def _inner_loops(ptx: str) -> list[list[str]]:
+    """Return the instructions of each loop of the PTX that holds no other loop."""
+    lines = [line.strip() for line in ptx.split("\n")]
+    lines = [" " + line for line in lines if line and not line.startswith((".", "//", "mov.u", "{", "}"))]
+    labels = {line.strip().split(":")[0]: k for k, line in enumerate(lines) if re.match(r" \$L\w+:", line)}
+    loops = []
+    for k, line in enumerate(lines):
+        jump = re.search(r"bra\S*\s+(\$L\w+);", line)
+        if jump and labels.get(jump[1], k) < k:
+            loops.append((labels[jump[1]], k))
+    inner = [(a, b) for a, b in loops if not any(a <= c and d <= b and (a, b) != (c, d) for c, d in loops)]
+    return [[line for line in lines[a:b] if not line.startswith(" $")] for a, b in inner]
