@@ -50,17 +50,12 @@ def _forward(
     logits: Tensor, targets: Tensor, localisation: Tensor | None, settings: Settings
 ) -> tuple[tuple[Tensor, ...], Prepared]:
     """Return the values and the prepared backward pass."""
-    if triton_for(settings.method, settings.backend, logits) is None:
-        logits, targets = _promote(logits, targets)
+    is_float32 = logits.dtype == targets.dtype == torch.float32
+    # The Triton kernels read half precision as it is; the others need a dtype that rounds neither.
+    if not is_float32 and triton_for(settings.method, settings.backend, logits) is None:
+        dtype = _value_dtype(logits, targets)
+        logits, targets = logits.to(dtype), targets.to(dtype)
     return rank_all(logits, targets, localisation, settings)
-
-
-def _promote(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both in a dtype of at least float32 that rounds neither. The Triton kernels need no such copy."""
-    if logits.dtype == targets.dtype == torch.float32:
-        return logits, targets
-    dtype = _value_dtype(logits, targets)
-    return logits.to(dtype), targets.to(dtype)
 
 
 def _value_dtype(logits: Tensor, targets: Tensor) -> torch.dtype:
@@ -95,7 +90,7 @@ class _Rank(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Any, ...]:
         logits, _ = ctx.saved_tensors  # raises if one of them was changed in place
-        first, second = (*upstream[: ctx.terms], None)[:2]
+        first, second = upstream[0], upstream[1] if ctx.terms > 1 else None
         if torch.is_grad_enabled():  # create_graph=True
             with torch.no_grad():
                 gradients = ctx.prepared.backward(first, second)
