@@ -34,14 +34,20 @@ def test_opcheck(loss: str, sizes: list[int] | None, way: Way) -> None:
     method, backend = way
     logits, targets = synthetic(50, 7)
     localisation = torch.linspace(0, 1, 7, requires_grad=True) if loss == "alrp" else None
+    one = torch.ones(() if sizes is None else len(sizes))
+    errors = None if localisation is None else localisation.detach()
+    state = [torch.empty(0, dtype=dtype) for dtype in (torch.uint8, torch.int64, torch.int8)]
+    ops = (
+        (None, autograd._rank_op, autograd._gradient_op),
+        (10, autograd._rank_within_capacity_op, autograd._gradient_within_capacity_op),
+    )
     with use_backend(backend) as name:
-        settings = (loss, method, name, 0.5, sizes, 10)
-        for flat in (logits, logits.double()):
-            args = (flat.requires_grad_(), targets.to(flat.dtype), localisation, *settings)
-            torch.library.opcheck(autograd._rank_op, args)
-        one = torch.ones(() if sizes is None else len(sizes))
-        errors = None if localisation is None else localisation.detach()
-        torch.library.opcheck(autograd._gradient_op, (one, one, logits.detach(), targets, errors, *settings))
+        for capacity, op, gradient_op in ops:
+            settings = (loss, method, name, 0.5, sizes, capacity)
+            for flat in (logits.detach(), logits.double(), logits.half()):
+                targets_of_dtype = targets.to(torch.promote_types(flat.dtype, torch.float32))
+                torch.library.opcheck(op, (flat.requires_grad_(), targets_of_dtype, localisation, *settings))
+            torch.library.opcheck(gradient_op, (one, one, *state, logits.detach(), targets, errors, *settings))
 
 
 @every_way

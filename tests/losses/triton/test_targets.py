@@ -103,8 +103,9 @@ WIDE: list[tuple[str, dict[str, Any]]] = [
     ("write_keys", {"CONTENT": "score"}),
     ("write_keys", {"CONTENT": "ranking"}),
     ("place_positives", {"TWO_ORDERS": True}),
-    *((name, {"WIDE": True}) for name in ("fill_buckets", "compare_positives", "demote_positives", "write_gradient")),
-    ("compare_positives", {"WIDE": True, "LOSS": "alrp"}),
+    *((name, {"WIDE": True}) for name in ("fill_buckets", "write_gradient")),
+    *((name, {"WIDE": True, "ROWS": steps.FEW_ROWS}) for name in ("compare_positives", "demote_positives")),
+    ("compare_positives", {"WIDE": True, "ROWS": steps.FEW_ROWS, "LOSS": "alrp"}),
     ("finish_rankings", {"LOSS": "rs"}),
 ]
 # The kernels that read logits of half precision.
@@ -119,7 +120,8 @@ def _compile(name: str, target: str, changes: dict[str, Any], dtype: str = "fp32
     signature = {argument: types.get(kind, kind) for argument, kind in signature.items()}
     signature |= dict.fromkeys(constants, "constexpr")
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-    options = {"num_warps": 4, "enable_fp_fusion": False}
+    warps = steps.SCAN_WARPS if name == "finish_rankings" else 4
+    options = {"num_warps": warps, "enable_fp_fusion": False}
     return triton.compile(source, target=GPUTarget(*TARGETS[target]), options=options)
 
 

@@ -53,18 +53,20 @@ def count_copies(first_positives, rankings, PER_POSITIVE: tl.constexpr, COPIES: 
 
 @triton.jit
 def entries_of_program(starts, size, rankings, SINGLE: tl.constexpr, BLOCK: tl.constexpr):
-    """Return the ranking of this program, its BLOCK positions in the logits, and which of them are in the ranking."""
+    """Return the ranking of this program, its first position in the logits, and how many of BLOCK entries it has.
+
+    The position is 64 bits wide; positions relative to it take half the registers.
+    """
     program = tl.program_id(0)
-    lanes = tl.arange(0, BLOCK)
     if SINGLE:
         ranking = program * 0
-        entries = program.to(tl.int64) * BLOCK + lanes
-        inside = entries < size
+        start = program.to(tl.int64) * BLOCK
+        end = size.to(tl.int64)
     else:
         ranking, block = block_of_ranking(starts, rankings, program, BLOCK)
-        entries = tl.load(starts + ranking) + block.to(tl.int64) * BLOCK + lanes
-        inside = entries < tl.load(starts + ranking + 1)
-    return ranking, entries, inside
+        start = tl.load(starts + ranking) + block.to(tl.int64) * BLOCK
+        end = tl.load(starts + ranking + 1)
+    return ranking, start, tl.minimum(end - start, BLOCK).to(tl.int32)
 
 
 @triton.jit

@@ -56,10 +56,12 @@ def fill_buckets(
     the positives of all rankings in ``positive_count``.
     """
     PER_POSITIVE: tl.constexpr = 2 if SMOOTH else 1
-    ranking, entries, inside = entries_of_program(starts, size, rankings, SINGLE, BLOCK)
+    ranking, start, number = entries_of_program(starts, size, rankings, SINGLE, BLOCK)
+    entries = tl.arange(0, BLOCK)
+    inside = entries < number
     dtype = bounds.dtype.element_ty
-    x = tl.load(logits + entries, mask=inside, other=0.0).to(dtype)
-    target = tl.load(targets + entries, mask=inside, other=-1.0).to(dtype)
+    x = tl.load(logits + start + entries, mask=inside, other=0.0).to(dtype)
+    target = tl.load(targets + start + entries, mask=inside, other=-1.0).to(dtype)
     # A NaN target is not below 0.
     is_finite = (tl.abs(x) < float("inf")) & (tl.abs(target) < float("inf"))
     is_broken = ((target < 0) == 0) & (is_finite == 0)
@@ -74,7 +76,7 @@ def fill_buckets(
     lowest = tl.where(edges > 0, tl.load(bounds + first_edge), float("inf"))
     relevant = (target == 0) & (x >= lowest) & is_finite
     kind = tl.where(relevant, RELEVANT, tl.where(target > 0, POSITIVE, tl.where(target < 0, IGNORED, NEGATIVE)))
-    tl.store(kinds + entries, kind.to(tl.int8), mask=inside)
+    tl.store(kinds + start + entries, kind.to(tl.int8), mask=inside)
     if tl.max(relevant.to(tl.int32), 0) > 0:
         edge = first_edge + last_edge_at_or_below(bounds, first_edge, edges, x, relevant)
         all_edges, copies = count_copies(first_positives, rankings, PER_POSITIVE, COPIES, BUCKETS)
@@ -144,9 +146,11 @@ def write_gradient(
     exist; the others are not read. For aLRP ``second_own`` holds the factors of the localisation errors, added up over
     the positives: a positive takes the sum at the last positive tied with it.
     """
-    ranking, entries, inside = entries_of_program(starts, size, rankings, SINGLE, BLOCK)
+    ranking, start, number = entries_of_program(starts, size, rankings, SINGLE, BLOCK)
+    entries = tl.arange(0, BLOCK)
+    inside = entries < number
     dtype = table.dtype.element_ty
-    kind = tl.load(kinds + entries, mask=inside, other=0)
+    kind = tl.load(kinds + start + entries, mask=inside, other=0)
     is_broken = tl.load(broken + ranking) > 0
     _, positives, first_edge, edges = edges_of(first_positives, ranking, 2 if SMOOTH else 1)
     result = tl.where(is_broken & (kind != IGNORED), float("nan"), 0.0).to(dtype)
@@ -155,7 +159,7 @@ def write_gradient(
         first_scale = divide(tl.load(first_upstream + ranking.to(tl.int64) * first_stride).to(dtype), count)
         relevant = (kind == RELEVANT) & (is_broken == 0)
         if tl.max(relevant.to(tl.int32), 0) > 0:
-            x = tl.load(logits + entries, mask=relevant, other=0.0).to(dtype)
+            x = tl.load(logits + start + entries, mask=relevant, other=0.0).to(dtype)
             edge = first_edge + last_edge_at_or_below(bounds, first_edge, edges, x, relevant)
             value = tl.load(table + 2 * edge, mask=relevant, other=0.0)
             if SMOOTH:
@@ -166,7 +170,7 @@ def write_gradient(
             result = tl.where(relevant, first_scale * value, result)
     # Each entry is written once: positives below, unless the ranking is broken.
     tl.store(
-        gradient + entries,
+        gradient + start + entries,
         result.to(gradient.dtype.element_ty),
         mask=inside & (is_broken | (kind != POSITIVE)),
     )

@@ -130,7 +130,7 @@ def compare_positives(
                     h_sum += h
                 if LOSS == "alrp":
                     error = compute_type(tl.load(errors + other, mask=present, other=0.0), WIDE)[None, :]
-                    weighted_sum += tl.where(row[:, None] == other[None, :], 0.0, h) * error
+                    weighted_sum += h * error
                     above_sum += tl.where(other_score >= score, error, 0.0)
                 column += COLUMNS
             column = flush
@@ -177,6 +177,9 @@ def compare_positives(
                 other = column + tl.arange(0, COLUMNS)
                 rest_sum += tl.load(errors + other, mask=other < end, other=0.0)
                 column += COLUMNS
+            # Only the others count: each row has added its own error as well, rounded and times H(0).
+            own_error = compute_type(tl.load(errors + row, mask=inside, other=0.0), WIDE).to(tl.float64)
+            weighted -= own_error * (0.5 if SMOOTH else 1.0)
             tl.store(shares + row, weighted + tl.sum(rest_sum, 0), mask=inside)
             tl.store(seconds + row, at_or_above + tl.sum(rest_sum, 0), mask=inside)
         tl.store(ranks + row, count, mask=inside)

@@ -19,10 +19,11 @@ from bucketrank.losses.triton.starts import upload_starts
 LOGITS = 1024
 # Positives per program where each is handled alone, and per step of the backward pass.
 POSITIVES, POSITIVES_OF_BLOCK = 256, 128
-# Edges or positives per step of a scan.
-TILE = 1024
+# Edges or positives per step of a scan, and warps of its program.
+TILE, SCAN_WARPS = 1024, 16
 # Rows and columns of a tile of positives compared with positives, and tiles between two sums over the columns. Small
-# rankings take fewer rows per program, so that all multiprocessors of a GPU have work.
+# rankings take fewer rows per program, so that all multiprocessors of a GPU have work; float64 sums, so that they fit
+# into registers.
 ROWS, COLUMNS, FLUSH = 32, 64, 16
 FEW_ROWS, FEW_POSITIVES = 16, 4096
 # Buckets in all copies together, and copies at most.
@@ -265,7 +266,7 @@ class TritonRanking(NamedTuple):
             **copies,
             BLOCK=LOGITS,
         )
-        rows = FEW_ROWS if positives <= FEW_POSITIVES else ROWS
+        rows = FEW_ROWS if positives <= FEW_POSITIVES or plan.is_wide else ROWS
         tiles = {"ROWS": rows, "COLUMNS": COLUMNS, "FLUSH": FLUSH}
         # Each ranking may waste one tile.
         programs = positives // rows + rankings
@@ -294,6 +295,7 @@ class TritonRanking(NamedTuple):
             **smooth,
             CAPACITY=plan.has_capacity,
             TILE=TILE,
+            warps=SCAN_WARPS,
         )
         if plan.loss == "rs":
             launch(
