@@ -96,7 +96,9 @@ def _keep(_kernel: CompiledKernel) -> None:
 def _init_handles(kernel: CompiledKernel) -> None:
     if kernel.module is None:
         kernel.module = kernel.function = 0
-        kernel._run = partial(_launch, kernel)
+        # Until Triton 3.4 the launcher was a plain attribute.
+        name = "_run" if isinstance(getattr(CompiledKernel, "run", None), property) else "run"
+        setattr(kernel, name, partial(_launch, kernel))
 
 
 def _launch(kernel: CompiledKernel, x: int, y: int, z: int, *rest: Any) -> None:
@@ -109,7 +111,7 @@ def emulate(capability: int = 80, *, seed: int = 1, device: Device | None = None
     """Make Triton launch on an emulated device inside a ``with`` block."""
     device = device or Device(capability, seed=seed)
     with (
-        mock.patch.object(driver, "_active", _Driver(device)),
+        mock.patch.object(driver, "_active" if hasattr(driver, "_active") else "active", _Driver(device)),
         mock.patch.object(CompiledKernel, "_init_handles", _init_handles),
         mock.patch.object(CompiledKernel, "__del__", _keep, create=True),
     ):

@@ -57,6 +57,9 @@ T minimum(T a, T b) {
   return a < b ? a : b;
 }
 
+// Numbers too small for full precision become 0 in instructions with the suffix ftz.
+float flush(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
+
 // Conversions to integers truncate and saturate. A NaN becomes 0 in 32 bits and the smallest number in 64 bits.
 i64 int64_from(double x) {
   if (std::isnan(x) || x < -9223372036854775808.0) return std::numeric_limits<i64>::min();
@@ -76,7 +79,8 @@ u16 to_bfloat16(float x) {
 float from_float16(u16 half) { return static_cast<float>(as<_Float16>(half)); }
 u16 to_float16(float x) { return as<u16>(bits_of(static_cast<_Float16>(x))); }
 
-enum Comparison { kEq, kNe, kLt, kLe, kGt, kGe, kUnordered };
+// kUnordered is added to comparisons that are true if an operand is NaN.
+enum Comparison { kEq, kNe, kLt, kLe, kGt, kGe, kUnordered, kIsNan = 2 * kUnordered, kIsNumber };
 template <class T>
 bool compare(int how, T a, T b) {
   switch (how % kUnordered) {
@@ -90,8 +94,9 @@ bool compare(int how, T a, T b) {
 }
 template <class T>
 bool compare_floats(int how, T a, T b) {
-  if (std::isnan(a) || std::isnan(b)) return how >= kUnordered;
-  return compare(how, a, b);
+  bool is_nan = std::isnan(a) || std::isnan(b);
+  if (how >= kIsNan) return is_nan == (how == kIsNan);
+  return is_nan ? how >= kUnordered : compare(how, a, b);
 }
 
 // Instructions with one result per lane, computed from the operands of that lane. The columns are the name, the type of
@@ -122,6 +127,7 @@ bool compare_floats(int how, T a, T b) {
   X(sub_f32, float, float, a - b) X(sub_f64, double, double, a - b)                                                    \
   X(mul_f32, float, float, a * b) X(mul_f64, double, double, a * b)                                                    \
   X(div_f32, float, float, a / b) X(div_f64, double, double, a / b)                                                    \
+  X(div_ftz_f32, float, float, flush(flush(a) / flush(b)))                                                             \
   X(fma_f32, float, float, std::fma(a, b, c)) X(fma_f64, double, double, std::fma(a, b, c))                            \
   X(min_f32, float, float, minimum(a, b)) X(min_f64, double, double, minimum(a, b))                                    \
   X(max_f32, float, float, maximum(a, b)) X(max_f64, double, double, maximum(a, b))                                    \
@@ -139,7 +145,8 @@ bool compare_floats(int how, T a, T b) {
   X(bf16x2_from_f32, u32, float, u32(to_bfloat16(a)) << 16 | to_bfloat16(b))                                           \
   X(f16x2_from_f32, u32, float, u32(to_float16(a)) << 16 | to_float16(b))                                              \
   X(fma_bf16, u16, u16, to_bfloat16(std::fma(from_bfloat16(a), from_bfloat16(b), from_bfloat16(c))))                   \
-  X(abs_f16, u16, u16, a & 0x7fff) X(abs_bf16, u16, u16, a & 0x7fff) X(neg_f16, u16, u16, a ^ 0x8000)                \
+  X(abs_f16, u16, u16, a & 0x7fff) X(abs_bf16, u16, u16, a & 0x7fff) X(abs_f16x2, u32, u32, a & 0x7fff7fff)             \
+  X(neg_f16, u16, u16, a ^ 0x8000)                \
   X(add_f16, u16, u16, to_float16(from_float16(a) + from_float16(b)))                                                  \
   X(mul_f16, u16, u16, to_float16(from_float16(a) * from_float16(b)))                                                  \
   X(pack_16, u32, u16, u32(b) << 16 | a) X(pack_32, u64, u32, u64(b) << 32 | a)

@@ -23,7 +23,7 @@ MAX_RESULTS, MAX_OPERANDS = 8, 10
 
 SIZES = {"8": 1, "16": 2, "32": 4, "64": 8}
 COMPARISONS = {"eq": 0, "ne": 1, "lt": 2, "le": 3, "gt": 4, "ge": 5, "lo": 2, "ls": 3, "hi": 4, "hs": 5}
-COMPARISONS |= {"equ": 6, "neu": 7, "ltu": 8, "leu": 9, "gtu": 10, "geu": 11}
+COMPARISONS |= {"equ": 6, "neu": 7, "ltu": 8, "leu": 9, "gtu": 10, "geu": 11, "nan": 12, "num": 13}
 SPECIAL = {"%tid.x": "thread_id", "%ctaid.x": "block_id", "%nctaid.x": "block_count"}
 
 # Names in the interpreter for names in PTX, for instructions of which every lane computes one result.
@@ -62,8 +62,10 @@ _FLOATS = {
     },
     **{f"{name}.{kind}": f"{name}_{kind}" for name in ("min", "max", "abs", "neg") for kind in ("f32", "f64")},
     **{f"fma.rn.{kind}": f"fma_{kind}" for kind in ("f32", "f64", "bf16")},
+    "div.rn.ftz.f32": "div_ftz_f32",
     "abs.f16": "abs_f16",
     "abs.bf16": "abs_bf16",
+    "abs.f16x2": "abs_f16x2",
     "neg.f16": "neg_f16",
     **{f"{name}{rn}.f16": f"{name}_f16" for name in ("add", "mul") for rn in ("", ".rn")},
 }
@@ -293,18 +295,18 @@ class _Decoder:
         return -1 - self.constants.setdefault(value & 0xFFFFFFFFFFFFFFFF, len(self.constants))
 
     def _emit(self, operation: str, results: Iterable[str] = (), operands: Iterable[str] = (), **fields: int) -> None:
-        results = [self._operand(text if text != "_" else "%unused") for text in results]
-        operands = [self._operand(text) for text in operands]
+        targets = [self._operand(text if text != "_" else "%unused") for text in results]
+        sources = [self._operand(text) for text in operands]
         instruction = _Instruction(
             operation=_operations()[operation],
             guard=-1,
-            results=len(results),
-            operands=len(operands),
+            results=len(targets),
+            operands=len(sources),
             line=self.line,
             **fields,
         )
-        instruction.result[: len(results)] = results
-        instruction.operand[: len(operands)] = operands
+        instruction.result[: len(targets)] = targets
+        instruction.operand[: len(sources)] = sources
         self.code.append(instruction)
 
     def _add(self, statement: str) -> str | None:

@@ -141,8 +141,8 @@ def _rank_and_keep(logits: Tensor, targets: Tensor, localisation: Tensor | None,
     first, second = (*values, torch.zeros_like(values[0]))[:2]
     counts = logits.new_zeros(0, dtype=torch.int32) if call.sizes is None else _counts(prepared, logits.device)
     if _has_static_state(logits, call):
-        state = (prepared.batch if call.sizes is None else prepared).state  # type: ignore[attr-defined]
-        return first, second, counts, *state
+        ranking: Any = prepared
+        return first, second, counts, *(ranking.batch if call.sizes is None else ranking).state
     return first, second, counts, *(logits.new_empty(0, dtype=dtype) for dtype in _STATE_DTYPES)
 
 

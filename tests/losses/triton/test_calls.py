@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bucketrank import alrp_loss, ap_loss, rank_sort_loss, use_backend
 from bucketrank.losses import autograd
-from bucketrank.losses.triton import rank_with_triton, starts
+from bucketrank.losses.triton import memory, rank_with_triton
 
 from ...ptx.device import Device
 from ..cases import localisation_errors, synthetic
@@ -117,21 +117,21 @@ class TestStarts:
 
     @pytest.fixture(autouse=True)
     def _forget(self) -> Iterator[None]:
-        with mock.patch.dict(starts._kept, clear=True), mock.patch.object(starts, "_captured", []):
+        with mock.patch.dict(memory._kept, clear=True), mock.patch.object(memory, "_captured", []):
             yield
 
     def test_once_per_combination(self) -> None:
-        first = starts.upload_starts(self.SIZES, torch.device("cpu"))
+        first = memory.upload_starts(self.SIZES, torch.device("cpu"))
         assert first is not None
         assert first.tolist() == [0, 3, 3, 8]
-        assert starts.upload_starts(self.SIZES, torch.device("cpu")) is first
+        assert memory.upload_starts(self.SIZES, torch.device("cpu")) is first
 
     def test_one_ranking_has_none(self) -> None:
-        assert starts.upload_starts((7,), torch.device("cpu")) is None
+        assert memory.upload_starts((7,), torch.device("cpu")) is None
 
     def test_the_default_device_does_not_matter(self) -> None:
         with torch.device("meta"):  # as torch.set_default_device("cuda") would
-            uploaded = starts.upload_starts(self.SIZES, torch.device("cpu"))
+            uploaded = memory.upload_starts(self.SIZES, torch.device("cpu"))
         assert uploaded is not None
         assert uploaded.device.type == "cpu"
         logits, targets = synthetic(8, 3)
@@ -143,23 +143,23 @@ class TestStarts:
 
     def test_a_captured_graph_keeps_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The warm-up on another stream has uploaded them; a hundred other sizes follow before the replay."""
-        warm = starts.upload_starts(self.SIZES, torch.device("cpu"))
-        monkeypatch.setattr(starts, "_is_capturing", lambda _: True)
-        captured = starts.upload_starts(self.SIZES, torch.device("cpu"))
+        warm = memory.upload_starts(self.SIZES, torch.device("cpu"))
+        monkeypatch.setattr(memory, "_is_capturing", lambda _: True)
+        captured = memory.upload_starts(self.SIZES, torch.device("cpu"))
         assert captured is warm
         monkeypatch.undo()
-        for size in range(2 * starts.MAX_KEPT):
-            starts.upload_starts((size, 1, 2), torch.device("cpu"))
-        assert len(starts._kept) == starts.MAX_KEPT
-        assert any(upload.starts is captured for upload in starts._captured)
+        for size in range(2 * memory.MAX_KEPT):
+            memory.upload_starts((size, 1, 2), torch.device("cpu"))
+        assert len(memory._kept) == memory.MAX_KEPT
+        assert any(upload.starts is captured for upload in memory._captured)
 
     def test_an_upload_during_a_capture_is_not_shared(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Its copy happens at the first replay, so that nobody else may read it before."""
-        monkeypatch.setattr(starts, "_is_capturing", lambda _: True)
-        captured = starts.upload_starts(self.SIZES, torch.device("cpu"))
+        monkeypatch.setattr(memory, "_is_capturing", lambda _: True)
+        captured = memory.upload_starts(self.SIZES, torch.device("cpu"))
         monkeypatch.undo()
-        assert starts.upload_starts(self.SIZES, torch.device("cpu")) is not captured
-        assert any(upload.starts is captured for upload in starts._captured)
+        assert memory.upload_starts(self.SIZES, torch.device("cpu")) is not captured
+        assert any(upload.starts is captured for upload in memory._captured)
 
 
 def test_deterministic_mode() -> None:

@@ -1,4 +1,4 @@
-"""Launches of the Triton kernels, and the memory that they share."""
+"""Launches of the Triton kernels."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Launcher:
 
 
 @triton.jit
-def _write_one(result):
+def _write_one(result):  # type: ignore[no-untyped-def]
     """Write 1."""
     tl.store(result, 1)
 
@@ -90,32 +90,3 @@ def is_aligned(*tensors: Tensor | None) -> tuple[bool, ...]:
 def float64_bits(value: float) -> int:
     """Return the bits of ``value``. Triton passes a float argument as float32, an integer without loss."""
     return int.from_bytes(struct.pack("<d", value), "little", signed=True)
-
-
-class Layout:
-    """The division of one piece of memory into arrays: one allocation and one launch instead of many.
-
-    ``groups`` has the dtype and the lengths of neighbouring arrays. Lengths must be multiples of :func:`pad`.
-    """
-
-    def __init__(self, *groups: tuple[torch.dtype, list[int]]) -> None:
-        self.groups = groups
-        self.bytes = [sum(lengths) * dtype.itemsize for dtype, lengths in groups]
-
-    def allocate(self, device: torch.device) -> Tensor:
-        """Return zeros of the right size."""
-        return torch.zeros(sum(self.bytes), dtype=torch.uint8, device=device)
-
-    def divide(self, memory: Tensor) -> list[Tensor]:
-        """Return the arrays, views of ``memory``."""
-        pieces = memory.split_with_sizes(self.bytes)
-        return [
-            array
-            for piece, (dtype, lengths) in zip(pieces, self.groups, strict=True)
-            for array in piece.view(dtype).split_with_sizes(lengths)
-        ]
-
-
-def pad(length: int) -> int:
-    """Return the next length at which an array that follows is aligned, whatever its dtype of at least 4 bytes."""
-    return (length + 3) // 4 * 4

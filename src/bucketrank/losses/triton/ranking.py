@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bucketrank.losses.triton.launch import Launcher, Layout, float64_bits, is_aligned, on_device, pad
+from bucketrank.losses.triton.launch import Launcher, float64_bits, is_aligned, on_device
 from bucketrank.losses.triton.logits import fill_buckets, write_gradient
+from bucketrank.losses.triton.memory import Layout, pad, upload_starts
 from bucketrank.losses.triton.pairs import compare_positives, demote_positives
 from bucketrank.losses.triton.positives import place_positives, write_keys
 from bucketrank.losses.triton.scans import finish_rankings
-from bucketrank.losses.triton.starts import upload_starts
 
 # Logits per program of the two passes over all logits.
 LOGITS = 1024
@@ -139,7 +139,7 @@ class State(NamedTuple):
     """The memory of a forward pass that the backward pass reads."""
 
     memory: Tensor  # uint8, divided into Arrays
-    index: Tensor  # (P,) int64 positions of the positives in the logits, ascending; padding is -1
+    positions: Tensor  # (P,) int64, of the positives in the logits, ascending; padding is -1
     kinds: Tensor  # int8 per logit: see logits.py
 
 
@@ -320,7 +320,7 @@ class TritonRanking(NamedTuple):
             launch(
                 write_keys,
                 _ceil_div(plan.positives, POSITIVES),
-                *(self.logits, starts, self.state.index, earlier, keys, plan.positives, plan.rankings),
+                *(self.logits, starts, self.state.positions, earlier, keys, plan.positives, plan.rankings),
                 SINGLE=self.starts is None,
                 CONTENT=content,
                 BLOCK=POSITIVES,
@@ -328,9 +328,9 @@ class TritonRanking(NamedTuple):
             return torch.sort(keys, stable=True)
 
         if plan.dtype == torch.float32:
-            keys, order = sort_by("both", self.state.index)
+            keys, order = sort_by("both", self.state.positions)
             return keys, order, order
-        _, earlier = sort_by("score", self.state.index)
+        _, earlier = sort_by("score", self.state.positions)
         keys, order = sort_by("ranking", earlier)
         return keys, order, earlier
 

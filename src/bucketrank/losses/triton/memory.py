@@ -1,4 +1,4 @@
-"""Where each ranking of a call begins: one small array, uploaded to the device once per combination of sizes."""
+"""Memory on the device: the arrays of a call in one piece, and the boundaries of its rankings."""
 
 from __future__ import annotations
 
@@ -6,6 +6,36 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class Layout:
+    """The division of one piece of memory into arrays: one allocation and one launch instead of many.
+
+    ``groups`` has the dtype and the lengths of neighbouring arrays. Lengths must be multiples of :func:`pad`.
+    """
+
+    def __init__(self, *groups: tuple[torch.dtype, list[int]]) -> None:
+        self.groups = groups
+        self.bytes = [sum(lengths) * dtype.itemsize for dtype, lengths in groups]
+
+    def allocate(self, device: torch.device) -> Tensor:
+        """Return zeros of the right size."""
+        return torch.zeros(sum(self.bytes), dtype=torch.uint8, device=device)
+
+    def divide(self, memory: Tensor) -> list[Tensor]:
+        """Return the arrays, views of ``memory``."""
+        pieces = memory.split_with_sizes(self.bytes)
+        return [
+            array
+            for piece, (dtype, lengths) in zip(pieces, self.groups, strict=True)
+            for array in piece.view(dtype).split_with_sizes(lengths)
+        ]
+
+
+def pad(length: int) -> int:
+    """Return the next length at which an array that follows is aligned, whatever its dtype of at least 4 bytes."""
+    return (length + 3) // 4 * 4
+
 
 # Combinations of sizes that are kept per process.
 MAX_KEPT = 64
