@@ -125,8 +125,8 @@ _INPUTS = "Tensor logits, Tensor targets, Tensor? localisation"
 _SETTINGS = "str loss, str method, str backend, float delta, SymInt[]? sizes, int? max_positives"
 _STATE = "Tensor memory, Tensor index, Tensor kinds"
 _OUTPUTS = "(Tensor first, Tensor second, Tensor counts, " + _STATE + ")"
-# Graphs must not be captured around an op that waits for the device; torch before 2.8 has no such tag.
-_WAITS = tuple(tag for name in ("cudagraph_unsafe",) if (tag := getattr(torch.Tag, name, None)) is not None)
+# Graphs must not be captured around an op that waits for the device. Older versions of torch do not know this tag.
+_WAITS: dict[str, Any] = {"tags": (torch.Tag.cudagraph_unsafe,)} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
 
 
 def _rank_and_keep(logits: Tensor, targets: Tensor, localisation: Tensor | None, *settings: Any) -> tuple[Tensor, ...]:
@@ -152,7 +152,7 @@ _rank_op = torch.library.custom_op(
     _rank_and_keep,
     mutates_args=(),
     schema=f"({_INPUTS}, {_SETTINGS}) -> {_OUTPUTS}",
-    tags=_WAITS,
+    **_WAITS,
 )
 _rank_within_capacity_op = torch.library.custom_op(
     "bucketrank::rank_within_capacity",
@@ -218,7 +218,7 @@ _GRADIENT_SCHEMA = (
     f"(Tensor first, Tensor second, {_STATE}, {_INPUTS}, {_SETTINGS}) -> (Tensor at_logits, Tensor at_localisation)"
 )
 _gradient_op = torch.library.custom_op(
-    "bucketrank::rank_gradient", _compute_gradient, mutates_args=(), schema=_GRADIENT_SCHEMA, tags=_WAITS
+    "bucketrank::rank_gradient", _compute_gradient, mutates_args=(), schema=_GRADIENT_SCHEMA, **_WAITS
 )
 _gradient_within_capacity_op = torch.library.custom_op(
     "bucketrank::rank_within_capacity_gradient", _compute_gradient, mutates_args=(), schema=_GRADIENT_SCHEMA
