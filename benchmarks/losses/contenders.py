@@ -21,7 +21,7 @@ from benchmarks.losses.flops import Counts
 from benchmarks.timing import GRAPH_DEVICES, capture
 from bucketrank import ap_loss, rank_sort_loss, use_backend
 from bucketrank.launches import count_launches
-from bucketrank.losses.triton_backend import unavailable_reason
+from bucketrank.losses.triton import unavailable_reason
 from bucketrank.settings.choices import Backend, Method
 
 LOSSES = {"ap": "AP", "rs": "RS"}

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from bucketrank.choices import DEFAULT_DELTAS, Reduction
 from bucketrank.losses import ap_loss
 from bucketrank.losses.functional import check_logits, check_settings
+from bucketrank.settings.choices import DEFAULT_DELTAS, Reduction
 
 if TYPE_CHECKING:
-    from bucketrank.calibration.score_map import ScoreMap
+    from bucketrank.evaluation.calibration.mapping import ScoreMap
 
 
 class ScoreMemory(nn.Module):
@@ -140,8 +140,7 @@ def fit_score_map(logits: Tensor, targets: Tensor) -> ScoreMap:
     least 10 positives and 10 negatives per class; every ``a`` is above 0, so the order stays. Needs numpy.
     """
     # Imported when used: the losses need torch alone.
-    from bucketrank.calibration.likelihood_fit import fit_platt, require_both
-    from bucketrank.calibration.score_map import ScoreMap
+    from bucketrank.evaluation.calibration.mapping import ScoreMap, fit_platt, require_both
 
     check_logits("fit_score_map", logits, targets)
     pairs = []

@@ -64,12 +64,15 @@ def _value_dtype(logits: Tensor, targets: Tensor) -> torch.dtype:
 
 def _counts(prepared: Any, device: torch.device) -> Tensor:
     """Return the number of positives of each ranking."""
-    if not isinstance(prepared, Batch):
-        return prepared.counts  # type: ignore[no-any-return]  # of the Triton kernels, which count on the device
-    counts = [
-        len(ranking.comparison.scores) if isinstance(ranking, Ranking) else ranking.positives
-        for ranking in prepared.rankings
-    ]
+    if isinstance(prepared, Ranking):  # the fused kernel ranks all rankings together
+        counts = prepared.comparison.counts.tolist()
+    elif isinstance(prepared, Batch):
+        counts = [
+            len(ranking.comparison.scores) if isinstance(ranking, Ranking) else ranking.positives
+            for ranking in prepared.rankings
+        ]
+    else:  # the Triton kernels count on the device
+        return prepared.counts  # type: ignore[no-any-return]
     return torch.tensor(counts, dtype=torch.int32, device="cpu").to(device, non_blocking=True)
 
 
