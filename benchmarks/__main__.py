@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from bucketrank.cli.arguments import Changes, Commands, listed, require, run
 from bucketrank.errors import DataError, UsageError
@@ -223,9 +223,13 @@ def _paper_plan(name: str, data: Path, only: str | None, *, paper: bool, out: Pa
     from benchmarks.study.grid import STUDIES
     from benchmarks.study.plan import PaperPlan, choose_rows
     from benchmarks.study.runs import StudyError
+    from bucketrank.errors import require_choice
+    from bucketrank.settings.choices import LayoutName
     from bucketrank.settings.flags import parse_flags
 
     layout = parse_flags(shared["flags"]).get("data.layout")
+    if layout is not None:
+        require_choice("--data.layout", layout, ("auto", *get_args(LayoutName)))
     dataset = dataset_of(data, layout=None if layout == "auto" else layout) if paper else "COCO"
     try:
         rows = choose_rows(STUDIES[name], paper=paper, dataset=dataset, only=only)

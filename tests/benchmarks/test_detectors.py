@@ -6,11 +6,12 @@ import dataclasses
 import io
 import json
 import math
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from tests.cli.test_commands import without
 
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
@@ -457,7 +458,7 @@ def test_wrong_values_name_the_flag(words: str, message: str, capsys: pytest.Cap
 def test_a_missing_package_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "timm", None)
+    without(monkeypatch, "timm")
     assert main(["detectors"]) == 2
     assert 'needs timm; install with: pip install "bucketrank[detect]"' in capsys.readouterr().err
 
