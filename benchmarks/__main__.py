@@ -188,7 +188,7 @@ def study(
         shared: dict[str, Any] = {
             "seeds": seeds,
             "factors": factors,
-            "flags": tuple(f"--{key}={text}" for key, text in settings.items()),
+            "flags": _words(settings),
         }
         shared["records"] = _records(merge)
         plan: StudyPlan
@@ -228,12 +228,14 @@ def _paper_plan(name: str, data: Path, only: str | None, *, paper: bool, out: Pa
     from bucketrank.settings.flags import parse_flags
 
     layout = parse_flags(shared["flags"]).get("data.layout")
-    if layout is not None:
-        require_choice("--data.layout", layout, ("auto", *get_args(LayoutName)))
-    dataset = dataset_of(data, layout=None if layout == "auto" else layout) if paper else "COCO"
     try:
+        if layout is not None:
+            require_choice("--data.layout", layout, ("auto", *get_args(LayoutName)))
+        dataset = dataset_of(data, layout=None if layout == "auto" else layout) if paper else "COCO"
         rows = choose_rows(STUDIES[name], paper=paper, dataset=dataset, only=only)
-    except StudyError as error:
+    except DataError:
+        raise
+    except (StudyError, ValueError) as error:
         raise UsageError(str(error)) from error
     return PaperPlan(study=STUDIES[name], rows=rows, data=data, paper=paper, out=out, **shared)
 
