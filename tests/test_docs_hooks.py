@@ -1,8 +1,8 @@
-"""Hooks of the documentation: where a line may end, and the width of the cells of tables."""
+"""Hooks of the documentation: where a line may end, the width of table cells, and sections as tabs."""
 
 import pytest
 
-from docs.hooks import line_breaks, mathml, tables
+from docs.hooks import line_breaks, mathml, tables, tabs
 
 SPACE = "\N{NO-BREAK SPACE}"
 
@@ -64,3 +64,9 @@ def test_cells_are_marked_by_their_length() -> None:
         '<td>54.0</td><td class="short">blood cells</td>'
         '<td class="sentence">chosen on held-out training images</td><th>blood cells</th>'
     )
+
+
+def test_sections_between_the_marks_become_tabs() -> None:
+    page = "## Before\n\n<!-- tabs -->\n\n## One\n\nfirst\n\n## Two\n\nsecond\n\n<!-- end tabs -->\n\n## After\n"
+    shown = tabs.on_page_markdown(page)
+    assert " ".join(shown.split()) == "## Before /// tab | One first /// /// tab | Two second /// ## After"

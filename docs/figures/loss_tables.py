@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -17,7 +16,7 @@ from typing import Any
 
 from benchmarks.documents import markdown_table
 from benchmarks.study.grid import LOSS_TITLES
-from benchmarks.study.losses import COLUMNS, STEP_COLUMNS, difference_cells
+from benchmarks.study.losses import COLUMNS, difference_cells
 from benchmarks.study.runs import RunRecord
 from benchmarks.study.tables import DASH, SeedMean, with_deviation
 from bucketrank.evaluation import Difference, paired_difference
@@ -25,7 +24,7 @@ from docs.figures.losses import NAMES, STUDY
 from docs.figures.theme import ASSETS
 
 ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "detectors" / "brs-detr.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
 BLOCK = re.compile(r"(?<=^<!-- losses: )([\w ]+) -->\n.*?(?=^<!-- end -->$)", re.MULTILINE | re.DOTALL)
 PUBLISHED = {  # detector: its study of losses as published
     "ATSS": "losses-published-atss.json",
@@ -34,7 +33,6 @@ PUBLISHED = {  # detector: its study of losses as published
     "Faster R-CNN": "losses-published-faster-rcnn.json",
     "Cascade R-CNN": "losses-published-cascade-rcnn.json",
 }
-CLASSES = {"RBC": "red cells", "WBC": "white cells", "Platelets": "platelets"}  # of the blood cells
 
 
 @dataclass(frozen=True)
@@ -77,28 +75,42 @@ def _read(path: Path) -> dict[str, Any]:
 def tables(studies: Studies) -> dict[str, str]:
     """Return the Markdown tables by name."""
     study = studies.one_head
-    names = ["data", "RS minus", "after 250 steps", "verdict", "after 1,000 steps", "verdict"]
-    headline = [[NAMES[row[0]], *row[1:]] for each in study["sets"] for row in each["headline"]]
-    by_name = {"headline": markdown_table(names, headline)}
-    by_name |= {NAMES[each["data"]]: markdown_table(COLUMNS, each["rows"]) for each in study["sets"]}
-    by_name["steps"] = markdown_table([*STEP_COLUMNS, "ratio to focal"], study["steps"]["rows"])
-    by_name["rates"] = rate_table(study["trials"], "mean AP over the rates", lambda aps: f"{fmean(aps):.1f}")
-    by_name["rates of the best"] = rate_table(
-        study["trials"], "mean AP divided by the best", lambda aps: f"{fmean(aps) / max(aps):.0%}"
-    )
+    by_name = {"regret": regret_table(study)}
+    by_name |= {NAMES[each["data"]]: set_table(each) for each in study["sets"]}
     (nuclei,), (longer_nuclei,) = studies.masks["sets"], studies.longer_masks["sets"]
     columns, *rows = longer_nuclei["masks_and_boxes"]
-    by_name |= {"masks": mask_table(nuclei, studies.masks["runs"]), "masks and boxes": markdown_table(columns, rows)}
+    doubling = [rows[number] for number in (0, 1, 3, 7, -1)]  # after 38, 76, 152, 304 and 456 steps
+    by_name["masks"] = mask_table(nuclei, studies.masks["runs"])
+    by_name["masks and boxes"] = markdown_table(columns, doubling)
     for name, of_detectors in {
         "retinanet": {"RetinaNet": studies.retinanet},
         "published": studies.published,
         "co detr": {"Co-DETR": studies.co_detr},
     }.items():
         by_name[name] = detector_table(of_detectors)
-        by_name[f"{name} by class"] = class_table(of_detectors)
-        by_name[f"{name} by rate"] = trial_table(of_detectors)
     by_name["bucketed"] = bucketed_table(studies.published["ATSS"], studies.bucketed)
     return by_name
+
+
+def set_table(of_set: dict[str, Any]) -> str:
+    """Return one row per loss with the columns that a reader compares; the file of the study has the others."""
+    shown = ("loss", "lr", "AP at a quarter", "AP", "RS minus this", "steps to 80%")
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in of_set["rows"]]
+    return markdown_table(list(shown), [[row[name] for name in shown] for row in rows])
+
+
+def regret_table(study: dict[str, Any]) -> str:
+    """Return, for each loss, how far its mean AP over the seeds ends behind the best loss of each data set."""
+    aps: dict[str, dict[str, float]] = {}
+    for of_set in study["sets"]:
+        runs = [run for run in study["runs"] if run["name"].startswith(f"{of_set['data']}-")]
+        for loss in (entry["loss"] for entry in of_set["losses"]):
+            of_loss = [run["metrics"]["AP"] for run in runs if f" --loss {loss} " in run["command"]]
+            aps.setdefault(loss, {})[of_set["data"]] = fmean(of_loss)
+    best = {name: max(by_set[name] for by_set in aps.values()) for name in next(iter(aps.values()))}
+    behind = {loss: [best[name] - ap for name, ap in by_set.items()] for loss, by_set in aps.items()}
+    rows = [[LOSS_TITLES[loss], *(f"{each:.1f}" for each in (*gaps, max(gaps)))] for loss, gaps in behind.items()]
+    return markdown_table(["AP behind the best loss", *(NAMES[name] for name in best), "worst"], rows)
 
 
 def detector_table(studies: dict[str, dict[str, Any]]) -> str:
@@ -111,39 +123,14 @@ def detector_table(studies: dict[str, dict[str, Any]]) -> str:
             shown = dict(zip(COLUMNS, row, strict=True))
             early, late = (_rs_minus(of_set["rs_minus"][share], entry["loss"]) for share in ("quarter", "end"))
             results = [shown["AP at a quarter"], early, shown["AP"], late]
-            costs = [shown["steps to 80%"], ratios[shown["loss"]]]
-            rows.append(["" if number else detector, shown["loss"], shown["lr"], *results, *costs])
-    names = ["AP after 146 steps", "RS minus this", "AP after 600 steps", "RS minus this", "steps to 80%"]
-    return markdown_table(["detector", "loss", "lr", *names, "time of a step"], rows)
+            time, _, _ = ratios[shown["loss"]].partition(" ")  # drops the quartiles
+            rows.append(["" if number else detector, shown["loss"], shown["lr"], *results, time])
+    names = ["AP after 146 steps", "RS minus this", "AP after 600 steps", "RS minus this", "time of a step"]
+    return markdown_table(["detector", "loss", "lr", *names], rows)
 
 
 def _rs_minus(differences: dict[str, dict[str, float]], loss: str) -> str:
     return " ".join(difference_cells(Difference(**differences[loss]))) if loss in differences else DASH
-
-
-def class_table(studies: dict[str, dict[str, Any]]) -> str:
-    """Return one row per detector and loss: the mean AP of each class over the seeds at the end."""
-    rows = []
-    for detector, study in studies.items():
-        (of_set,) = study["sets"]
-        for number, entry in enumerate(of_set["losses"]):
-            runs = [run["class_ap"] for run in study["runs"] if f" --loss {entry['loss']} " in run["command"]]
-            means = [f"{fmean(run[name] for run in runs):.1f}" for name in CLASSES]
-            rows.append(["" if number else detector, LOSS_TITLES[entry["loss"]], *means])
-    return markdown_table(["detector", "loss", *CLASSES.values()], rows)
-
-
-def trial_table(studies: dict[str, dict[str, Any]]) -> str:
-    """Return one row per detector and loss: the AP of its trial with each rate, with its usual box balance."""
-    rates = sorted({trial["lr"] for study in studies.values() for trial in study["trials"]})
-    rows = []
-    for detector, study in studies.items():
-        for number, loss in enumerate(dict.fromkeys(trial["loss"] for trial in study["trials"])):
-            trials = [trial for trial in study["trials"] if trial["loss"] == loss and trial["usual_boxes"]]
-            aps = {trial["lr"]: trial["metrics"]["AP"] for trial in trials}
-            cells = [f"{aps[rate]:.1f}" if rate in aps else DASH for rate in rates]
-            rows.append(["" if number else detector, LOSS_TITLES[loss], *cells])
-    return markdown_table(["detector", "loss", *(f"{rate:g}" for rate in rates)], rows)
 
 
 def bucketed_table(exact: dict[str, Any], bucketed: dict[str, Any]) -> str:
@@ -157,25 +144,11 @@ def bucketed_table(exact: dict[str, Any], bucketed: dict[str, Any]) -> str:
     rows = []
     for method, study in (("exact", exact), ("bucketed", bucketed)):
         shown = dict(zip(COLUMNS, study["sets"][0]["rows"][0], strict=True))
-        columns = ("seeds", "lr", "AP at a quarter", "AP", "AP50", "AP75", "oLRP")
+        columns = ("lr", "AP at a quarter", "AP")
         compared = DASH if method == "exact" else " ".join(difference_cells(difference))
         rows.append([method, *(shown[column] for column in columns), compared])
-    names = ["seeds", "lr", "after 146 steps", "after 600 steps", "AP50", "AP75", "oLRP", "exact minus this"]
+    names = ["lr", "AP after 146 steps", "AP after 600 steps", "exact minus this"]
     return markdown_table(["RS", *names], rows)
-
-
-def rate_table(trials: list[dict[str, Any]], title: str, cell: Callable[[list[float]], str]) -> str:
-    """Return a cell for each data set and loss, from the AP of its trials with the usual box balance."""
-    aps: dict[str, dict[str, list[float]]] = {}
-    for trial in trials:
-        if trial["usual_boxes"]:
-            aps.setdefault(trial["data"], {}).setdefault(trial["loss"], []).append(trial["metrics"]["AP"])
-    losses = list(dict.fromkeys(loss for by_loss in aps.values() for loss in by_loss))
-    rows = [
-        [NAMES[data], *(cell(by_loss[loss]) if loss in by_loss else DASH for loss in losses)]
-        for data, by_loss in aps.items()
-    ]
-    return markdown_table([title, *(LOSS_TITLES[loss] for loss in losses)], rows)
 
 
 def mask_table(of_set: dict[str, Any], runs: list[dict[str, Any]]) -> str:
@@ -185,9 +158,9 @@ def mask_table(of_set: dict[str, Any], runs: list[dict[str, Any]]) -> str:
         shown = dict(zip(COLUMNS, row, strict=True))
         name = f"{of_set['data']}-{entry['loss']}-"
         boxes = SeedMean.of([run["metrics"]["box AP"] for run in runs if run["name"].startswith(name)])
-        columns = ("loss", "seeds", "lr", "AP", "AP50", "AP75", "RS minus this")
+        columns = ("loss", "lr", "AP", "RS minus this")
         rows.append([*(shown[column] for column in columns), with_deviation(boxes.mean, boxes.deviation)])
-    return markdown_table(["loss", "seeds", "lr", "mask AP", "AP50", "AP75", "RS minus this", "box AP"], rows)
+    return markdown_table(["loss", "lr", "mask AP", "RS minus this", "box AP"], rows)
 
 
 def renew(page: str, studies: Studies) -> str:
