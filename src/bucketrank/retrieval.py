@@ -109,11 +109,11 @@ class _RetrievalAP(torch.autograd.Function):
                 targets.diagonal(start).fill_(-1)
             matched += (targets > 0).any(1).sum()
             with torch.enable_grad():
-                leaves = [part.detach().to(dtype).requires_grad_() for part in (queries[chunk], references)]
-                scores = _compare(*leaves, compared.similarity)
+                leaf, other = (part.detach().to(dtype).requires_grad_() for part in (queries[chunk], references))
+                scores = _compare(leaf, other, compared.similarity)
                 sizes = [len(references)] * len(scores)
                 loss = ap_loss(scores, targets, delta=compared.delta, sizes=sizes, reduction="none").sum()
-                of_chunk, of_references = torch.autograd.grad(loss, leaves)
+                of_chunk, of_references = torch.autograd.grad(loss, (leaf, other))
             at_queries[chunk] = of_chunk
             at_references += of_references
             total += loss.detach()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from torchvision import tv_tensors
 
 from bucketrank.data import CocoDataset, eval_transform, train_transform
 from bucketrank.data.transforms import AUGMENTATIONS
-from bucketrank.settings.training import AUGMENTATIONS as NAMES
+from bucketrank.settings.choices import Augmentation
 from tests.data.small_folders import sound_document, write_split
 
 
@@ -129,7 +129,7 @@ def test_the_crop_keeps_a_pixel_of_a_thin_image(size: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
 @pytest.mark.parametrize("size", [(300, 2), (1, 40), (4, 90)])
-def test_augmentations_of_thin_images(name: str, size: tuple[int, int]) -> None:
+def test_augmentations_of_thin_images(name: Augmentation, size: tuple[int, int]) -> None:
     transform = train_transform(flip=0.0, augment=[name])
     for seed in range(30):
         torch.manual_seed(seed)
@@ -140,7 +140,7 @@ def test_augmentations_of_thin_images(name: str, size: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
 @pytest.mark.parametrize("objects", [0, 30])
-def test_augmentations_keep_objects_and_image_together(name: str, objects: int) -> None:
+def test_augmentations_keep_objects_and_image_together(name: Augmentation, objects: int) -> None:
     transform = train_transform(flip=0.0, augment=[name])
     shapes, moved = set(), 0
     for seed in range(12):
@@ -162,4 +162,4 @@ def test_augmentations_keep_objects_and_image_together(name: str, objects: int) 
 
 
 def test_the_augmentations_of_recipes_are_those_of_the_data() -> None:
-    assert tuple(AUGMENTATIONS) == NAMES
+    assert tuple(AUGMENTATIONS) == get_args(Augmentation)

@@ -65,7 +65,7 @@ AVERAGED = [("atss", "focal"), ("atss", "qfl"), ("co_detr", "focal")]  # the bas
 
 def averaged_model(name: str, loss: str) -> Any:
     """Build a detector of which only the terms with averaged counts are random-free: no sampled auxiliary heads."""
-    settings = {"auxiliary": ()} if name == "co_detr" else {}
+    settings: dict[str, Any] = {"auxiliary": ()} if name == "co_detr" else {}
     return small_detector(name, loss=loss, batch_norm="frozen", **settings)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -64,7 +65,11 @@ def test_sizes_of_all_sorts(sizes: list[int], delta: float, name: str) -> None:
     _assert_same_bits(name, logits, targets, sizes, delta=delta)
     double = logits.double(), targets.double()
     got = _answer(name, *double, delta=delta, sizes=sizes, reduction="none")
-    each = [LOSSES[name].oracle(*part, delta) for part in zip(*(column.split(sizes) for column in double), strict=True)]
+    parts = zip(double[0].split(sizes), double[1].split(sizes), strict=True)
+    each = [
+        LOSSES[name].oracle(*part, delta)
+        for part in zip(logits.double().split(sizes), targets.double().split(sizes), strict=True)
+    ]
     values = [
         torch.stack([torch.as_tensor(x) for x in value]) for value in zip(*(one.values for one in each), strict=True)
     ]
@@ -94,7 +99,7 @@ def test_large_rankings_are_split_between_threads(name: str, monkeypatch) -> Non
     monkeypatch.setattr(fused, "MIN_ENTRIES", 100)
     monkeypatch.setattr(fused, "MIN_POSITIVES", 40)
     sizes = [30, 1000, 0, 150, 700, *[20] * 40]
-    parts = fused.split_rankings(fused.np.array(sizes), 100, 64, within=True)
+    parts = fused.split_rankings(np.array(sizes), 100, 64, within=True)
     assert sum(begin == 1 for begin, *_ in parts) == sum(begin == 4 for begin, *_ in parts) == 4
     logits, targets = _rankings(sizes)
     logits[1010] = torch.nan  # after the first part of its ranking
@@ -108,7 +113,7 @@ def test_parts_cover_every_member_once(cost: int, within: bool, monkeypatch) -> 
     for threads in (1, 2, 3):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         for sizes in ([], [0], [5], [100], [3] * 50, [100, 3, 0, 250, 1], [0, 0, 90]):
-            parts = fused.split_rankings(fused.np.array(sizes, int), 10, cost, within=within)
+            parts = fused.split_rankings(np.array(sizes, int), 10, cost, within=within)
             covered = [
                 (ranking, member)
                 for begin, end, start, stop in parts
@@ -120,14 +125,14 @@ def test_parts_cover_every_member_once(cost: int, within: bool, monkeypatch) -> 
 
 @pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 33, 500, kernels.MAX_SORTED, kernels.MAX_SORTED + 1])
 def test_sorts_each_ranking_and_keeps_ties_in_order(size: int) -> None:
-    values = fused.np.random.default_rng(0).integers(0, 50, 2 * size + 3).astype(float)
-    first = fused.np.array([0, size, size, size + 3, 2 * size + 3])
-    order = fused.np.arange(values.size)
+    values = np.random.default_rng(0).integers(0, 50, 2 * size + 3).astype(float)
+    first = np.array([0, size, size, size + 3, 2 * size + 3])
+    order = np.arange(values.size)
     kernels.sort_rankings(0, 4, first, values, order)
     for begin, end in itertools.pairwise(first):
         expected = begin + values[begin:end].argsort(kind="stable")
         if end - begin > kernels.MAX_SORTED:  # left to numpy
-            expected = fused.np.arange(begin, end)
+            expected = np.arange(begin, end)
         assert order[begin:end].tolist() == expected.tolist()
 
 

@@ -103,7 +103,8 @@ def main() -> None:
         logits, targets = synthetic(20_000, 6_000)
         rank_with_triton(logits, targets, None, loss="rs", delta=0.5, sizes=(20_000,), max_positives=None)
         for key, kernel in launch._compiled.items():
-            name, _, constants, _ = key  # type: ignore[misc]
+            parts: Any = key
+            name, constants = parts[0], parts[2]
             if name in ("compare_positives", "demote_positives"):
                 rows, columns, _ = constants[-3:]
                 found = instructions_per_pair(kernel.asm["cubin"], rows * columns // 128)

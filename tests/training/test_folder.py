@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from bucketrank.cli import main
-from bucketrank.training.folder import LOCK, RunFolderError, lock_run_folder, require_no_foreign_files
+from bucketrank.errors import RunFolderError
+from bucketrank.training.folder import LOCK, lock_run_folder, require_no_foreign_files
 
 from . import tiny
 

@@ -75,7 +75,7 @@ def test_classes_of_coco_take_their_rows_by_name(tmp_path, monkeypatch):
     labels = get_model_weights("fasterrcnn_resnet50_fpn").DEFAULT.meta["categories"]
     theirs = torchvision_model("faster_rcnn", labels=len(labels))
     in_hub_cache(monkeypatch, tmp_path, "fasterrcnn_resnet50_fpn", theirs.state_dict())
-    sizes = {"channels": 16, "hidden": 24, "roi_align": "torchvision"}
+    sizes: dict[str, Any] = {"channels": 16, "hidden": 24, "roi_align": "torchvision"}
     ours: Any = build("faster_rcnn", num_classes=2, backbone="resnet18", loss="ce", **sizes)
     init = "torchvision:fasterrcnn_resnet50_fpn"
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bucketrank.losses.backend import chosen_backend, triton_for
-from bucketrank.losses.rankings import Batch, Prepared, Ranking, Settings, rank_all
+from bucketrank.losses.rankings import Prepared, Settings, rank_all
 
 
 class Ranked(NamedTuple):
@@ -62,17 +62,11 @@ def _value_dtype(logits: Tensor, targets: Tensor) -> torch.dtype:
     return torch.promote_types(torch.promote_types(logits.dtype, targets.dtype), torch.float32)
 
 
-def _counts(prepared: Any, device: torch.device) -> Tensor:
+def _counts(prepared: Prepared, device: torch.device) -> Tensor:
     """Return the number of positives of each ranking."""
-    if isinstance(prepared, Ranking):  # the fused kernel ranks all rankings together
-        counts = prepared.comparison.counts.tolist()
-    elif isinstance(prepared, Batch):
-        counts = [
-            len(ranking.comparison.scores) if isinstance(ranking, Ranking) else ranking.positives
-            for ranking in prepared.rankings
-        ]
-    else:  # the Triton kernels count on the device
-        return prepared.counts  # type: ignore[no-any-return]
+    counts = prepared.counts
+    if isinstance(counts, Tensor):  # the Triton kernels count on the device
+        return counts
     return torch.tensor(counts, dtype=torch.int32, device="cpu").to(device, non_blocking=True)
 
 

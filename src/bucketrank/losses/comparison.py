@@ -92,6 +92,10 @@ class Comparison(ABC):
     def labels(self) -> Array:
         """The targets of the positives."""
 
+    def positives_per_ranking(self) -> list[int]:
+        """Count the positives of each ranking; a comparison of one ranking has one count."""
+        return [len(self.scores)]
+
     def is_accurate(self) -> bool:
         """Return whether this method has enough digits for these logits and this delta."""
         return True

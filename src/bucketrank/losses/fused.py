@@ -109,6 +109,10 @@ class Fused(Comparison):
         """The windows of the scores, see :func:`kernels.windows`."""
         return self._windows(self.scores)
 
+    def positives_per_ranking(self) -> list[int]:
+        counts: list[int] = self.counts.tolist()
+        return counts
+
     def is_accurate(self) -> bool:
         return self.accurate
 

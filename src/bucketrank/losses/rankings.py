@@ -41,6 +41,11 @@ class Settings(NamedTuple):
 class Prepared(Protocol):
     """The state that a forward pass keeps for the backward pass."""
 
+    @property
+    def counts(self) -> Sequence[int] | Tensor:
+        """Positives of each ranking."""
+        ...
+
     def backward(self, first: Tensor | None, second: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return the gradients at the logits and the localisation errors, given those at the values; None is zero."""
         ...
@@ -133,6 +138,10 @@ class DegenerateRanking:
         self.logits, self.targets, self.positives = logits, targets, positives
         self.zero_or_nan = value * 0
 
+    @property
+    def counts(self) -> Sequence[int]:
+        return [self.positives]
+
     def backward(self, first: Tensor | None, second: Tensor | None) -> tuple[Tensor, Tensor | None]:  # noqa: ARG002
         # 0, or NaN at each entry that is not ignored. The localisation errors get a gradient too, as DDP waits for it.
         at_logits = self.zero_or_nan.expand_as(self.logits).masked_fill(self.targets < 0, 0)
@@ -148,6 +157,10 @@ class Ranking:
 
     def __init__(self, targets: Tensor, comparison: Comparison, gradients: Gradients) -> None:
         self.targets, self.comparison, self.gradients = targets, comparison, gradients
+
+    @property
+    def counts(self) -> Sequence[int]:
+        return self.comparison.positives_per_ranking()
 
     def backward(self, first: Tensor | None, second: Tensor | None) -> tuple[Tensor, Tensor | None]:
         comparison, gradients = self.comparison, self.gradients
@@ -199,6 +212,10 @@ class Batch:
     def __init__(self, logits: Tensor, rankings: Sequence[Prepared]) -> None:
         self.logits, self.rankings = logits, rankings
 
+    @property
+    def counts(self) -> Sequence[int]:
+        return [int(count) for ranking in self.rankings for count in ranking.counts]
+
     def backward(self, first: Tensor | None, second: Tensor | None) -> tuple[Tensor, Tensor | None]:
         none = [None] * len(self.rankings)
         upstream = zip(none if first is None else first, none if second is None else second, strict=True)
@@ -216,6 +233,10 @@ class _BatchOfOne(NamedTuple):
     """A single ranking in a backend that takes and returns one value per ranking."""
 
     batch: Prepared
+
+    @property
+    def counts(self) -> Sequence[int] | Tensor:
+        return self.batch.counts
 
     def backward(self, first: Tensor | None, second: Tensor | None) -> tuple[Tensor, Tensor | None]:
         return self.batch.backward(*(None if gradient is None else gradient.view(1) for gradient in (first, second)))

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from bucketrank.data import find_splits
 from bucketrank.detectors import Detector
-from bucketrank.errors import RecipeError
+from bucketrank.errors import ChangedDataError, RecipeError
 from bucketrank.evaluation import Evaluator
 from bucketrank.settings import RankingSettings, Recipe, detector_spec, load_recipe
 from bucketrank.settings.recipe import MAY_CHANGE, fixed_differences, from_dict
@@ -23,7 +23,6 @@ from bucketrank.training.checkpoints import Checkpoints, Progress
 from bucketrank.training.fabric import build_fabric, deterministic_algorithms, quiet, require_strategy
 from bucketrank.training.final import draw_validation_images, read_final_weights, write_final_weights
 from bucketrank.training.fingerprint import (
-    ChangedDataError,
     Fingerprint,
     fingerprint_of,
     read_fingerprint,
