@@ -66,10 +66,7 @@ def test_sizes_of_all_sorts(sizes: list[int], delta: float, name: str) -> None:
     double = logits.double(), targets.double()
     got = _answer(name, *double, delta=delta, sizes=sizes, reduction="none")
     parts = zip(double[0].split(sizes), double[1].split(sizes), strict=True)
-    each = [
-        LOSSES[name].oracle(*part, delta)
-        for part in zip(logits.double().split(sizes), targets.double().split(sizes), strict=True)
-    ]
+    each = [LOSSES[name].oracle(*part, delta) for part in parts]
     values = [
         torch.stack([torch.as_tensor(x) for x in value]) for value in zip(*(one.values for one in each), strict=True)
     ]
