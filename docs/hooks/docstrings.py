@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import Any
+from importlib import import_module
+from typing import Any, get_type_hints
 
 import griffe
 
@@ -14,6 +15,14 @@ EXAMPLE = re.compile(r"^>>> .*?(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)
 ROLE = re.compile(r":\w+:`~?([\w.]+)`")
 SECTION = re.compile(r"^(Args|Attributes):$", re.MULTILINE)
 COMMENT = re.compile(r"  # (.+)$")
+
+
+def _help(attr: griffe.Attribute) -> str:
+    """Return the help of a field whose text is computed, from the class itself."""
+    module, class_name, field = attr.path.rsplit(".", 2)
+    hints = get_type_hints(getattr(import_module(module), class_name), include_extras=True)
+    text: str = hints[field].__metadata__[0]
+    return text
 
 
 class Markdown(griffe.Extension):
@@ -28,7 +37,7 @@ class Markdown(griffe.Extension):
                 ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[_, text])),
                 griffe.ExprSubscript(slice=griffe.ExprTuple(elements=[type_alone, *_])),
             ):
-                attr.extra["help"]["text"] = ast.literal_eval(text)
+                attr.extra["help"]["text"] = _help(attr) if isinstance(text, ast.JoinedStr) else ast.literal_eval(text)
                 attr.annotation = type_alone
                 return
         line = more["agent"].code.splitlines()[(node.end_lineno or node.lineno) - 1]
