@@ -49,9 +49,9 @@ def retrieval_ap_loss(
     >>> embeddings = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
     >>> retrieval_ap_loss(embeddings, torch.tensor([0, 0, 1, 1]))
     tensor(0.)
-    >>> # Each query has its match in second place.
+    >>> # Two queries have their match in second place, two in third: (1/2 + 2/3) / 2.
     >>> retrieval_ap_loss(embeddings, torch.tensor([0, 1, 0, 1]), delta=0)
-    tensor(0.6250)
+    tensor(0.5833)
     """
     check_settings("retrieval_ap_loss", delta, "exact")
     if similarity not in SIMILARITIES:

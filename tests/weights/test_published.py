@@ -165,7 +165,9 @@ class TestFiles:
 
     def test_a_checkpoint_given_as_weights_is_told_how_to_become_some(self, tmp_path):
         file = write(tmp_path / "brs_atss.pth", {"x": torch.ones(1)})
-        with pytest.raises(WeightsError, match=r"MMDetection with bucketrank convert-weights brs_atss\.pth"):
+        with pytest.raises(
+            WeightsError, match=r"MMDetection checkpoint with: bucketrank convert-weights brs_atss\.pth"
+        ):
             load_model(file)
 
     def test_averaged_copies(self, tmp_path):

@@ -151,6 +151,7 @@ class InputTransform(GeneralizedRCNNTransform):
     """
 
     published_masks = True
+    rounding = 0.5  # added to a resized side before it is truncated
 
     def resize(self, image: Tensor, target: dict[str, Tensor] | None = None) -> tuple[Tensor, dict[str, Tensor] | None]:
         if self.fixed_size is not None:
@@ -159,7 +160,7 @@ class InputTransform(GeneralizedRCNNTransform):
         height, width = (int(side) for side in image.shape[-2:])
         shorter = self.torch_choice(self.min_size) if self.training else self.min_size[-1]
         scale = min(shorter / min(height, width), self.max_size / max(height, width))
-        size = [max(1, int(side * scale + 0.5)) for side in (height, width)]
+        size = [max(1, int(side * scale + self.rounding)) for side in (height, width)]
         image = F.interpolate(image[None], size=size, mode="bilinear", align_corners=False)[0]
         if target is None:
             return image, None

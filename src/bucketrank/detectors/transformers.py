@@ -57,6 +57,12 @@ FAMILIES = {
 }
 
 
+class ProcessorTransform(InputTransform):
+    """Resize images like the library's image processors, which truncate the longer side."""
+
+    rounding = 1e-6  # against float error: 2/3 of 48 is 32
+
+
 class SquareTransform(InputTransform):
     """Resize every image to a square; in training, one of several sizes is drawn for the whole batch."""
 
@@ -83,7 +89,7 @@ def input_transform(config: Any, processor: Mapping[str, Any], inputs: LibraryIn
         longest = inputs.max_size or max(int(size.get("longest_edge", LONGER_SIDE)), *sizes)
         require_few_pixels(max(sizes), longest)
         divisor = inputs.size_divisor or 1
-        return InputTransform(min_size=sizes, max_size=longest, size_divisible=divisor, **normalisation)
+        return ProcessorTransform(min_size=sizes, max_size=longest, size_divisible=divisor, **normalisation)
     sides = inputs.sizes or (int(size.get("height", _usual_side(config))),)
     require_few_pixels(max(sides), max(sides))
     _check_sides(config, sides, inputs)
