@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from bucketrank.detectors.anchors import Anchors, octave
-from bucketrank.detectors.assignment import IGNORED, NEGATIVE, assign_atss, assign_atss_batch
+from bucketrank.detectors.assignment import IGNORED, NEGATIVE, assign_atss
 
 from . import assignment_oracle
 from .integer_boxes import integer_boxes, pyramids, tensor
@@ -23,7 +23,12 @@ ROW = [[0, 0, 4, 4], [4, 0, 8, 4], [8, 0, 12, 4], [12, 0, 16, 4]]
 
 def assign(anchors, objects, **settings):
     settings = {"per_level": [len(anchors)]} | settings
-    return assign_atss(tensor(anchors), tensor(objects), **settings).tolist()
+    return assign_one(tensor(anchors), tensor(objects), **settings).tolist()
+
+
+def assign_one(anchors, objects, *, valid=None, **settings):
+    """Assign the objects of a single image."""
+    return assign_atss(anchors, [objects], valid=None if valid is None else valid[None], **settings)[0]
 
 
 class TestByHand:
@@ -46,12 +51,12 @@ class TestByHand:
     def test_the_centre_must_be_inside_by_more_than_a_hundredth(self):
         # The anchor's centre is (2, 2). One object begins just far enough from it, one at 0.01, one on it.
         for left, expected in [(2 - 0.0101, 0), (2 - 0.0099, NEGATIVE), (2.0, NEGATIVE)]:
-            assert assign_atss(tensor([ROW[0]]), torch.tensor([[left, 0, 9, 4]]), per_level=[1]).tolist() == [expected]
+            assert assign_one(tensor([ROW[0]]), torch.tensor([[left, 0, 9, 4]]), per_level=[1]).tolist() == [expected]
 
     def test_exactly_a_hundredth_is_not_more(self):
         anchor = torch.tensor([[-1, -1, 1, 1]], dtype=torch.float64)
         objects = torch.tensor([[-0.01, -1, 3, 1]], dtype=torch.float64)
-        assert assign_atss(anchor, objects, per_level=[1]).tolist() == [NEGATIVE]
+        assert assign_one(anchor, objects, per_level=[1]).tolist() == [NEGATIVE]
 
     def test_topk_of_each_level(self):
         # The two nearest of the row, and of a second level of one, far away and larger: with it, n is 3.
@@ -83,7 +88,7 @@ class TestEdges:
         assert assign(ROW, [], valid=torch.tensor([True, True, False, True])) == [NEGATIVE, NEGATIVE, IGNORED, NEGATIVE]
 
     def test_no_anchors(self):
-        result = assign_atss(tensor([]), tensor([ROW[0]]), per_level=[0, 0])
+        result = assign_one(tensor([]), tensor([ROW[0]]), per_level=[0, 0])
         assert result.shape == (0,)
         assert result.dtype == torch.int64
 
@@ -124,7 +129,7 @@ class TestAgainstTheOracle:
             expected = assignment_oracle.atss(anchors, objects, per_level, topk, valid)
         except assignment_oracle.TooCloseError:
             assume(False)
-        result = assign_atss(
+        result = assign_one(
             tensor(anchors),
             tensor(objects),
             per_level=per_level,
@@ -143,7 +148,7 @@ class TestAgainstTheOracle:
         middle = torch.rand(4, 2, generator=generator).double() * torch.tensor([128, 96])
         half = torch.rand(4, 2, generator=generator).double() * 30 + 4
         objects = torch.cat([middle - half, middle + half], 1)
-        result = assign_atss(anchors, objects, per_level=per_level).tolist()
+        result = assign_one(anchors, objects, per_level=per_level).tolist()
         expected = assignment_oracle.atss(
             [tuple(box) for box in anchors.tolist()],
             [tuple(box) for box in objects.tolist()],
@@ -163,15 +168,15 @@ class TestBatch:
         valid = torch.rand(3, 60, generator=generator) < 0.8
         settings: dict[str, Any] = {"per_level": [40, 0, 20], "topk": 7}
         pairs = zip(objects, valid, strict=True)
-        expected = [assign_atss(anchors, boxes, valid=valid_here, **settings).tolist() for boxes, valid_here in pairs]
-        assert assign_atss_batch(anchors, objects, valid=valid, **settings).tolist() == expected
+        expected = [assign_one(anchors, boxes, valid=valid_here, **settings).tolist() for boxes, valid_here in pairs]
+        assert assign_atss(anchors, objects, valid=valid, **settings).tolist() == expected
         assert max(map(max, expected)) >= 0
-        monkeypatch.setattr(sys.modules[assign_atss_batch.__module__], "BLOCK", 2 * 60)  # two objects at once
-        assert assign_atss_batch(anchors, objects, valid=valid, **settings).tolist() == expected
+        monkeypatch.setattr(sys.modules[assign_atss.__module__], "BLOCK", 2 * 60)  # two objects at once
+        assert assign_atss(anchors, objects, valid=valid, **settings).tolist() == expected
 
     def test_no_objects(self):
         empty = [tensor([]), tensor([])]
-        assert assign_atss_batch(tensor(ROW), empty, per_level=[4]).tolist() == [[NEGATIVE] * 4] * 2
+        assert assign_atss(tensor(ROW), empty, per_level=[4]).tolist() == [[NEGATIVE] * 4] * 2
 
 
 class TestBadArguments:
@@ -187,6 +192,6 @@ class TestBadArguments:
 
     def test_shapes(self):
         with pytest.raises(ValueError, match=r"assign_atss: expected anchors of shape \(n, 4\), got \(4, 5\)"):
-            assign_atss(torch.zeros(4, 5), tensor([]), per_level=[4])
-        with pytest.raises(ValueError, match=r"assign_atss: expected valid of shape \(4,\)"):
+            assign_one(torch.zeros(4, 5), tensor([]), per_level=[4])
+        with pytest.raises(ValueError, match=r"assign_atss: expected valid of shape \(1, 4\)"):
             assign(ROW, [ROW[0]], valid=torch.ones(3, dtype=torch.bool))

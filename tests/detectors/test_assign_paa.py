@@ -51,7 +51,7 @@ class TestMixture:
     def test_one_step_by_hand(self, monkeypatch):
         # Of 0 and 1 at the start: the densities of the two components at 0 are as 1 to exp(-1/2).
         share = 1 / (1 + math.exp(-0.5))
-        monkeypatch.setattr(mixture, "ITERATIONS", 1)
+        monkeypatch.setattr(mixture, "MAX_ITERATIONS", 1)
         ((low, high),) = fit([0.0, 1.0]).tolist()
         assert low == pytest.approx([0.5, 1 - share, share * (1 - share) + 1e-5])
         assert high == pytest.approx([0.5, share, share * (1 - share) + 1e-5])

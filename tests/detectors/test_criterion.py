@@ -88,10 +88,10 @@ def test_dr():
     assert criterion("dr", HeadRecipe(prior=0.01)).initial_score == 0.5
 
 
-def test_alrp_measures_boxes_against_the_least_iou_of_a_positive():
+def test_alrp_measures_boxes_against_the_min_iou_of_a_positive():
     errors = generalized_box_iou_loss(BOXES, OBJECTS)
-    for least, scale in ((0.5, 1.0), (0.7, 1 / 0.6)):
-        terms = criterion("alrp", HeadRecipe(least_iou=least))(example())
+    for min_iou, scale in ((0.5, 1.0), (0.7, 1 / 0.6)):
+        terms = criterion("alrp", HeadRecipe(min_iou=min_iou))(example())
         # The errors belong to logits[targets > 0], here in the order of the rows.
         expected = alrp_loss(LOGITS, targets([1.0, 1.0]), errors * scale)
         torch.testing.assert_close(terms["rank"], expected.classification)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bucketrank.detectors.assignment import IGNORED
-from bucketrank.detectors.dense import FIRST_ENTRIES, DenseHead, best_entries, detect, vote, without_duplicates
+from bucketrank.detectors.dense import FIRST_ENTRIES, DenseHead, class_nms, detect, top_scores, vote
 
 from .small_detectors import scene, small_detector
 from .test_rcnn import captured
@@ -67,20 +67,20 @@ def test_positives_have_the_classes_of_the_objects():
         assert set(assigned.labels[assigned.positives].tolist()) <= classes
 
 
-def test_best_entries():
+def test_top_scores():
     scores = torch.tensor([[0.1, 0.9], [0.5, 0.0], [0.7, 0.2]])
-    values, rows, columns = best_entries(scores, limit=3, threshold=0.0)
+    values, rows, columns = top_scores(scores, limit=3, threshold=0.0)
     torch.testing.assert_close(values, torch.tensor([0.9, 0.7, 0.5]))
     assert rows.tolist() == [0, 2, 1]
     assert columns.tolist() == [1, 0, 0]
-    assert len(best_entries(scores, limit=10, threshold=0.0)[0]) == 5  # a score of 0 is not above the threshold
-    assert len(best_entries(scores, limit=10, threshold=0.5)[0]) == 2
+    assert len(top_scores(scores, limit=10, threshold=0.0)[0]) == 5  # a score of 0 is not above the threshold
+    assert len(top_scores(scores, limit=10, threshold=0.5)[0]) == 2
 
 
 def test_duplicates_are_removed_within_a_class_only():
     boxes = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 9], [0, 0, 10, 9], [30, 30, 30, 40]])
     scores, labels = torch.tensor([0.9, 0.8, 0.7, 0.6]), torch.tensor([0, 0, 1, 0])
-    result = without_duplicates(boxes, scores, labels, iou=0.5, limit=10)
+    result = class_nms(boxes, scores, labels, iou=0.5, limit=10)
     torch.testing.assert_close(result["scores"], torch.tensor([0.9, 0.7]))  # the last box has no area
 
 

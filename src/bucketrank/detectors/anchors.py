@@ -1,4 +1,4 @@
-"""Anchors on the cells of a feature pyramid."""
+"""Anchor generation on a feature pyramid."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 
 from bucketrank.boxes import centres
 
-CACHED = 8  # sets of map shapes whose anchors are kept: shapes recur; 6 MB per set at 800 x 1333
+MAX_CACHED = 8  # cached anchor sets, one per combination of map shapes; 6 MB each at 800 x 1333
 
 
 class Anchors(AnchorGenerator):
@@ -28,7 +28,7 @@ class Anchors(AnchorGenerator):
         strides: stride of each pyramid level in pixels.
         scales: sides in units of the stride.
         ratios: height divided by width.
-        size_divisor: the number that padded sizes are divisible by.
+        size_divisor: padded sizes are multiples of it.
         border: how far valid anchors may reach beyond their image, in pixels; None for any distance.
 
     >>> anchors = Anchors([8, 16], scales=[4])
@@ -69,7 +69,7 @@ class Anchors(AnchorGenerator):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> Tensor:
-        """Return the anchors of one cell around (0, 0), in torchvision's order: by ratio, then scale; not rounded."""
+        """Generate the anchors of one cell around (0, 0), by ratio, then scale like torchvision, but not rounded."""
         sides = torch.tensor(scales, dtype=torch.float64)
         stretch = torch.tensor(aspect_ratios, dtype=torch.float64).sqrt()[:, None]
         far = torch.stack([(sides / stretch).flatten(), (sides * stretch).flatten()], 1) / 2
@@ -78,7 +78,7 @@ class Anchors(AnchorGenerator):
     def forward(self, feature_maps: Sequence[Tensor]) -> list[Tensor]:
         """Return the anchors (H * W * anchors per cell, 4) of each map (B, C, H, W), row by row, cell by cell.
 
-        The tensors are cached for later batches of the same shapes: do not write into them.
+        The tensors are cached for later batches of the same shapes: do not modify them.
         """
         if len(feature_maps) != len(self.strides):
             raise ValueError(
@@ -92,18 +92,18 @@ class Anchors(AnchorGenerator):
             with torch.inference_mode(mode=False), torch.no_grad():
                 self.set_cell_anchors(torch.float32, device)
                 anchors = self.grid_anchors(shapes, [(stride, stride) for stride in self.strides])
-        self._cache[shapes, device] = anchors  # last: the most recently used
-        if len(self._cache) > CACHED:
+        self._cache[shapes, device] = anchors  # moved to the end: most recently used
+        if len(self._cache) > MAX_CACHED:
             del self._cache[next(iter(self._cache))]
         return list(anchors)
 
     def valid(self, anchors: Tensor, image_sizes: Sequence[tuple[int, int]]) -> Tensor:
-        """Return which anchors (A, 4) take part in each image, given as (height, width) without padding: bool (B, A).
+        """Return which anchors (A, 4) are valid in each image, given as (height, width) without padding: bool (B, A).
 
-        An anchor centred on padding takes no part. Padding starts at the image's size rounded up to ``size_divisor``,
-        the size to which the image alone would be padded. Unless ``border`` is None, an anchor that reaches more than
-        ``border`` pixels out of the image takes no part either. As published, at 0 it may touch the image's left and
-        upper edges but not the other two.
+        An anchor centred on padding is invalid. Padding starts at the image size rounded up to ``size_divisor``, the
+        size to which a single image would be padded. Unless ``border`` is None, an anchor that reaches more than
+        ``border`` pixels out of the image is invalid, too. As published, at 0 it may touch the image's left and upper
+        edges but not the other two.
 
         >>> anchors = Anchors([16], scales=[1], size_divisor=32)
         >>> row = torch.cat(anchors([torch.zeros(2, 1, 1, 4)]))  # centred at x = 0, 16, 32, 48

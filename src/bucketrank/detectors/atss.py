@@ -1,4 +1,4 @@
-"""ATSS (Zhang et al., CVPR 2020): statistics of the anchors nearest to an object decide which are positive."""
+"""ATSS (Zhang et al., CVPR 2020): an adaptive IoU threshold per object selects the positive anchors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bucketrank.boxes import centerness, centres
 from bucketrank.detectors.anchors import Anchors, octave
-from bucketrank.detectors.assignment import assign_atss_batch
+from bucketrank.detectors.assignment import assign_atss
 from bucketrank.detectors.base import Target
 from bucketrank.detectors.box_coder import BoxCoder
 from bucketrank.detectors.criterion import HeadRecipe
@@ -20,13 +20,13 @@ from bucketrank.settings.detector_specs import ATSSSettings
 def assign_anchors(
     anchors: Tensor, valid: Tensor, ground_truths: list[Target], *, per_level: list[int], topk: int
 ) -> list[Tensor]:
-    """Return, per image, the object (A,) of every anchor, NEGATIVE or IGNORED."""
+    """Assign objects to anchors by ATSS: per image the object index (A,) of every anchor, NEGATIVE or IGNORED."""
     objects = [ground_truth["boxes"] for ground_truth in ground_truths]
-    return list(assign_atss_batch(anchors, objects, per_level=per_level, topk=topk, valid=valid))
+    return list(assign_atss(anchors, objects, per_level=per_level, topk=topk, valid=valid))
 
 
 def anchor_centerness(anchors: Tensor, _: Tensor, objects: Tensor) -> Tensor:
-    """Return the centerness (P,) of anchors in their objects: the target of the quality branch."""
+    """Compute the quality branch targets (P,): the centerness of each anchor in its object."""
     return centerness(centres(anchors), objects)
 
 
@@ -34,7 +34,7 @@ class ATSS(DenseDetector):
     """ATSS. Ranking losses use 3 anchors per location and no centerness, score-based losses 1 anchor and centerness."""
 
     recipe = HeadRecipe(ranking_box_weight=2.0, scored_box_weight=2.0, prior=0.01, average_counts=True)
-    votes = False  # whether score voting moves the detections by default
+    votes = False  # whether score voting is on by default
 
     def __init__(self, num_classes: int, *, settings: ATSSSettings, **shared: Any) -> None:
         vote = self.votes if settings.vote is None else settings.vote

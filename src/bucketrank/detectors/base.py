@@ -1,4 +1,8 @@
-"""Checks of images and targets in the format of torchvision's detectors."""
+"""The detector base classes with torchvision's interface, input checks and transforms, and :func:`build`.
+
+:class:`Detector` is the base of our own detectors, :class:`LibraryDetector` that of wrapped torchvision and
+transformers models.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +63,7 @@ def check_targets(images: Sequence[Tensor], targets: Sequence[Target] | None, nu
     for name, image, target in named:
         _check_shapes(name, image, target, masks=masks)
     checks = [(name, check) for name, image, target in named for check in _value_checks(image, target, num_classes)]
-    # All values are read at once, because each reading makes the host wait for the device.
+    # Read all values at once, because each read is a device sync.
     if checks and torch.stack([check.invalid.any() for _, check in checks]).any():
         for name, check in checks:
             check.raise_if_any(name)
@@ -67,7 +71,7 @@ def check_targets(images: Sequence[Tensor], targets: Sequence[Target] | None, nu
 
 @dataclass(frozen=True)
 class _TargetName:
-    """The name of a target in messages. An image_id on a device is read only if there is a message."""
+    """A target's name in error messages, formatted lazily: reading an image_id from the device is a sync."""
 
     number: int
     target: Target
@@ -79,7 +83,7 @@ class _TargetName:
 
 @dataclass(frozen=True)
 class _ValueCheck:
-    """Rows (n,) of ``values`` that are ``invalid``, and what was expected of them."""
+    """A value check: the rows (n,) of ``values`` that are ``invalid``, and the expectation for the error message."""
 
     values: Tensor
     invalid: Tensor
@@ -139,9 +143,6 @@ def _as_number(image_id: object) -> object:
     return image_id.item() if isinstance(image_id, Tensor) and image_id.numel() == 1 else image_id
 
 
-# Image sizes at the border of a detector: resized inputs, and masks pasted into the original image.
-
-
 class InputTransform(GeneralizedRCNNTransform):
     """Normalise, resize and pad images like torchvision's transform, but round the resized sides to the nearest pixel.
 
@@ -187,7 +188,7 @@ class InputTransform(GeneralizedRCNNTransform):
 
 
 def paste_masks(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    """Resize masks (N, 1, M, M) to their boxes (N, 4) and paste them into images of ``size``: (N, 1, H, W).
+    """Paste masks (N, 1, M, M), resized to their boxes (N, 4), into images of ``size``: (N, 1, H, W).
 
     Bilinear interpolation at pixel centres, as published; outside its box a mask is 0. An axis-aligned bilinear map is
     a product of two matrices, ``rows @ mask @ columns``.
@@ -206,40 +207,37 @@ def paste_masks(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _interpolation(start: Tensor, end: Tensor, *, pixels: int, cells: int) -> Tensor:
-    """Return the weights (N, pixels, cells) of mask cells at pixel centres, for a mask from ``start`` to ``end``."""
+    """Compute interpolation weights (N, pixels, cells) at pixel centres, for a mask from ``start`` to ``end``."""
     centres = torch.arange(pixels, device=start.device, dtype=start.dtype) + 0.5
     positions = (centres - start[:, None]) / (end - start).clamp(min=1e-6)[:, None] * cells - 0.5
     numbers = torch.arange(cells, device=start.device, dtype=start.dtype)
     return (1 - (positions[..., None] - numbers).abs()).clamp(min=0)
 
 
-# The base of every detector, with the interface of torchvision's detectors.
-
-
 AnySettings = TypeVar("AnySettings", bound=DetectorSettings)
 
 
 class Detector(nn.Module):
-    """A detector: it returns losses in training mode and detections in evaluation mode.
+    """Base class of detectors: returns losses in training mode and detections in evaluation mode.
 
     ``images`` is a list of tensors (3, H, W) with values from 0 to 1; their sizes may differ. ``targets``, required in
     training, is a list of dicts with ``boxes`` (x1, y1, x2, y2 in pixels), ``labels`` from 1, and ``masks`` if the
-    detector predicts masks. The detections of an image are a dict with ``boxes``, ``labels``, ``scores`` and maybe
-    ``masks``, the highest score first. ``num_classes`` counts classes of objects, without the background.
+    detector predicts masks. The detections of an image are a dict with ``boxes``, ``labels``, ``scores`` and, if
+    predicted, ``masks``, sorted by descending score. ``num_classes`` does not count the background.
 
-    A subclass adds its neck and heads, :meth:`losses` and :meth:`detect`. A model of another library has neither
-    ``backbone`` nor ``inputs``; it sets its own ``transform`` and overrides :meth:`forward`.
+    A subclass adds its neck and heads, :meth:`losses` and :meth:`detect`. A wrapped model has neither ``backbone`` nor
+    ``inputs``; it sets its own ``transform`` and overrides :meth:`forward`.
 
     Args:
-        num_classes: number of classes of objects, without the background.
-        backbone: settings of the backbone.
-        inputs: settings of the images.
+        num_classes: number of object classes, without the background.
+        backbone: backbone settings.
+        inputs: input size and normalisation.
     """
 
     masks = False  # whether targets must have masks
-    stored_threshold: float = 0.0  # minimum score to report; load_model sets the one stored with the weights
+    stored_threshold: float = 0.0  # minimum score to report; load_model sets the value stored with the weights
     usual_size_divisor = 32
-    backbone_prefix = "backbone."  # of the names of the backbone's parameters
+    backbone_prefix = "backbone."  # prefix of backbone parameter names
     neck: nn.Module
 
     def __init__(
@@ -280,40 +278,37 @@ class Detector(nn.Module):
 
     @classmethod
     def predicts_masks(cls, settings: DetectorSettings) -> bool:
-        """Return whether a detector of this class with these settings has masks."""
+        """Return whether a detector built from these settings predicts masks."""
         return cls.masks
 
     def complete_settings(self, settings: AnySettings) -> AnySettings:
-        """Return the settings with everything filled in that was read from elsewhere when the detector was built."""
+        """Fill in settings that were read when the detector was built, such as a configuration on the hub."""
         return settings
 
     def detecting_criterion(self) -> tuple[Criterion, int] | None:
-        """Return the criterion of the head whose scores become detections, and which of its inputs per step that is.
+        """Return the criterion of the head that detects, and the index of that head's input among the inputs of a step.
 
         Heads are built in the order in which they run, so the last criterion belongs to the detecting head. None if the
-        model computes its loss without a criterion of this package.
+        model computes its own loss.
         """
         criteria = [module for module in self.modules() if isinstance(module, Criterion)]
         return (criteria[-1], -1) if criteria else None
 
     def score_head(self) -> ScoreHead:
-        """Return the layers behind the scores of detections and how logits become scores, for calibration.
+        """Describe for calibration which layers produce the detection scores, and how logits become scores.
 
-        A subclass overrides it; without that its scores cannot be calibrated.
+        Scores of a subclass that does not override this cannot be calibrated.
         """
         reason = f"{type(self).__name__} does not say which layers its scores come from; override score_head()"
         return ScoreHead("other", reason=reason)
 
     def losses(self, images: ImageList, features: list[Tensor], ground_truths: list[Target]) -> dict[str, Tensor]:
-        """Return the loss terms by name; labels count from 0."""
+        """Compute the loss terms by name; labels count from 0."""
         raise NotImplementedError
 
     def detect(self, images: ImageList, features: list[Tensor]) -> list[dict[str, Tensor]]:
-        """Return the detections of each image, in pixels of the resized images; labels count from 0."""
+        """Detect objects per image, in pixels of the resized images; labels count from 0."""
         raise NotImplementedError
-
-
-# ``build``: from the name of a detector to the detector; every setting is a keyword.
 
 
 def build(
@@ -325,20 +320,20 @@ def build(
     inputs: InputSettings | LibraryInputSettings | None = None,
     **settings: Any,
 ) -> Detector:
-    """Build a detector for ``num_classes`` classes of objects, to be trained with ``loss``.
+    """Build a detector for ``num_classes`` object classes, to be trained with ``loss``.
 
-    ``name`` and ``loss`` are names in the catalogue, or settings. ``name`` may also be a model of another library, like
-    ``"torchvision/retinanet_resnet50_fpn_v2"``, which brings its own backbone; for the others, the default ``backbone``
-    is resnet50. Further keywords are settings of the detector, the loss, the backbone or the inputs; no two groups that
-    a detector takes have a setting of the same name.
+    ``name`` and ``loss`` are registered names, or settings. ``name`` may also be a torchvision or transformers model,
+    like ``"torchvision/retinanet_resnet50_fpn_v2"``, which brings its own backbone. Our own detectors use resnet50
+    unless ``backbone`` says otherwise. Further keywords are settings of the detector, the loss, the backbone or the
+    inputs; these names never clash.
 
     Args:
-        name: name of a detector in the catalogue, ``library/model``, or settings.
-        num_classes: number of classes of objects, without the background.
-        backbone: name of a backbone, or its settings.
-        loss: name of a loss in the catalogue, or its settings.
-        inputs: settings of the images: their size and their normalisation.
-        settings: any setting of the detector, the loss, the backbone or the inputs, by its name.
+        name: detector name, ``library/model``, or detector settings.
+        num_classes: number of object classes, without the background.
+        backbone: backbone name or settings.
+        loss: loss name or settings.
+        inputs: input size and normalisation.
+        settings: any setting of the detector, the loss, the backbone or the inputs, by name.
 
     >>> size = {"min_size": 320, "max_size": 512}
     >>> model = build("atss", num_classes=3, backbone="resnet18", delta=0.25, **size)
@@ -370,11 +365,8 @@ def build(
     return model
 
 
-# The base of the detectors that hold a model of another library.
-
-
 class LibraryDetector(Detector):
-    """A model of another library, ``model``, with the interface and the checks of our detectors.
+    """A wrapped torchvision or transformers model, ``model``, with the interface and checks of our detectors.
 
     A subclass sets ``model`` and ``transform`` and adds :meth:`model_losses` and :meth:`model_detections`.
     """
@@ -391,18 +383,18 @@ class LibraryDetector(Detector):
         return self.model_losses(list(images), list(targets or ()))
 
     def model_losses(self, images: list[Tensor], targets: list[Target]) -> dict[str, Tensor]:
-        """Return the loss terms by name; labels count from 1."""
+        """Compute the loss terms by name; labels count from 1."""
         raise NotImplementedError
 
     def model_detections(self, images: list[Tensor]) -> list[dict[str, Tensor]]:
-        """Return the detections of each image, in its pixels; labels count from 1."""
+        """Detect objects per image, in its own pixels; labels count from 1."""
         raise NotImplementedError
 
 
 def ranking_arguments(loss: LossSettings) -> dict[str, Any] | None:
-    """Return the arguments of ``use_ranking_loss``, or None for the model's own loss.
+    """Convert loss settings to ``use_ranking_loss`` arguments; None for the model's own loss.
 
-    ValueError for settings that the adapters do not have.
+    Raise ValueError for settings that wrapped models do not support.
     """
     ranking = isinstance(loss, RankingSettings)
     loss.require("ranking_scope", "batch for a model of another library", holds=loss.ranking_scope == "batch")

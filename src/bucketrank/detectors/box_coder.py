@@ -1,4 +1,4 @@
-"""Box deltas: a box relative to its anchor or proposal, as R-CNN, RetinaNet and ATSS regress it."""
+"""Box deltas: the encoding of a box relative to its anchor or proposal that R-CNN, RetinaNet and ATSS regress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Postprocessing: scored boxes to detections."""
+"""One-stage detectors: the dense head, the detector base class, and postprocessing (top-k, NMS, score voting)."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from bucketrank.evaluation.calibration.mapping import ScoreHead
 from bucketrank.settings import BackboneSettings, InputSettings, LossSettings
 from bucketrank.settings.detector_specs import DenseSettings
 
-SMALLEST_SIDE = 1e-2  # of a detection, in pixels
-FIRST_ENTRIES = 5000  # highest scores that enter NMS at first
-TRACED_ENTRIES = 20_000  # highest scores that enter NMS in an exported graph, which cannot try again
+MIN_SIDE = 1e-2  # minimum width and height of a detection, in pixels
+FIRST_ENTRIES = 5000  # top-k scores that enter NMS at first
+TRACED_ENTRIES = 20_000  # top-k scores that enter NMS in an exported graph, which cannot retry
 
-# From rows and columns (K,) of a score matrix to the boxes (K, 4) that have these scores.
+# Maps rows and columns (K,) of a score matrix to the boxes (K, 4) with these scores.
 Boxes = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class ByRow:
-    """Boxes (R, 4) that all classes of a row share."""
+    """Class-agnostic boxes (R, 4)."""
 
     boxes: Tensor
 
@@ -42,7 +42,7 @@ class ByRow:
 
 @dataclass(frozen=True)
 class Decoded:
-    """Boxes decoded on demand, from the deltas (R, C or 1, 4) of proposals (R, 4), clipped to the image."""
+    """Boxes decoded on demand from deltas (R, C or 1, 4) and proposals (R, 4), clipped to the image."""
 
     deltas: Tensor
     proposals: Tensor
@@ -55,11 +55,11 @@ class Decoded:
         return boxes
 
 
-def best_entries(scores: Tensor, *, limit: int, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the at most ``limit`` highest of ``scores`` (R, C) above ``threshold``: values, rows and columns.
+def top_scores(scores: Tensor, *, limit: int, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Select the top-k of ``scores`` (R, C) above ``threshold``, k = ``limit``: values, rows and columns.
 
-    The detectors' default threshold is 0. A ranking loss trains the order of the scores, not their values: all scores
-    may lie below a threshold that suits probabilities.
+    The detectors' default threshold is 0: a ranking loss trains the order of the scores, not their values, so all
+    scores may lie below a threshold that suits probabilities.
     """
     flat = scores.flatten()
     values, order = flat.topk(_topk_min(flat, limit, 0))
@@ -69,38 +69,36 @@ def best_entries(scores: Tensor, *, limit: int, threshold: float) -> tuple[Tenso
 
 
 def detect(scores: Tensor, boxes: Boxes, *, threshold: float, iou: float, limit: int) -> dict[str, Tensor]:
-    """Return the ``limit`` best detections after NMS within each class, from all ``scores`` (R, C) above ``threshold``.
+    """Apply per-class NMS to all ``scores`` (R, C) above ``threshold`` and keep the top ``limit`` detections.
 
-    A box never suppresses one of a higher score. So NMS among the highest scores gives the same detections as NMS among
-    all, provided that ``limit`` of them survive; otherwise four times as many enter. The number of classes costs
-    nothing: 1000 proposals of 1203 LVIS classes are 1.2 million entries, of which a few thousand are compared.
+    A box never suppresses one of a higher score. So NMS among the top-k scores gives the same detections as NMS among
+    all scores if ``limit`` of them survive; otherwise it is repeated with four times as many. The cost hardly depends
+    on the number of classes: of the 1.2 million entries of 1000 proposals and 1203 LVIS classes, NMS compares a few
+    thousand.
     """
     tracing = torchvision._is_tracing()
     entries = TRACED_ENTRIES if tracing else FIRST_ENTRIES
     while True:
-        values, rows, labels = best_entries(scores, limit=entries, threshold=threshold)
-        detections = without_duplicates(boxes(rows, labels), values, labels, iou=iou, limit=limit)
+        values, rows, labels = top_scores(scores, limit=entries, threshold=threshold)
+        detections = class_nms(boxes(rows, labels), values, labels, iou=iou, limit=limit)
         if tracing or len(detections["scores"]) >= limit or len(values) < entries:
             return detections
         entries *= 4
 
 
-def without_duplicates(boxes: Tensor, scores: Tensor, labels: Tensor, *, iou: float, limit: int) -> dict[str, Tensor]:
-    """Apply non-maximum suppression within each class and return at most ``limit`` detections.
-
-    Boxes without area after clipping are dropped.
-    """
-    solid = remove_small_boxes(boxes, SMALLEST_SIDE)
+def class_nms(boxes: Tensor, scores: Tensor, labels: Tensor, *, iou: float, limit: int) -> dict[str, Tensor]:
+    """Apply per-class NMS and keep the top ``limit`` detections; boxes smaller than MIN_SIDE are dropped."""
+    solid = remove_small_boxes(boxes, MIN_SIDE)
     boxes, scores, labels = boxes[solid], scores[solid], labels[solid]
     keep = batched_nms(boxes, scores, labels, iou)[:limit]
     return {"boxes": boxes[keep], "scores": scores[keep], "labels": labels[keep]}
 
 
 def vote(detections: dict[str, Tensor], boxes: Tensor, scores: Tensor) -> dict[str, Tensor]:
-    """Move each detection by score voting (PAA): ``boxes`` (R, 4) with ``scores`` (R, C) vote; 0 is no vote.
+    """Refine detections by score voting (PAA): ``boxes`` (R, 4) vote with their ``scores`` (R, C); 0 is no vote.
 
-    A detection becomes the mean of all boxes, weighted by ``score * exp(-(1 - IoU)^2 / 0.025)`` with the score of its
-    own class. Boxes with an IoU of 0.01 or less have no weight.
+    A detection becomes the mean of all boxes, weighted by ``score * exp(-(1 - IoU)^2 / 0.025)`` with the score for its
+    class. Boxes with an IoU of 0.01 or less have no weight.
     """
     overlaps = box_iou(detections["boxes"], boxes)  # (detections, R)
     votes = scores.T[detections["labels"]] * torch.exp(-((1 - overlaps) ** 2) / 0.025)
@@ -111,21 +109,18 @@ def vote(detections: dict[str, Tensor], boxes: Tensor, scores: Tensor) -> dict[s
     return detections | {"boxes": moved}
 
 
-# The head of the one-stage detectors: two towers of convolutions, shared by all levels.
-
-
 @dataclass(frozen=True)
 class DenseOutput:
-    """The predictions for B images with A anchors each, level after level."""
+    """Predictions for B images with A anchors each, level after level."""
 
     logits: Tensor  # (B, A, C)
     box_deltas: Tensor  # (B, A, 4)
     quality: Tensor | None  # (B, A) logits
-    per_level: list[int]  # number of anchors of each level
+    per_level: list[int]  # number of anchors per level
 
 
 class DenseHead(nn.Module):
-    """Predict class logits, box deltas and, with ``quality``, one quality logit for every anchor."""
+    """Two convolution towers, shared by all levels, predict logits, box deltas and optionally a quality per anchor."""
 
     def __init__(
         self,
@@ -145,14 +140,14 @@ class DenseHead(nn.Module):
             raise ValueError(
                 f"detector.channels: expected a multiple of 32, the groups of the head's norms, got {channels}"
             )
-        # At least two channels per group: the map of a small image may have a single cell.
+        # Use at least two channels per group, because the map of a small image may have a single cell.
         norm = (lambda width: nn.GroupNorm(min(32, width // 2), width)) if normalise else None
         towers = [[Conv2dNormActivation(channels, channels, norm_layer=norm) for _ in range(convs)] for _ in range(2)]
         self.class_tower, self.box_tower = (nn.Sequential(*tower) for tower in towers)
         self.classes = nn.Conv2d(channels, anchors * num_classes, 3, padding=1)
         self.boxes = nn.Conv2d(channels, anchors * 4, 3, padding=1)
         self.quality = nn.Conv2d(channels, anchors, 3, padding=1) if quality else None
-        self.scales = nn.Parameter(torch.ones(levels)) if scale else None  # factors of the box deltas, one per level
+        self.scales = nn.Parameter(torch.ones(levels)) if scale else None  # box delta scale per level
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.normal_(module.weight, std=0.01)
@@ -178,12 +173,9 @@ class DenseHead(nn.Module):
 
 
 def _by_anchor(maps: Tensor, channels: int, boxes: nn.Conv2d) -> Tensor:
-    """Reshape (B, anchors * K, H, W) to (B, H * W * anchors, K), the order of the anchors."""
+    """Reshape (B, anchors * K, H, W) to (B, H * W * anchors, K), in anchor order."""
     anchors = boxes.out_channels // 4
     return maps.permute(0, 2, 3, 1).reshape(maps.shape[0], -1, channels // anchors)
-
-
-# The base of the one-stage detectors: every anchor of every level is a candidate for every class.
 
 
 def assigned_anchors(
@@ -195,7 +187,7 @@ def assigned_anchors(
     coder: BoxCoder,
     quality: Quality,
 ) -> Assigned:
-    """Build the input of the criterion from a dense head's output for ``anchors`` (A, 4), the same for all images."""
+    """Build the criterion's input from a dense head's output for ``anchors`` (A, 4), which all images share."""
     return Assigned.from_candidates(
         output.logits.flatten(0, 1),
         output.box_deltas.flatten(0, 1),
@@ -209,7 +201,7 @@ def assigned_anchors(
 
 
 class DenseDetector(Detector):
-    """A head over anchors and a criterion; a subclass adds the assignment."""
+    """Base class of one-stage detectors: a dense head over anchors and a criterion; a subclass adds the assignment."""
 
     recipe: HeadRecipe
     anchors: Anchors
@@ -233,15 +225,15 @@ class DenseDetector(Detector):
         self.nms, self.detections, self.vote = settings.nms, settings.detections, vote
 
     def assign(self, output: DenseOutput, anchors: Tensor, valid: Tensor, ground_truths: list[Target]) -> list[Tensor]:
-        """Return, per image, the object (A,) of every anchor, NEGATIVE or IGNORED; ``valid`` is (B, A)."""
+        """Assign objects: per image the object index (A,) of every anchor, NEGATIVE or IGNORED; ``valid`` is (B, A)."""
         raise NotImplementedError
 
     def quality(self, anchors: Tensor, boxes: Tensor, objects: Tensor) -> Tensor:
-        """Return the targets (P,) of the quality branch for P positives."""
+        """Compute the quality branch targets (P,) of P positives."""
         raise NotImplementedError
 
     def scores(self, output: DenseOutput) -> Tensor:
-        """Return the scores (B, A, C) that rank detections."""
+        """Compute the scores (B, A, C) that rank detections."""
         return self.criterion.scores(output.logits)
 
     def score_head(self) -> ScoreHead:
@@ -274,14 +266,14 @@ class DenseDetector(Detector):
         return terms
 
     def candidate_scores(self, class_scores: Tensor, scores: Tensor, per_level: list[int]) -> tuple[Tensor, Tensor]:
-        """Return the anchors (K,) of one image that enter NMS, and their scores (K, C): 0 for a class that does not.
+        """Select the anchors (K,) of one image that enter NMS, and their scores (K, C); 0 excludes a class.
 
         ``class_scores`` (A, C) select and are compared with the threshold; ``scores`` (A, C) rank the detections. As
-        published, each level contributes its highest class scores, of any anchor and class.
+        published, each level contributes its top-k class scores over all anchors and classes.
         """
         first, selected = 0, torch.zeros_like(scores)
         for count in per_level:
-            _, rows, labels = best_entries(
+            _, rows, labels = top_scores(
                 class_scores[first : first + count], limit=self.candidates, threshold=self.score_threshold
             )
             selected[rows + first, labels] = scores[rows + first, labels]

@@ -1,4 +1,4 @@
-"""Initial weights of classifiers and linear layers."""
+"""The feature pyramid (FPN), and weight initialisation shared by all detectors."""
 
 from __future__ import annotations
 
@@ -10,39 +10,36 @@ from torchvision.ops.feature_pyramid_network import ExtraFPNBlock
 
 
 def initialise_classifier(layer: nn.Linear | nn.Conv2d, score: float) -> None:
-    """Set small random weights, and the bias that gives every candidate this score."""
+    """Initialise with small random weights and the bias for which every candidate has this score."""
     nn.init.normal_(layer.weight, std=0.01)
     if layer.bias is not None:
         nn.init.constant_(layer.bias, math.log(score / (1 - score)))
 
 
 def initialise_linear(layer: nn.Linear) -> None:
-    """Set Xavier-uniform weights and a bias of 0, as in the layers of a transformer."""
+    """Initialise with Xavier-uniform weights and zero bias, as usual in transformers."""
     nn.init.xavier_uniform_(layer.weight)
     nn.init.zeros_(layer.bias)
-
-
-# The feature pyramid: five maps of equal width from the four maps of a backbone.
 
 
 EXTRAS = ("pool", "convs_on_output", "convs_on_output_relu", "convs_on_input")
 
 
 class FeaturePyramid(nn.Module):
-    """Five maps with ``out_channels`` each from the maps C2 to C5 (strides 4 to 32) of a backbone.
+    """A feature pyramid: five maps with ``out_channels`` each from the backbone maps C2 to C5 (strides 4 to 32).
 
     ``first_level=2`` gives P2 to P6 (strides 4 to 64) for two-stage detectors; ``first_level=3`` gives P3 to P7
     (strides 8 to 128) for one-stage detectors, without C2. The levels up to P5 are torchvision's
-    ``FeaturePyramidNetwork``: 1x1 laterals, nearest upsampling to the size of the lateral, 3x3 outputs, no norms.
+    ``FeaturePyramidNetwork``: 1x1 laterals, nearest-neighbour upsampling, 3x3 outputs, no norms.
     ``extra`` selects how the levels above P5 are computed:
 
     - ``"pool"``: every second cell of the level below, as in torchvision's ``LastLevelMaxPool`` (a maximum over 1x1);
-    - ``"convs_on_output"``: a 3x3 convolution of stride 2 on P5, and another on P6 (the ATSS and PAA of the recipes);
+    - ``"convs_on_output"``: a 3x3 convolution of stride 2 on P5, and another on P6 (ATSS and PAA in the recipes);
     - ``"convs_on_output_relu"``: the same, with a ReLU between P6 and P7 (torchvision's RetinaNet);
-    - ``"convs_on_input"``: as ``"convs_on_output"``, but the first on C5 (the RetinaNet of the recipes).
+    - ``"convs_on_input"``: as ``"convs_on_output"``, but the first on C5 (RetinaNet in the recipes).
 
-    The parameters have the same names as in torchvision's ``LastLevelP6P7``, which always has the ReLU, and selects P5
-    or C5 by their channels.
+    Parameter names match torchvision's ``LastLevelP6P7``, which always has the ReLU, and selects P5 or C5 by their
+    channels.
 
     >>> import torch
     >>> neck = FeaturePyramid([64, 128, 256, 512], 32, first_level=3, extra="convs_on_output")
@@ -81,7 +78,7 @@ class FeaturePyramid(nn.Module):
 
 
 class Subsampled(ExtraFPNBlock):
-    """Add ``count`` levels, each with every second cell of the level below."""
+    """Extra levels by subsampling: each has every second cell of the level below."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -95,14 +92,14 @@ class Subsampled(ExtraFPNBlock):
 
 
 class Strided(ExtraFPNBlock):
-    """Add ``count`` levels by 3x3 convolutions of stride 2: ``p6`` on P5 or C5, ``p7`` on P6, maybe after a ReLU."""
+    """Extra levels by 3x3 convolutions of stride 2: ``p6`` on P5 or C5, ``p7`` on P6, optionally after a ReLU."""
 
     def __init__(self, in_channels: int, out_channels: int, *, count: int, on_input: bool, relu: bool = False) -> None:
         super().__init__()
         self.on_input, self.relu = on_input, relu
         for level in range(6, 6 + count):
             convolution = nn.Conv2d(in_channels if level == 6 else out_channels, out_channels, 3, stride=2, padding=1)
-            nn.init.kaiming_uniform_(convolution.weight, a=1)  # as in torchvision's pyramid
+            nn.init.kaiming_uniform_(convolution.weight, a=1)  # like torchvision's pyramid
             nn.init.constant_(convolution.get_parameter("bias"), 0)
             self.add_module(f"p{level}", convolution)
 

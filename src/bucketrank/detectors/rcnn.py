@@ -58,7 +58,7 @@ def _random_subset(rows: Tensor, count: int) -> Tensor:
 # The region proposal network (RPN) of the R-CNNs: it scores anchors for one class, object or not.
 
 
-RPN_RECIPE = HeadRecipe(ranking_weight=0.2, box_loss="l1", least_iou=0.7, samples=True)
+RPN_RECIPE = HeadRecipe(ranking_weight=0.2, box_loss="l1", min_iou=0.7, samples=True)
 TEST_CANDIDATES = 1000  # highest scores per level that enter NMS when testing
 NMS = 0.7  # IoU above which NMS removes the lower score
 SAMPLED, SAMPLED_POSITIVES = 256, 0.5  # anchors per image that cross-entropy trains on, and how many may be positive
@@ -416,9 +416,7 @@ class CascadeRCNN(RCNN):
                 positive_iou=iou,
                 coder_weights=_coder_weights(*STAGE_DEVIATIONS[0 if ranking else stage]),
                 roi_align=settings.roi_align,
-                recipe=replace(
-                    BOX_HEAD_RECIPE, box_loss="smooth_l1", scored_weight=STAGE_WEIGHTS[stage], least_iou=iou
-                ),
+                recipe=replace(BOX_HEAD_RECIPE, box_loss="smooth_l1", scored_weight=STAGE_WEIGHTS[stage], min_iou=iou),
             )
             for stage, iou in enumerate(settings.stage_ious)
         )

@@ -19,7 +19,7 @@ from transformers.utils import logging as library_logging
 
 from bucketrank.detectors.backbone import IMAGENET_MEAN, IMAGENET_STD
 from bucketrank.detectors.base import InputTransform, LibraryDetector, Target, ranking_arguments
-from bucketrank.detectors.dense import best_entries
+from bucketrank.detectors.dense import top_scores
 from bucketrank.evaluation.calibration.mapping import ScoreHead
 from bucketrank.integrations.transformers import use_ranking_loss
 from bucketrank.integrations.transformers.adapter import REFUSED
@@ -369,7 +369,7 @@ class TransformersDetector(LibraryDetector):
         output = self.model(pixel_values=batch.tensors, pixel_mask=_pixel_mask(batch))
         results = []
         for logits, boxes, (height, width) in zip(output.logits, output.pred_boxes, sizes, strict=True):
-            scores, rows, labels = best_entries(
+            scores, rows, labels = top_scores(
                 logits.float().sigmoid(), limit=self.detections, threshold=self.score_threshold
             )
             sides = boxes.new_tensor([width, height, width, height]).float()

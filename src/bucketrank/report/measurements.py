@@ -398,7 +398,7 @@ def gradients(
     if not detections:
         return DetectionGradients([], [], 0.0)
     # With samples=True, cross-entropy is a mean over all entries, as in heads that train on a sample.
-    loss = build_criterion(settings, HeadRecipe(samples=True, least_iou=MIN_IOU)).list_loss(logits, targets)
+    loss = build_criterion(settings, HeadRecipe(samples=True, min_iou=MIN_IOU)).list_loss(logits, targets)
     (gradient,) = torch.autograd.grad(loss, logits, allow_unused=True)
     per_detection = torch.zeros_like(targets) if gradient is None else gradient
     return DetectionGradients(logits.detach().tolist(), per_detection.tolist(), float(loss.detach()))

@@ -11,7 +11,7 @@ from torchvision.ops import generalized_box_iou_loss, sigmoid_focal_loss
 
 from bucketrank import rank_sort_loss
 from bucketrank.boxes import paired_iou
-from bucketrank.detectors.assignment import IGNORED, NEGATIVE, assign_hungarian_batch
+from bucketrank.detectors.assignment import IGNORED, NEGATIVE, assign_hungarian
 from bucketrank.detectors.co_detr import model as query_matching
 from bucketrank.detectors.co_detr.decoder import Decoded, initial_boxes
 from bucketrank.detectors.co_detr.model import QueryLayer
@@ -183,9 +183,9 @@ def test_the_class_cost_of_matching_is_4_for_ranking_losses_and_2_otherwise(monk
 
     def recording(batch, weights):
         calls.append((len(batch), weights.classification))
-        return assign_hungarian_batch(batch, weights)
+        return assign_hungarian(batch, weights)
 
-    monkeypatch.setattr(query_matching, "assign_hungarian_batch", recording)
+    monkeypatch.setattr(query_matching, "assign_hungarian", recording)
     for loss, cost in (("rs", 4.0), ("ap", 4.0), ("focal", 2.0)):
         small_detector("co_detr", loss=loss)(*scene())
         assert calls == [(2 * (1 + 2), cost)]  # images, and the encoder and two layers

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bucketrank.detectors.dense import best_entries, without_duplicates
+from bucketrank.detectors.dense import class_nms, top_scores
 from bucketrank.evaluation.calibration import ScoreHead
 
 CLASSES = 3
@@ -40,8 +40,8 @@ class ListedDetector(nn.Module):
         for image in images:
             logits = self.classes(image[:, 4:].to(self.classes.weight.dtype)).float()
             scores = logits.softmax(1)[:, :-1] if self.softmax else logits.sigmoid()
-            values, rows, labels = best_entries(scores, limit=1000, threshold=self.score_threshold)
-            results.append(without_duplicates(image[rows, :4], values, labels + 1, iou=0.5, limit=self.limit))
+            values, rows, labels = top_scores(scores, limit=1000, threshold=self.score_threshold)
+            results.append(class_nms(image[rows, :4], values, labels + 1, iou=0.5, limit=self.limit))
         return results
 
 

@@ -1,4 +1,4 @@
-"""The values NEGATIVE and IGNORED of an assignment, and the argument checks that the assigners share."""
+"""The constants NEGATIVE and IGNORED, and argument checks shared by the assigners."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-NEGATIVE, IGNORED = -1, -2  # as torchvision's Matcher numbers them
+NEGATIVE, IGNORED = -1, -2  # same values as in torchvision's Matcher
 
 
 def without_objects(anchors: Tensor, valid: Tensor | None) -> Tensor:
-    """Return the assignment of an image without objects: valid anchors are negative, the others ignored."""
+    """Build the assignment of an image without objects: valid anchors are negative, the others ignored."""
     assignment = torch.full(anchors.shape[:1], NEGATIVE, device=anchors.device)
     return assignment if valid is None else assignment.masked_fill_(~valid, IGNORED)
 
 
 def precise(tensor: Tensor) -> Tensor:
-    """Return ``tensor`` in the widest float type of its device."""
+    """Convert to float64, or to float32 on MPS, which has no float64."""
     return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)
 
 
@@ -31,14 +31,14 @@ def check_boxes(name: str, **arguments: Tensor) -> None:
             raise ValueError(f"{name}: expected {argument} of shape (n, 4), got {tuple(boxes.shape)}")
 
 
-def check_valid(name: str, valid: Tensor | None, count: int) -> None:
-    """Raise unless ``valid`` is None or a bool tensor with one value for each of ``count`` anchors."""
+def check_valid(name: str, valid: Tensor | None, shape: tuple[int, ...]) -> None:
+    """Raise unless ``valid`` is None or a bool tensor of this shape, one value for each anchor."""
     if valid is None:
         return
     if valid.dtype != torch.bool:
         raise TypeError(f"{name}: expected valid of dtype torch.bool, got {valid.dtype}")
-    if valid.shape != (count,):
-        raise ValueError(f"{name}: expected valid of shape ({count},), one for each anchor, got {tuple(valid.shape)}")
+    if valid.shape != shape:
+        raise ValueError(f"{name}: expected valid of shape {shape}, one for each anchor, got {tuple(valid.shape)}")
 
 
 def check_levels(name: str, per_level: Sequence[int], count: int, topk: int) -> None:

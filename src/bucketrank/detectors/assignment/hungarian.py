@@ -1,4 +1,4 @@
-"""One query per object, at the lowest total cost (Carion et al., ECCV 2020; Zhu et al., ICLR 2021)."""
+"""Hungarian matching: one query per object at minimal total cost (Carion et al., ECCV 2020; Zhu et al., ICLR 2021)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bucketrank.detectors.assignment.checks import check_boxes, check_valid, without_objects
 
-NAME = "assign_hungarian"  # in error messages
+NAME = "assign_hungarian"
 TINY = 1e-12  # keeps the logarithm of a probability finite
 
 
@@ -25,7 +25,7 @@ class CostWeights(NamedTuple):
 
 
 class ImageQueries(NamedTuple):
-    """The queries of one layer and image with the objects that they may be assigned to.
+    """The queries of one layer and image, and the image's objects.
 
     ``boxes`` is (Q, 4), ``objects`` (G, 4), both in pixels; ``logits`` is (Q, C), ``labels`` (G,), ``valid`` (Q,).
     """
@@ -39,69 +39,35 @@ class ImageQueries(NamedTuple):
 
 
 class QueryAssignment(NamedTuple):
-    """The object (Q,) of each query, NEGATIVE or IGNORED; and the queries that have an object, ascending."""
+    """The object index (Q,) of each query, NEGATIVE or IGNORED, and the matched queries in ascending order."""
 
     assignment: Tensor
     queries: Tensor
 
 
-def assign_hungarian(
-    boxes: Tensor,
-    objects: Tensor,
-    *,
-    logits: Tensor,
-    labels: Tensor,
-    image_size: tuple[int, int],
-    class_cost: float = 2.0,
-    l1_cost: float = 5.0,
-    giou_cost: float = 2.0,
-    alpha: float = 0.25,
-    gamma: float = 2.0,
-    valid: Tensor | None = None,
-) -> Tensor:
-    """Assign to each object (G, 4) one of the queries, given by ``boxes`` (Q, 4) and ``logits`` (Q, C).
-
-    The assignment has the lowest total of :func:`matching_costs`. Queries without an object are negative; those that
-    are not ``valid`` are ignored. If there are more objects than queries, some objects get no query.
-
-    Computed in float32, also under autocast. Costs that are not finite raise a ValueError that names their source.
-    Takes O(G^2 Q) time on the CPU in the worst case.
-
-    Args:
-        boxes: boxes (Q, 4) of the queries.
-        objects: boxes (G, 4) of the objects.
-        logits: class logits (Q, C) of the queries.
-        labels: labels (G,) of the objects, from 0.
-        image_size: height and width, by which the L1 distance is scaled.
-        class_cost: weight of the class.
-        l1_cost: weight of the L1 distance.
-        giou_cost: weight of the GIoU.
-        alpha: weight of the positive part of the focal cost of the class.
-        gamma: exponent of the focal cost of the class.
-        valid: which queries take part (Q,); by default all.
-
-    >>> boxes = torch.tensor([[0.0, 0, 4, 4], [4, 4, 8, 8], [0, 0, 8, 8]])
-    >>> objects, labels = torch.tensor([[5.0, 5, 8, 8]]), torch.tensor([0])
-    >>> logits = torch.zeros(3, 1)
-    >>> assign_hungarian(boxes, objects, logits=logits, labels=labels, image_size=(8, 8))
-    tensor([-1,  0, -1])
-    """
-    image_queries = ImageQueries(boxes, objects, logits, labels, image_size, valid)
-    (assigned,) = assign_hungarian_batch([image_queries], CostWeights(class_cost, l1_cost, giou_cost, alpha, gamma))
-    return assigned.assignment
-
-
 @torch.no_grad()
-def assign_hungarian_batch(batch: Sequence[ImageQueries], weights: CostWeights) -> list[QueryAssignment]:
-    """Return what :func:`assign_hungarian` assigns for each entry of ``batch``, such as all layers and images.
+def assign_hungarian(batch: Sequence[ImageQueries], weights: CostWeights) -> list[QueryAssignment]:
+    """Assign to each object one query such that the total of :func:`matching_costs` is minimal.
 
-    The host waits for the device once, for the costs of the whole batch, and once more if an entry has ``valid``.
+    ``batch`` usually holds all layers and images of a step; each entry is matched on its own. Queries without an object
+    are negative; invalid ones are ignored. If there are more objects than queries, some objects get no query.
+
+    Computed in float32, also under autocast. If costs are not finite, the ValueError names their source. Copying the
+    costs to the CPU is one device sync for the whole batch; entries with ``valid`` need another. Takes O(G^2 Q) time on
+    the CPU per entry in the worst case.
 
     Args:
         batch: boxes, logits, objects and labels of each entry.
-        weights: weights of the parts of the cost.
+        weights: cost weights.
+
+    >>> boxes = torch.tensor([[0.0, 0, 4, 4], [4, 4, 8, 8], [0, 0, 8, 8]])
+    >>> objects, labels = torch.tensor([[5.0, 5, 8, 8]]), torch.tensor([0])
+    >>> queries = ImageQueries(boxes, objects, torch.zeros(3, 1), labels, image_size=(8, 8))
+    >>> weights = CostWeights(classification=2, l1=5, giou=2, alpha=0.25, gamma=2)
+    >>> assign_hungarian([queries], weights)[0].assignment
+    tensor([-1,  0, -1])
     """
-    import numpy as np  # imported here, like scipy: only DETRs need them
+    import numpy as np  # imported lazily like scipy: only DETRs need them
     from scipy.optimize import linear_sum_assignment
 
     for each in batch:
@@ -113,10 +79,7 @@ def assign_hungarian_batch(batch: Sequence[ImageQueries], weights: CostWeights) 
     matchable = [each if own is None else _select(each, own) for each, own in zip(batch, rows, strict=True)]
     sizes = [(width, height) * 2 for height, width in (each.image_size for each in batch)]
     scales = torch.tensor(sizes, dtype=torch.float32).to(device, non_blocking=True)
-    costs = [
-        _scaled_costs(each.boxes, each.objects, each.logits, each.labels, scale, weights)
-        for each, scale in zip(matchable, scales, strict=True)
-    ]
+    costs = [matching_costs(each, scale, weights) for each, scale in zip(matchable, scales, strict=True)]
     on_host = torch.cat([cost.flatten() for cost in costs]).cpu().split([cost.numel() for cost in costs])
     pairs = []
     for each, cost, flat in zip(matchable, costs, on_host, strict=True):
@@ -136,7 +99,7 @@ def assign_hungarian_batch(batch: Sequence[ImageQueries], weights: CostWeights) 
 def _check(queries: ImageQueries) -> None:
     boxes, objects, logits, labels, _, valid = queries
     check_boxes(NAME, boxes=boxes, objects=objects)
-    check_valid(NAME, valid, len(boxes))
+    check_valid(NAME, valid, (len(boxes),))
     if logits.dim() != 2 or len(logits) != len(boxes):
         raise ValueError(f"{NAME}: expected logits of shape ({len(boxes)}, classes), got {tuple(logits.shape)}")
     if labels.shape != objects.shape[:1] or labels.is_floating_point():
@@ -147,7 +110,7 @@ def _check(queries: ImageQueries) -> None:
 
 
 def _valid_rows(batch: Sequence[ImageQueries]) -> list[Tensor | None]:
-    """Return the rows of the valid queries of each entry; None where all are valid."""
+    """Find the valid query rows of each entry; None where all are valid."""
     masks = [each.valid for each in batch if each.valid is not None]
     if not masks:
         return [None] * len(batch)
@@ -158,7 +121,7 @@ def _valid_rows(batch: Sequence[ImageQueries]) -> list[Tensor | None]:
 
 
 def _to_device(integers: Sequence[Any], device: torch.device) -> Sequence[Tensor]:
-    """Copy numpy arrays of equal shape up to their last dimension to ``device``, in one transfer."""
+    """Copy numpy arrays, which differ only in their last dimension, to ``device`` in one transfer."""
     import numpy as np
 
     joined = torch.from_numpy(np.concatenate(integers, -1).astype(np.int64, copy=False))
@@ -170,33 +133,17 @@ def _select(queries: ImageQueries, rows: Tensor) -> ImageQueries:
     return queries._replace(boxes=queries.boxes[rows], logits=queries.logits[rows])
 
 
-def matching_costs(
-    boxes: Tensor,
-    objects: Tensor,
-    *,
-    logits: Tensor,
-    labels: Tensor,
-    image_size: tuple[int, int],
-    weights: CostWeights,
-) -> Tensor:
-    """Return the cost (Q, G) of each query for each object: weighted focal cost plus L1 distance minus GIoU.
+def matching_costs(queries: ImageQueries, scale: Tensor, weights: CostWeights) -> Tensor:
+    """Compute the cost (Q, G) of each query for each object: weighted focal cost plus L1 distance minus GIoU.
 
     The focal cost is the focal loss of the object's class as a positive minus its focal loss as a negative. L1 compares
-    centre and size in units of ``image_size`` (height, width).
+    centre and size relative to ``scale`` (4,): width, height, width and height of the image.
     """
-    height, width = image_size
-    scale = torch.tensor([width, height, width, height], dtype=torch.float32, device=boxes.device)
-    return _scaled_costs(boxes, objects, logits, labels, scale, weights)
-
-
-def _scaled_costs(
-    boxes: Tensor, objects: Tensor, logits: Tensor, labels: Tensor, scale: Tensor, weights: CostWeights
-) -> Tensor:
-    """Return :func:`matching_costs`, where ``scale`` (4,) holds width, height, width and height of the image."""
     from torchvision.ops import box_convert, generalized_box_iou
 
-    with torch.autocast(boxes.device.type, enabled=False):
-        boxes, objects, chosen = boxes.float(), objects.float(), logits.float()[:, labels.long()]
+    with torch.autocast(queries.boxes.device.type, enabled=False):
+        boxes, objects = queries.boxes.float(), queries.objects.float()
+        chosen = queries.logits.float()[:, queries.labels.long()]
         scores = chosen.sigmoid()
         positive = -weights.alpha * (1 - scores) ** weights.gamma * (scores + TINY).log()
         negative = -(1 - weights.alpha) * scores**weights.gamma * (1 - scores + TINY).log()

@@ -1,4 +1,4 @@
-"""Assignment by IoU thresholds, as in RPN, RetinaNet and the heads of R-CNNs."""
+"""Assignment by IoU thresholds, as in RPN, RetinaNet and R-CNN heads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from bucketrank.boxes import paired_iou
 from bucketrank.detectors.assignment.checks import IGNORED, NEGATIVE, check_boxes, check_valid, without_objects
 
-BLOCK = 1 << 22  # pairs of candidate and object compared at once; bounds the memory
+BLOCK = 1 << 22  # candidate-object pairs compared at once; bounds the memory
 
 
 @torch.no_grad()
@@ -30,15 +30,15 @@ def assign_max_iou(
     0 and at least ``low_quality``. A claim overrides the thresholds; of two objects that claim a candidate, the later
     gets it. Candidates that are not ``valid`` are ignored and never claimed.
 
-    Takes O(A G) time; the memory does not grow with G.
+    Takes O(A G) time; memory does not grow with G.
 
     Args:
         candidates: boxes (A, 4) to assign.
         objects: boxes (G, 4) of the objects.
-        positive: IoU from which on a candidate is positive.
+        positive: minimum IoU of a positive.
         negative: IoU below which a candidate is negative.
-        low_quality: least IoU of a candidate that an object claims; None for no claims.
-        valid: which candidates take part (A,); by default all.
+        low_quality: minimum IoU of a claimed candidate; None for no claims.
+        valid: mask (A,) of valid candidates; by default all.
 
     >>> objects = torch.tensor([[0.0, 0, 4, 4]])
     >>> # The IoUs of the candidates with the object are 1, 1/2, 1/4 and 0.
@@ -49,7 +49,7 @@ def assign_max_iou(
     """
     name = "assign_max_iou"
     check_boxes(name, candidates=candidates, objects=objects)
-    check_valid(name, valid, len(candidates))
+    check_valid(name, valid, (len(candidates),))
     if not 0 <= negative <= positive <= 1:
         raise ValueError(
             f"{name}: expected 0 <= negative <= positive <= 1, got negative {negative!r}, positive {positive!r}"

@@ -1,4 +1,4 @@
-"""One-dimensional mixtures of two Gaussians, fitted in batches by expectation maximisation."""
+"""Probabilistic anchor assignment (Kim & Lee, ECCV 2020), with batched EM for mixtures of two 1-D Gaussians."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor
 
 from bucketrank.detectors.assignment.checks import NEGATIVE, check_levels, precise
 
-ITERATIONS = 100
-TOLERANCE = 1e-3  # of the mean log likelihood, between two iterations
+MAX_ITERATIONS = 100
+TOLERANCE = 1e-3  # convergence: change of the mean log likelihood between two iterations
 FLOOR = 1e-5  # added to every variance
-TEST_EVERY = 10  # iterations between tests whether all rows have converged; a test synchronises the GPU
+CHECK_INTERVAL = 10  # iterations between convergence checks; a check is a device sync
 
 
 class Mixture(NamedTuple):
@@ -26,7 +26,7 @@ class Mixture(NamedTuple):
     variances: Tensor
 
     def log_densities(self, samples: Tensor) -> Tensor:
-        """Return the log of weight times density under both components: (G, M) to (2, G, M)."""
+        """Compute log(weight * density) under both components: (G, M) to (2, G, M)."""
         return _log_densities(samples, *(part.T for part in self))
 
 
@@ -39,16 +39,16 @@ def fit_mixtures(samples: Tensor, present: Tensor) -> Mixture:
     after 100 iterations.
     """
     absent, count = ~present, present.sum(1)
-    least = samples.masked_fill(absent, torch.inf).amin(1)
-    most = samples.masked_fill(absent, -torch.inf).amax(1)
-    means = torch.stack([least, most])  # (2, G)
+    lowest = samples.masked_fill(absent, torch.inf).amin(1)
+    highest = samples.masked_fill(absent, -torch.inf).amax(1)
+    means = torch.stack([lowest, highest])  # (2, G)
     fitted = torch.stack([torch.full_like(means, 0.5), means, torch.ones_like(means)])  # (3, 2, G)
-    likelihood = torch.full_like(least, -torch.inf)
+    likelihood = torch.full_like(lowest, -torch.inf)
     active = count > 0
-    # Keeps the mean of a component without any samples finite.
+    # This keeps the mean of an empty component finite.
     tiny = 10 * torch.finfo(samples.dtype).eps
 
-    for iteration in range(1, ITERATIONS + 1):
+    for iteration in range(1, MAX_ITERATIONS + 1):
         logs = _log_densities(samples, *fitted)
         density = torch.logaddexp(logs[0], logs[1])  # (G, M)
         responsibility = (logs - density).exp_().masked_fill_(absent, 0)
@@ -59,21 +59,18 @@ def fit_mixtures(samples: Tensor, present: Tensor) -> Mixture:
         fitted = torch.where(active, update, fitted)
 
         reached = density.masked_fill_(absent, 0).sum(1).div_(count)
-        active = active & ((reached - likelihood).abs_() >= TOLERANCE)  # False, so stopped, where it is NaN
+        active = active & ((reached - likelihood).abs_() >= TOLERANCE)  # NaN compares as False, which stops the row
         likelihood = reached
-        if iteration % TEST_EVERY == 0 and not bool(active.any()):
+        if iteration % CHECK_INTERVAL == 0 and not bool(active.any()):
             break
     return Mixture(*fitted.transpose(1, 2))
 
 
 def _log_densities(samples: Tensor, weights: Tensor, means: Tensor, variances: Tensor) -> Tensor:
-    """Return the log of weight times density (2, G, M) of samples (G, M); the parameters are (2, G)."""
+    """Compute log(weight * density), (2, G, M), of samples (G, M); the parameters are (2, G)."""
     weights, means, variances = weights[:, :, None], means[:, :, None], variances[:, :, None]
     exponents = (samples - means).square_().div_(variances).add_((2 * math.pi * variances).log_()).div_(2)
     return weights.log() - exponents
-
-
-# Probabilistic anchor assignment (Kim & Lee, ECCV 2020).
 
 
 # Log densities this close count as equal. If a component has only two losses, they are mirrored about its mean, and
@@ -85,14 +82,14 @@ EQUAL = 1e-9
 def assign_paa(
     candidates: Tensor, losses: Tensor, *, per_level: Sequence[int], topk: int = 9, objects: int | None = None
 ) -> Tensor:
-    """Keep, of each object's candidates, those with low losses according to a mixture of two Gaussians.
+    """Select the positives among each object's candidates by fitting a mixture of two Gaussians to their losses.
 
     ``candidates`` (A,) is an assignment, for example from ``assign_max_iou`` with both thresholds 0.1 and
     ``low_quality=0``. ``losses`` (A,) gives the loss of each anchor; only the candidates' losses matter. Both may also
-    be (B, A), for B images with the same anchors. ``objects`` is an upper bound of the objects per image; without it
-    the host waits once more for the device, to read the highest number in ``candidates``.
+    be (B, A), for B images with the same anchors. ``objects`` is an upper bound for the objects per image; it saves a
+    device sync.
 
-    1. Each object keeps, on each level, its ``topk`` candidates of lowest loss; of equal ones the first. ``per_level``
+    1. Each object keeps its ``topk`` candidates with the lowest loss on each level; ties go to the first. ``per_level``
        gives the number of anchors on each level, in order.
     2. A mixture of two Gaussians is fitted to their losses; the mean of the first component starts at the lowest loss.
        A candidate belongs to the first component if its weighted density there is at least that in the second.
@@ -108,10 +105,10 @@ def assign_paa(
 
     Args:
         candidates: assignment (A,) or (B, A) to choose from.
-        losses: loss of each anchor, of the same shape.
-        per_level: number of anchors on each level.
+        losses: loss per anchor, in the same shape.
+        per_level: number of anchors per level.
         topk: candidates kept per object and level.
-        objects: upper bound of the objects per image; by default it is read from ``candidates``.
+        objects: upper bound for the objects per image; by default read from ``candidates``.
 
     >>> candidates = torch.tensor([0, 0, 0, 0, 0, -1, -2])
     >>> # The three low losses of candidates have a mean of 0.53.
@@ -142,7 +139,7 @@ def assign_paa(
     samples, order = samples.sort(dim=1, stable=True)
     table = table.gather(1, order)
     columns = torch.arange(table.shape[1], device=table.device)
-    used = int((columns + 1).where(table >= 0, 0).max())  # the host waits here; empty columns would cost time
+    used = int((columns + 1).where(table >= 0, 0).max())  # device sync; empty columns would cost time
     table, columns, present = table[:, :used], columns[:used], table[:, :used] >= 0
     samples = samples[:, :used].masked_fill(~present, 0)
 
@@ -153,19 +150,19 @@ def assign_paa(
     density = torch.logaddexp(first, second).masked_fill_(~members, -torch.inf)
     peak = (density >= density.amax(1, keepdim=True) - EQUAL).int().argmax(1, keepdim=True)  # the first
     kept = members & (columns <= peak) & (present.sum(1, keepdim=True) > 1)
-    # Entries that are not kept are written behind the last anchor, and cut off.
+    # Entries that are not kept go to an extra slot behind the last anchor, which is cut off.
     anchors = table.where(kept, candidates.numel()).flatten()
     owners = (torch.arange(len(table), device=table.device) % objects)[:, None].expand_as(table).flatten()
     return F.pad(assignment.flatten(), (0, 1)).scatter_(0, anchors, owners)[:-1].view_as(assignment)
 
 
 def _lowest(candidates: Tensor, losses: Tensor, *, per_level: Sequence[int], topk: int, objects: int) -> Tensor:
-    """Return a table of the anchors that each object keeps: a row per object, ``topk`` columns per level.
+    """Tabulate the anchors that each object keeps: a row per object, ``topk`` columns per level.
 
-    The rows of all images follow each other, and anchors are numbered through the images. On each level the anchors are
-    sorted by loss; of equal ones the first comes first. Where an object has fewer, the table holds -1.
+    The rows of all images are concatenated, and anchors are numbered across images. Each level is sorted by loss; the
+    sort is stable. Empty entries are -1.
     """
-    anchors = (candidates >= 0).flatten().nonzero().squeeze(1)  # the host waits here
+    anchors = (candidates >= 0).flatten().nonzero().squeeze(1)  # device sync
     count, levels, width = candidates.shape[-1], len(per_level), min(topk, max(per_level))
     device = candidates.device
     level_of = torch.cat([torch.full((size,), level, device=device) for level, size in enumerate(per_level)])
@@ -178,7 +175,7 @@ def _lowest(candidates: Tensor, losses: Tensor, *, per_level: Sequence[int], top
     anchors, groups = anchors[order], groups[order]
     rank = torch.arange(len(anchors), device=device) - torch.searchsorted(groups, groups)
     size = images * objects * levels * width
-    # Anchors beyond topk are written behind the table, and cut off.
+    # Anchors beyond topk go to an extra slot behind the table, which is cut off.
     slots = (groups * width + rank).where(rank < width, size)
     table = torch.full((size + 1,), -1, device=device).scatter_(0, slots, anchors)
     return table[:-1].view(images * objects, levels * width)

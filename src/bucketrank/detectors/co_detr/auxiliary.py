@@ -22,7 +22,7 @@ from bucketrank.detectors.layers import initialise_linear
 from bucketrank.detectors.rcnn import BOX_HEAD_RECIPE, RPN, RPN_RECIPE, BoxHead
 from bucketrank.settings import LossSettings
 
-FEWEST = 9  # queries per head and image, so that a batch without objects has some too
+MIN_QUERIES = 9  # queries per head and image, so that a batch without objects has some too
 PADDING = -1  # row of a query without a candidate
 
 
@@ -71,13 +71,13 @@ class AuxiliaryQueries(nn.Module):
 def draw(matches: list[Tensor], *, limit: int) -> list[Tensor]:
     """Return, per image, the rows (K,) of the candidates that become queries: positives, then negatives.
 
-    K is the same for all images: the largest number of positives of an image, but at least ``FEWEST`` and at most
+    K is the same for all images: the largest number of positives of an image, but at least ``MIN_QUERIES`` and at most
     ``limit``. If an image has more positives than K, a random subset is drawn; if it has fewer, random negatives fill
     up. If there are not enough candidates, the remaining rows are ``PADDING``.
     """
     positives = [torch.where(match >= 0)[0] for match in matches]
     negatives = [torch.where(match == NEGATIVE)[0] for match in matches]
-    count = min(max([FEWEST, *map(len, positives)]), limit)
+    count = min(max([MIN_QUERIES, *map(len, positives)]), limit)
     drawn = []
     for positive, negative in zip(positives, negatives, strict=True):
         rows = _random_subset(positive, count)

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import box_convert, clip_boxes_to_image
 
-from bucketrank.detectors.assignment import assign_hungarian_batch
+from bucketrank.detectors.assignment import assign_hungarian
 from bucketrank.detectors.assignment.hungarian import CostWeights, ImageQueries
 from bucketrank.detectors.backbone import Backbone
 from bucketrank.detectors.base import Detector, Target
@@ -19,7 +19,7 @@ from bucketrank.detectors.co_detr.auxiliary import AUXILIARY, AuxiliaryQueries, 
 from bucketrank.detectors.co_detr.decoder import Decoded, Decoder, Proposer, SelectedQueries
 from bucketrank.detectors.co_detr.transformer import Encoder, Geometry, TransformerSettings
 from bucketrank.detectors.criterion import Assigned, Criterion, HeadRecipe, LossTerms, build_criterion, named
-from bucketrank.detectors.dense import best_entries
+from bucketrank.detectors.dense import top_scores
 from bucketrank.errors import require_choice
 from bucketrank.evaluation.calibration.mapping import ScoreHead
 from bucketrank.settings import BackboneSettings, InputSettings, LossSettings
@@ -101,7 +101,7 @@ class QueryMatching:
             )
         ]
         weights = CostWeights(self.class_cost, L1_COST, GIOU_COST, self.alpha, self.gamma)
-        matched = iter(assign_hungarian_batch(batch, weights))
+        matched = iter(assign_hungarian(batch, weights))
         assigned = []
         for layer in layers:
             of_images = [next(matched) for _ in image_sizes]
@@ -276,7 +276,7 @@ class CoDETR(Detector):
         results = []
         for image, size in enumerate(images.image_sizes):
             scores = self.criterion.scores(last.logits[image])
-            values, rows, labels = best_entries(scores, limit=self.detections, threshold=-1.0)
+            values, rows, labels = top_scores(scores, limit=self.detections, threshold=-1.0)
             best_boxes = clip_boxes_to_image(in_pixels(last.boxes[image, rows], scales[image]), size)
             results.append({"boxes": best_boxes, "scores": values, "labels": labels})
         return results

@@ -167,7 +167,7 @@ def _targets_of(
 
 # From logits, targets and one value per positive (None if the loss takes none) to the terms of the loss. Some
 # losses also take ``sizes``, the lengths of consecutive parts to rank apart, and return the mean of their terms.
-RankingLoss = Callable[..., Sequence[Tensor]]
+LossFunction = Callable[..., Sequence[Tensor]]
 
 
 class Scope:
@@ -177,7 +177,7 @@ class Scope:
 
     def rank(
         self,
-        loss: RankingLoss,
+        loss: LossFunction,
         logits: Tensor,
         targets: Tensor,
         *,
@@ -212,7 +212,7 @@ class ImageScope(Scope):
 
     def rank(
         self,
-        loss: RankingLoss,
+        loss: LossFunction,
         logits: Tensor,
         targets: Tensor,
         *,
@@ -244,7 +244,7 @@ class GlobalScope(Scope):
 
     def rank(
         self,
-        loss: RankingLoss,
+        loss: LossFunction,
         logits: Tensor,
         targets: Tensor,
         *,
@@ -314,7 +314,7 @@ class HeadRecipe:
     quality_weight: float = 1.0
     prior: float = 0.5  # the initial probability of the classifier
     confident: bool = True  # whether ranking losses weight a box by its score; otherwise positives count equally
-    least_iou: float = 0.5  # the minimum IoU of a positive; aLRP scales localisation errors by it
+    min_iou: float = 0.5  # the minimum IoU of a positive; aLRP scales localisation errors by it
     average_counts: bool = False  # whether a score-based loss divides by counts averaged over processes; else its own
     samples: bool = False  # whether cross-entropy trains on a balanced sample of the candidates
     softmax: bool = False  # whether cross-entropy uses a softmax with a background logit

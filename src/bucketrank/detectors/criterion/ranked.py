@@ -125,7 +125,7 @@ class ALRP(SmoothedRanked):
 
     def terms(self, assigned: Assigned) -> LossTerms:
         # As in LRP, (1 - IoU) / (1 - minimum IoU), with half the GIoU loss, which reaches 2, in place of 1 - IoU.
-        errors = self.box_errors(assigned) / (2 * (1 - self.recipe.least_iou))
+        errors = self.box_errors(assigned) / (2 * (1 - self.recipe.min_iou))
         classification, localisation = self.scope.rank(
             self.loss,
             assigned.logits,
@@ -144,7 +144,7 @@ class ALRP(SmoothedRanked):
         return alrp_loss(logits, targets, localisation, delta=self.delta, method=self.settings.method, **parts)
 
     def list_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        errors = (1 - targets[targets > 0]) / (2 * (1 - self.recipe.least_iou))
+        errors = (1 - targets[targets > 0]) / (2 * (1 - self.recipe.min_iou))
         classification, _ = self.loss(logits, targets, errors)
         return classification
 
