@@ -9,7 +9,7 @@ import torch
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 
 from bucketrank.boxes import centres
-from bucketrank.detectors.anchors import CACHED, Anchors, octave
+from bucketrank.detectors.anchors import MAX_CACHED, Anchors, octave
 
 
 def maps(strides, height, width, *, batch=1, dtype=torch.float32):
@@ -106,7 +106,7 @@ class TestCache:
 
     def test_the_most_recently_used_are_kept(self):
         anchors = Anchors([8], scales=[1])
-        firsts = [anchors(maps([8], 64, 8 * width))[0] for width in range(1, CACHED + 1)]
+        firsts = [anchors(maps([8], 64, 8 * width))[0] for width in range(1, MAX_CACHED + 1)]
         assert anchors(maps([8], 64, 8))[0] is firsts[0]  # the oldest, asked for again
         anchors(maps([8], 64, 1000))
         assert anchors(maps([8], 64, 8))[0] is firsts[0]

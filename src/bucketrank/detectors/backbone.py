@@ -1,4 +1,7 @@
-"""The backbone: an ImageNet network that returns four feature maps, at strides 4, 8, 16 and 32."""
+"""Backbones: timm networks and Swin Transformers, with feature maps at strides 4, 8, 16 and 32.
+
+ResNets may use deformable convolutions (DCNv2). Swin comes from transformers, because timm's needs a fixed image size.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,10 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class Backbone(nn.Module):
-    """Four maps (B, C, H / s, W / s), s = 4, 8, 16 and 32, of images (B, 3, H, W) of any size from 32 pixels.
+    """A backbone: four maps (B, C, H / s, W / s), s = 4, 8, 16, 32, from images (B, 3, H, W) of at least 32 pixels.
 
     The input is ``(image - mean) / std`` with the attributes ``mean`` and ``std``, for pixels in [0, 1]. ``body``
-    returns a list of maps; ``maps`` holds the positions of the four in that list.
+    returns a list of maps; ``maps`` holds the indices of the four.
 
     A parameter belongs to the first stage whose map depends on it. Autograd tells which map depends on which
     parameter, so this holds for any body. The parameters of the first ``frozen_stages`` stages are frozen. So are
@@ -54,8 +57,8 @@ class Backbone(nn.Module):
         self.strides = list(STRIDES)
         self.mean, self.std = mean, std
         self.freeze_batch_norm = freeze_batch_norm
-        self.frozen: list[str] = []  # names of parameters
-        self.only_finest: list[str] = []  # names of parameters that no map but the first depends on
+        self.frozen: list[str] = []  # parameter names
+        self.only_finest: list[str] = []  # names of parameters that only the first map depends on
         self.frozen = self._parameters_to_freeze(frozen_stages)
         self.train()
 
@@ -76,7 +79,7 @@ class Backbone(nn.Module):
         return self
 
     def freeze_only_finest(self) -> None:
-        """Freeze the parameters that only the first map depends on, for necks that do not use that map."""
+        """Freeze the parameters that only the first map depends on, for necks without that map."""
         self.frozen += [name for name in self.only_finest if name not in self.frozen]
         self.train(self.training)
 
@@ -98,7 +101,7 @@ class Backbone(nn.Module):
 
 @torch.enable_grad()
 def _has_influence(parameters: Iterable[Tensor], maps: list[Tensor]) -> list[bool]:
-    """For each parameter, return whether one of the maps depends on it."""
+    """Return for each parameter whether any of the maps depends on it."""
     parameters = list(parameters)
     if not maps:
         return [False] * len(parameters)
@@ -107,18 +110,14 @@ def _has_influence(parameters: Iterable[Tensor], maps: list[Tensor]) -> list[boo
     return [gradient is not None for gradient in gradients]
 
 
-# Modulated deformable convolution (DCNv2), and the replacement of a ResNet's convolutions by it.
-
-
-STAGES = ("layer2", "layer3", "layer4")  # timm's names of the ResNet paper's stages 3 to 5
+STAGES = ("layer2", "layer3", "layer4")  # timm's names for stages 3 to 5 of the ResNet paper
 
 
 class DeformableConv2d(DeformConv2d):
     """A convolution with predicted sampling offsets and weights (Zhu et al., Deformable ConvNets v2, CVPR 2019).
 
-    ``y(p) = sum_k 2 sigmoid(m_k(p)) w_k x(p + p_k + o_k(p))``: a convolution of the same shape, ``predictor``, returns
-    for each of ``offset_groups`` groups of channels the offsets ``o`` (y and x of each cell of the kernel), then the
-    logits ``m``.
+    ``y(p) = sum_k 2 sigmoid(m_k(p)) w_k x(p + p_k + o_k(p))``: a convolution of the same shape, ``predictor``, predicts
+    the offsets ``o`` (y and x of each kernel cell) of each of ``offset_groups`` channel groups, then the logits ``m``.
 
     The predictor starts at zero, so the layer starts as the plain convolution with the same ``weight``: the output of a
     pretrained network stays the same after the replacement. Published implementations omit the factor 2 and start at
@@ -139,7 +138,7 @@ class DeformableConv2d(DeformConv2d):
         }
         channels = convolution.in_channels, convolution.out_channels
         super().__init__(*channels, **geometry, groups=convolution.groups, bias=convolution.bias is not None)
-        self.weight = convolution.weight  # the name in a checkpoint of the plain network
+        self.weight = convolution.weight  # same name as in a checkpoint of the plain network
         self.bias = convolution.bias
         height, width = convolution.kernel_size
         self.predictor = nn.Conv2d(convolution.in_channels, 3 * offset_groups * height * width, **geometry)
@@ -159,9 +158,9 @@ class DeformableConv2d(DeformConv2d):
 
 
 def make_deformable(body: nn.Module, *, groups: int) -> list[str]:
-    """Replace every 3x3 convolution in stages 3 to 5 of timm's ResNet ``body``, in place; return their names.
+    """Make every 3x3 convolution in stages 3 to 5 of a timm ResNet deformable, in place; return their names.
 
-    This is one convolution of a bottleneck (ResNet-50 and deeper) and two of a basic block (ResNet-18 and -34).
+    A bottleneck (ResNet-50 and deeper) has one such convolution, a basic block (ResNet-18 and -34) two.
     """
     names: list[str] = []
     for stage in STAGES:
@@ -184,10 +183,7 @@ def make_deformable(body: nn.Module, *, groups: int) -> list[str]:
     return names
 
 
-# Swin Transformers as backbones, from the library transformers: those of timm require images of a fixed size.
-
-
-# The published configurations. The drop path rate is that of the detectors trained on them.
+# Published configurations, with the drop path rate used in detectors.
 SWIN: dict[str, dict[str, Any]] = {
     "swin_tiny": {
         "embed_dim": 96,
@@ -204,7 +200,7 @@ SWIN: dict[str, dict[str, Any]] = {
         "drop_path_rate": 0.3,
     },
 }
-# The repositories of the pretrained weights.
+# Hub repositories of the pretrained weights.
 SWIN_HUB = {
     "swin_tiny": "microsoft/swin-tiny-patch4-window7-224",
     "swin_large": "microsoft/swin-large-patch4-window12-384-in22k",
@@ -212,7 +208,7 @@ SWIN_HUB = {
 
 
 def build_swin(name: str, weights: str | None) -> Any:
-    """Build a Swin; ``weights`` as in ``BackboneSettings``."""
+    """Build a Swin Transformer; ``weights`` as in ``BackboneSettings``."""
     from transformers import SwinBackbone, SwinConfig  # takes seconds
 
     config = SwinConfig(**SWIN[name], out_features=["stage1", "stage2", "stage3", "stage4"])
@@ -244,8 +240,8 @@ def build_swin(name: str, weights: str | None) -> Any:
 def _check_report(name: str, weights: str, report: dict[str, Any]) -> None:
     """Raise unless all tensors were loaded.
 
-    A file of a classifier has a head of its own, and lacks the norms that a backbone puts after each stage: these start
-    as ones and zeros.
+    A classifier's file has an extra head, and lacks the norms that a backbone puts after each stage: these start as
+    ones and zeros.
     """
     faults = {
         "missing": [key for key in report["missing_keys"] if not key.startswith("hidden_states_norms.")],
@@ -257,11 +253,8 @@ def _check_report(name: str, weights: str, report: dict[str, Any]) -> None:
         raise ValueError(f"backbone.weights: expected weights that fit {name}, got {weights}: {'; '.join(parts)}")
 
 
-# ``build_backbone``: from the settings of a backbone to the backbone.
-
-
 def build_backbone(settings: BackboneSettings) -> Backbone:
-    """Build the backbone of ``settings``, in training mode.
+    """Build a backbone from its settings, in training mode.
 
     >>> import torch
     >>> backbone = build_backbone(BackboneSettings(name="resnet18"))
@@ -297,7 +290,7 @@ def build_backbone(settings: BackboneSettings) -> Backbone:
 
 
 def stride_positions(name: str, reductions: list[int]) -> list[int]:
-    """Return the positions of the four strides among a model's maps; of maps with equal stride, the deepest one's."""
+    """Find the four strides among a model's maps; return the index of the deepest map of each stride."""
     if missing := [stride for stride in STRIDES if stride not in reductions]:
         raise ValueError(
             f"backbone.name: expected a model with maps at strides {STRIDES}, got {name!r} with "
@@ -332,7 +325,7 @@ def _use_checkpointing(name: str, body: Any) -> None:
     if name in SWIN:
         body.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         return
-    for part in body.children():  # each part is recomputed from its input, which it must not overwrite
+    for part in body.children():  # a recomputed part must not overwrite its input
         if getattr(part, "inplace", False):
             part.inplace = False
     owner = body if hasattr(body, "set_grad_checkpointing") else getattr(body, "model", None)

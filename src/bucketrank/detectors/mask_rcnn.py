@@ -1,6 +1,6 @@
-"""The mask loss of Mask R-CNN.
+"""Mask R-CNN (He et al., ICCV 2017) and its mask loss.
 
-Each of its choices is a setting. By default, it is the choice published for the loss that trains the detector.
+The defaults of the mask loss are those published for the loss that trains the detector.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from bucketrank.settings.detector_specs import MaskRCNNSettings
 
 
 def dice_errors(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the Dice loss (P,) of masks (P, H, W)."""
+    """Compute the Dice loss (P,) of masks (P, H, W)."""
     masks, targets = logits.float().sigmoid().flatten(1), targets.float().flatten(1)
     return 1 - 2 * (masks * targets).sum(1) / ((masks**2).sum(1) + (targets**2).sum(1) + 1e-5)
 
 
 def bce_errors(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the binary cross-entropy (P,) of masks (P, H, W), averaged over the pixels of each mask."""
+    """Compute the binary cross-entropy (P,) of masks (P, H, W), averaged over the pixels of each mask."""
     return F.binary_cross_entropy_with_logits(logits.float(), targets.float(), reduction="none").flatten(1).mean(1)
 
 
 def cropped_masks(masks: Tensor, boxes: Tensor, matches: Tensor, size: int) -> Tensor:
-    """Return the target masks (P, size, size) of boxes (P, 4): the objects' masks (G, H, W) cropped and binarised.
+    """Crop object masks (G, H, W) to boxes (P, 4) and binarise them: target masks (P, size, size).
 
-    As published: the box is clipped to the image, the crop is aligned to half pixels, and a cell belongs to the object
-    from a coverage of 0.5. ``matches`` (P,) are the objects of the boxes.
+    As published, the box is clipped to the image, the crop is aligned to half pixels, and a cell belongs to the object
+    if at least half of it is covered. ``matches`` (P,) are the object indices of the boxes.
     """
     rows = torch.cat([matches.to(boxes)[:, None], clip_boxes_to_image(boxes, masks.shape[-2:])], 1)
     crops: Tensor = roi_align(masks[:, None].to(boxes), rows, (size, size), 1.0, sampling_ratio=0, aligned=True)
@@ -52,16 +52,16 @@ ERRORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"dice": dice_errors, "b
 
 @dataclass(frozen=True)
 class MaskLoss:
-    """The weighted mean of the errors of the masks, times a weight or scaled to the classification loss."""
+    """The weighted mean of the mask errors, times a weight or scaled to the classification loss."""
 
     name: str  # dice or bce
-    balance: bool  # whether the loss is scaled to the value of the box head's classification loss
-    confidence: bool  # whether a positive counts by its highest class score; otherwise positives count equally
-    weight: float  # of the loss where it is not balanced
+    balance: bool  # whether to scale the loss to the box head's classification loss
+    confidence: bool  # whether to weight positives by their highest class score; otherwise uniformly
+    weight: float  # loss weight unless balanced
 
     @classmethod
     def from_settings(cls, settings: MaskRCNNSettings, criterion: Criterion) -> MaskLoss:
-        """Return the loss with the choices of the settings; where they are None, with those of the criterion."""
+        """Build the loss from the settings; None means the criterion's published choice."""
         published = "dice" if criterion.ranking else "bce"
         balanced = criterion.self_balanced and settings.mask_weight is None
         return cls(
@@ -74,7 +74,7 @@ class MaskLoss:
     def __call__(
         self, logits: Tensor, targets: Tensor, *, class_logits: Tensor, terms: LossTerms, criterion: Criterion
     ) -> Tensor:
-        """Return the loss of the masks of P positives; ``logits`` and ``targets`` are (P, H, W).
+        """Compute the mask loss of P positives; ``logits`` and ``targets`` are (P, H, W).
 
         ``class_logits`` (P, C) are the positives' logits of the box head, ``terms`` are its loss terms and
         ``criterion`` is its criterion.
@@ -87,14 +87,11 @@ class MaskLoss:
         return self.weight * mean
 
 
-# Mask R-CNN (He et al., ICCV 2017).
-
-
 class MaskRCNN(FasterRCNN):
-    """Faster R-CNN with a mask for each detection.
+    """Faster R-CNN with a mask head.
 
-    As published, a ranking loss trains masks by Dice loss, weighted by confidence, on at most 200 positives per batch;
-    a score-based loss trains them by cross-entropy on all positives. The settings ``mask_*`` change each choice.
+    As published, ranking losses train masks with confidence-weighted Dice loss on up to 200 positives per batch.
+    Score-based losses train them with cross-entropy on all positives. The settings ``mask_*`` change these defaults.
     """
 
     masks = True
@@ -109,8 +106,8 @@ class MaskRCNN(FasterRCNN):
         self.mask_pool = RoIPool(STRIDES, size=14, roi_align=self.roi_align)
         self.transform.published_masks = self.roi_align == "published"
         predictor = MaskRCNNPredictor(channels, channels, num_classes)
-        # Torchvision's initial weights grow as the number of classes falls. With one class the first masks are
-        # saturated: Dice loss then has hardly any gradient.
+        # torchvision's initial weights grow with fewer classes. With a single class the first masks are saturated, and
+        # Dice loss has hardly any gradient.
         initialise_classifier(predictor.mask_fcn_logits, 0.5)
         self.mask_head = nn.Sequential(MaskRCNNHeads(channels, (channels,) * 4, dilation=1), predictor)
 
@@ -119,7 +116,7 @@ class MaskRCNN(FasterRCNN):
     ) -> dict[str, Tensor]:
         rows = step.assigned.rows
         if self.mask_rois is not None and len(rows) > self.mask_rois:
-            # Sorted, because pooling goes image by image and the rows of logits, masks and class logits must agree.
+            # Sort, because pooling goes image by image, and the rows of logits, masks and class logits must match.
             rows = rows[torch.randperm(len(rows), device=rows.device)[: self.mask_rois]].sort().values
         image_index, labels = step.assigned.image_index[rows], step.assigned.labels[rows]
         boxes, matches = torch.cat(step.proposals)[rows], torch.cat(step.matches)[rows]
@@ -142,7 +139,7 @@ class MaskRCNN(FasterRCNN):
         return {"mask": loss}
 
     def mask_logits(self, features: list[Tensor], rois: list[Tensor], image_sizes: list[tuple[int, int]]) -> Tensor:
-        """Return the mask logits (R, C, 28, 28) of the boxes of all images."""
+        """Predict mask logits (R, C, 28, 28) for the boxes of all images."""
         logits: Tensor = self.mask_head(self.mask_pool(features, rois, image_sizes))
         return logits
 
@@ -150,9 +147,9 @@ class MaskRCNN(FasterRCNN):
         return self.with_masks(super().detect(images, features), features, images.image_sizes)
 
     def detect_in_boxes(self, images: Sequence[Tensor], targets: Sequence[Target]) -> list[dict[str, Tensor]]:
-        """Return the boxes and labels of the targets as detections of score 1, with the masks predicted in them.
+        """Predict masks in the target boxes; return them as detections with score 1 and the target labels.
 
-        Their AP measures the masks alone, without the errors of the boxes and of the scores.
+        Their AP measures only the masks, without box and score errors.
         """
         check_images(images)
         check_targets(images, targets, self.num_classes, masks=False)
@@ -169,7 +166,7 @@ class MaskRCNN(FasterRCNN):
     def with_masks(
         self, results: list[dict[str, Tensor]], features: list[Tensor], image_sizes: list[tuple[int, int]]
     ) -> list[dict[str, Tensor]]:
-        """Return detections with the masks in their boxes; labels count from 0."""
+        """Add masks to detections; labels count from 0."""
         logits = self.mask_logits(features, [result["boxes"] for result in results], image_sizes)
         labels = torch.cat([result["labels"] for result in results])
         class_masks = logits[torch.arange(labels.shape[0], device=labels.device), labels].float().sigmoid()[:, None]

@@ -1,4 +1,4 @@
-"""PAA (Kim & Lee, ECCV 2020): a mixture of two Gaussians over the losses of candidates decides which are positive."""
+"""PAA (Kim & Lee, ECCV 2020): a Gaussian mixture over the candidates' losses selects the positive anchors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bucketrank.detectors.dense import DenseOutput
 
 
 class PAA(ATSS):
-    """PAA: the architecture of ATSS with another assignment. With score-based losses a branch predicts the IoU."""
+    """PAA: ATSS with another assignment, and an IoU branch instead of centerness under score-based losses."""
 
     recipe = HeadRecipe(ranking_box_weight=1.0, scored_box_weight=1.3, quality_weight=0.5, prior=0.01)
     votes = True
@@ -32,16 +32,16 @@ class PAA(ATSS):
             ]
         )
         losses = self.candidate_losses(output, anchors, nearest, ground_truths)
-        most = max(len(ground_truth["labels"]) for ground_truth in ground_truths)
-        return list(assign_paa(nearest, losses, per_level=output.per_level, topk=self.topk, objects=most))
+        max_objects = max(len(ground_truth["labels"]) for ground_truth in ground_truths)
+        return list(assign_paa(nearest, losses, per_level=output.per_level, topk=self.topk, objects=max_objects))
 
     def candidate_losses(
         self, output: DenseOutput, anchors: Tensor, nearest: Tensor, ground_truths: list[Target]
     ) -> Tensor:
-        """Return the focal plus GIoU loss (B, A) of each candidate for its nearest object, whatever the training loss.
+        """Compute focal plus GIoU loss (B, A) of each candidate for its nearest object, for any training loss.
 
         As published, the GIoU loss has its training weight under a score-based loss, 1.3 by default, and weight 1 under
-        a ranking loss. ``nearest`` (B, A) is the assignment of the candidates; the loss of other anchors is 0.
+        a ranking loss. ``nearest`` (B, A) assigns the candidates; other anchors have loss 0.
         """
         candidates = Assigned.from_candidates(
             output.logits.flatten(0, 1),
@@ -63,7 +63,7 @@ class PAA(ATSS):
         return paired_iou(boxes, objects)
 
     def candidate_scores(self, class_scores: Tensor, scores: Tensor, per_level: list[int]) -> tuple[Tensor, Tensor]:
-        # As published: all classes of the anchors with the highest scores on each level, the quality included.
+        # The published code takes the top-k anchors of each level by score times quality, with all their classes.
         first, parts = 0, []
         for best in scores.amax(1).split(per_level):
             parts.append(best.topk(_topk_min(best, self.candidates, 0)).indices + first)

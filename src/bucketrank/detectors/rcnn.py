@@ -1,4 +1,8 @@
-"""The balanced sample of candidates that the score-based R-CNNs train on; ranking losses train on all candidates."""
+"""Two-stage detectors: Faster R-CNN (Ren et al., NeurIPS 2015) and Cascade R-CNN (Cai & Vasconcelos, CVPR 2018).
+
+The file follows the data: candidate sampling, RPN, RoIAlign, box head, and the detectors. Cross-entropy trains on a
+balanced sample of the candidates, ranking losses on all of them.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +34,15 @@ from bucketrank.settings.detector_specs import CascadeRCNNSettings, FasterRCNNSe
 
 @dataclass(frozen=True)
 class CandidateSampler:
-    """Draw at most ``count`` candidates per image, at most ``positive_fraction`` of them positives."""
+    """Sample up to ``count`` candidates per image, up to ``positive_fraction`` of them positive."""
 
     count: int
     positive_fraction: float
 
     def rows(self, match: Tensor) -> Tensor:
-        """Return the rows (K,) of the candidates drawn from one image, ascending; ``match`` (A,) is its assignment.
+        """Sample rows (K,) of one image, in ascending order; ``match`` (A,) is its assignment.
 
-        The same random numbers draw the same candidates as in torchvision's ``BalancedPositiveNegativeSampler``.
+        With the same seed it draws the same candidates as torchvision's ``BalancedPositiveNegativeSampler``.
         """
         positive, negative = torch.where(match >= 0)[0], torch.where(match == NEGATIVE)[0]
         positive = _random_subset(positive, int(self.count * self.positive_fraction))
@@ -46,7 +50,7 @@ class CandidateSampler:
         return torch.cat([positive, negative]).sort().values
 
     def subsample(self, match: Tensor) -> Tensor:
-        """Return the assignment of one image with every candidate ignored that is not drawn."""
+        """Set the candidates of one image that are not sampled to IGNORED."""
         rows = self.rows(match)
         return torch.full_like(match, IGNORED).scatter_(0, rows, match[rows])
 
@@ -55,17 +59,14 @@ def _random_subset(rows: Tensor, count: int) -> Tensor:
     return rows[torch.randperm(len(rows), device=rows.device)[:count]]
 
 
-# The region proposal network (RPN) of the R-CNNs: it scores anchors for one class, object or not.
-
-
 RPN_RECIPE = HeadRecipe(ranking_weight=0.2, box_loss="l1", min_iou=0.7, samples=True)
-TEST_CANDIDATES = 1000  # highest scores per level that enter NMS when testing
-NMS = 0.7  # IoU above which NMS removes the lower score
-SAMPLED, SAMPLED_POSITIVES = 256, 0.5  # anchors per image that cross-entropy trains on, and how many may be positive
+TEST_CANDIDATES = 1000  # top-k scores per level that enter NMS when testing
+NMS_IOU = 0.7
+SAMPLED, SAMPLED_POSITIVES = 256, 0.5  # sampled anchors per image, and the maximum fraction of positives
 
 
 class RPN(RegionProposalNetwork):
-    """torchvision's network and selection of proposals, with the anchors, assignment and criterion of this package."""
+    """torchvision's RPN with our anchors, assignment and criterion."""
 
     def __init__(
         self,
@@ -93,19 +94,19 @@ class RPN(RegionProposalNetwork):
             positive_fraction=SAMPLED_POSITIVES,
             pre_nms_top_n={"training": candidates, "testing": TEST_CANDIDATES},
             post_nms_top_n={"training": proposals, "testing": test_proposals},
-            nms_thresh=NMS,
+            nms_thresh=NMS_IOU,
         )
         self.sampler = CandidateSampler(SAMPLED, SAMPLED_POSITIVES)
         self.criterion = build_criterion(loss, recipe)
         initialise_classifier(self.head.cls_logits, self.criterion.initial_score)
-        # As published: GIoU compares decoded boxes and L1 compares deltas, each with its own weights of the deltas.
+        # GIoU compares decoded boxes, L1 compares deltas; the published delta weights differ.
         published = (10.0, 10.0, 5.0, 5.0) if self.criterion.box_loss == "giou" else (1.0, 1.0, 1.0, 1.0)
         self.box_coder = BoxCoder(weights=coder_weights or published)
 
     def forward(
         self, images: ImageList, features: list[Tensor], ground_truths: list[Target] | None = None
     ) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """Return the proposals of each image and, with ``ground_truths``, the loss terms of this head."""
+        """Return the proposals of each image and, given ``ground_truths``, the loss terms."""
         objectness, level_deltas = self.head(features)
         per_level = [level[0].numel() for level in objectness]
         logits, box_deltas = concat_box_prediction_layers(objectness, level_deltas)
@@ -138,35 +139,32 @@ class RPN(RegionProposalNetwork):
         return proposals, self.criterion(assigned)
 
 
-# The box head of the R-CNNs: class logits and box deltas for every proposal.
-
-
 STRIDES = (4, 8, 16, 32)  # P2 to P5; proposals are not pooled from P6
 BOX_HEAD_RECIPE = HeadRecipe(box_loss="l1", samples=True, softmax=True)
 
 
 @dataclass(frozen=True)
 class BoxHeadStep:
-    """The results of one training step of a box head, for the heads that follow. R counts the rows of all images."""
+    """Results of a box head's training step, for the next heads. R is the number of rows of all images."""
 
     terms: LossTerms
     assigned: Assigned
     box_deltas: Tensor  # (R, C or 1, 4) without gradient
-    proposals: list[Tensor]  # per image, the boxes trained on: proposals and ground-truth boxes
-    matches: list[Tensor]  # per image, the object of each box, NEGATIVE or IGNORED
-    proposal_rows: list[slice | Tensor]  # per image, the rows of the proposals, without the ground-truth boxes
+    proposals: list[Tensor]  # training boxes per image: proposals and ground-truth boxes
+    matches: list[Tensor]  # object index of each box per image, NEGATIVE or IGNORED
+    proposal_rows: list[slice | Tensor]  # rows of the proposals per image, without the ground-truth boxes
     pooled: Tensor  # (R, channels, 7, 7) features
 
 
 class RoIPool(MultiScaleRoIAlign):
-    """RoIAlign from the first maps of a pyramid, one per stride; a box of 224 x 224 pixels is pooled at stride 16.
+    """Multi-scale RoIAlign with fixed strides; a box of 224 x 224 pixels is pooled at stride 16.
 
-    ``"published"`` shifts the box by half a cell, so that a cell's value lies at its centre, and takes more samples
-    from larger boxes: about one per cell of the map. ``"torchvision"`` does not shift the box and always takes 2 x 2
-    samples, like the models that torchvision's weights were trained in.
+    ``"published"`` shifts the box by half a cell, so that a cell's value lies at its centre, and takes about one sample
+    per map cell. ``"torchvision"`` does not shift the box and always takes 2 x 2 samples, as torchvision's weights
+    require.
 
-    torchvision derives the strides from the sizes of the first batch and keeps them. If that batch is hardly larger
-    than a cell, the strides are wrong for every later batch. Here they are fixed.
+    torchvision derives the strides from the first batch and keeps them. If its images are hardly larger than a cell,
+    the strides are wrong for every later batch.
     """
 
     def __init__(self, strides: Sequence[int], *, size: int, roi_align: str = "published") -> None:
@@ -176,7 +174,7 @@ class RoIPool(MultiScaleRoIAlign):
         self.roi_align = roi_align
 
     def forward(self, features: list[Tensor], boxes: list[Tensor], image_sizes: list[tuple[int, int]]) -> Tensor:
-        """Return the features (R, channels, size, size) of the boxes of all images."""
+        """Pool features (R, channels, size, size) for the boxes of all images."""
         if self.roi_align == "published":
             return self._aligned(features, boxes)
         pooled: Tensor = super().forward(dict(zip(self.featmap_names, features, strict=False)), boxes, image_sizes)
@@ -198,7 +196,7 @@ class RoIPool(MultiScaleRoIAlign):
 
 
 class BoxHead(nn.Module):
-    """RoIAlign, two hidden layers, a classifier and a box regressor."""
+    """Box head: RoIAlign, two hidden layers, a classifier and a box regressor."""
 
     def __init__(
         self,
@@ -233,11 +231,11 @@ class BoxHead(nn.Module):
     def forward(
         self, features: list[Tensor], proposals: list[Tensor], image_sizes: list[tuple[int, int]]
     ) -> tuple[Tensor, Tensor]:
-        """Return the logits (R, C) and box deltas (R, C or 1, 4) of the proposals of all images."""
+        """Predict logits (R, C) and box deltas (R, C or 1, 4) for the proposals of all images."""
         return self.predict(self.pool(features, proposals, image_sizes))
 
     def predict(self, pooled: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits and box deltas of proposals with features ``pooled`` (R, channels, 7, 7)."""
+        """Predict logits and box deltas from pooled features (R, channels, 7, 7)."""
         hidden = self.layers(pooled)
         return self.classes(hidden), self.boxes(hidden).reshape(-1, self.boxes.out_features // 4, 4)
 
@@ -279,19 +277,16 @@ class BoxHead(nn.Module):
         )
 
     def refined(self, box_deltas: Tensor, proposals: list[Tensor], image_sizes: list[tuple[int, int]]) -> list[Tensor]:
-        """Return the proposals of each image, moved by the deltas (R, 1, 4) of a class-agnostic head."""
+        """Refine the proposals of each image by the deltas (R, 1, 4) of a class-agnostic head."""
         boxes = self.coder.decode_single(box_deltas[:, 0].detach().float(), torch.cat(proposals))
         split = boxes.split([part.shape[0] for part in proposals])
         return [clip_boxes_to_image(part, size) for part, size in zip(split, image_sizes, strict=True)]
 
 
-# The base of the R-CNNs: feature pyramid, RPN, and the step from scored proposals to detections.
-
-
 class RCNN(Detector):
-    """A pyramid from P2 to P6 and an RPN; a subclass adds the heads over the proposals."""
+    """Base class of the R-CNNs: a pyramid from P2 to P6 and an RPN; a subclass adds the heads."""
 
-    border: int | None = None  # pixels by which a trained anchor may extend beyond its image; None: no limit
+    border: int | None = None  # maximum distance in pixels of a training anchor beyond its image; None: no limit
 
     def __init__(
         self,
@@ -318,7 +313,7 @@ class RCNN(Detector):
         self.score_threshold, self.nms, self.detections = settings.score_threshold, settings.nms, settings.detections
 
     def scoring_heads(self) -> Sequence[BoxHead]:
-        """Return the box heads whose mean logits become the scores of detections."""
+        """Return the box heads whose mean logits become the detection scores."""
         raise NotImplementedError
 
     def score_head(self) -> ScoreHead:
@@ -337,7 +332,7 @@ class RCNN(Detector):
         image_sizes: list[tuple[int, int]],
         coder: BoxCoder,
     ) -> list[dict[str, Tensor]]:
-        """Return the detections per image from ``scores`` (R, C) and ``box_deltas`` (R, C or 1, 4) of all proposals."""
+        """Postprocess ``scores`` (R, C) and ``box_deltas`` (R, C or 1, 4) of all proposals to detections per image."""
         counts = [boxes.shape[0] for boxes in proposals]
         parts = zip(scores.split(counts), box_deltas.split(counts), proposals, image_sizes, strict=True)
         limits = {"threshold": self.score_threshold, "iou": self.nms}
@@ -347,11 +342,8 @@ class RCNN(Detector):
         ]
 
 
-# Faster R-CNN (Ren et al., NeurIPS 2015).
-
-
 class FasterRCNN(RCNN):
-    """An RPN and a box head. Ranking losses train on all proposals, cross-entropy on a sample of 512 per image."""
+    """Faster R-CNN. Ranking losses train on all proposals, cross-entropy on a sample of 512 per image."""
 
     def __init__(self, num_classes: int, *, loss: LossSettings, settings: FasterRCNNSettings, **shared: Any) -> None:
         super().__init__(num_classes, loss=loss, settings=settings, **shared)
@@ -375,7 +367,7 @@ class FasterRCNN(RCNN):
     def extra_losses(
         self, features: list[Tensor], step: BoxHeadStep, ground_truths: list[Target], image_sizes: list[tuple[int, int]]
     ) -> dict[str, Tensor]:
-        """Return the loss terms of further heads: none here."""
+        """Compute the loss terms of additional heads; none here."""
         return {}
 
     def detect(self, images: ImageList, features: list[Tensor]) -> list[dict[str, Tensor]]:
@@ -385,11 +377,8 @@ class FasterRCNN(RCNN):
         return self.detections_of(scores, box_deltas, proposals, images.image_sizes, self.box_head.coder)
 
 
-# Cascade R-CNN (Cai & Vasconcelos, CVPR 2018).
-
-
-# For score-based losses: the loss weight of each stage, and the standard deviations of its box deltas (shifts, sizes),
-# as published. The deltas of later stages are smaller. Ranking losses balance themselves and compare decoded boxes.
+# Published loss weight and box delta deviations (shifts, sizes) of each stage for score-based losses; later stages have
+# smaller deltas. Ranking losses are self-balanced and compare decoded boxes.
 STAGE_WEIGHTS = (1.0, 0.5, 0.25)
 STAGE_DEVIATIONS = ((0.1, 0.2), (0.05, 0.1), (0.033, 0.067))
 
@@ -399,7 +388,7 @@ def _coder_weights(shift: float, size: float) -> tuple[float, float, float, floa
 
 
 class CascadeRCNN(RCNN):
-    """Three box heads; each refines the boxes of the previous one and requires a higher IoU of a positive."""
+    """Cascade R-CNN: three box heads. Each refines the boxes of the previous one and has a higher positive IoU."""
 
     border = 0
 

@@ -1,4 +1,4 @@
-"""RetinaNet (Lin et al., ICCV 2017): the IoU of anchor and object decides which anchors are positive."""
+"""RetinaNet (Lin et al., ICCV 2017): IoU thresholds select the positive anchors."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The parts of a torchvision detector that are not trained: first layers of the backbone, and batch norms.
+"""torchvision detectors behind our detector interface.
 
-torchvision freezes them only in a model whose weights it loads itself.
+Backbone layers and batch norms are frozen here, because torchvision freezes them only if it loads the weights itself.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from bucketrank.settings.detector_specs import require_few_pixels
 from bucketrank.settings.library_specs import TorchvisionSettings
 from bucketrank.weights.sources import load_torchvision_weights
 
-# torchvision's COCO weights of the first R-CNNs and RetinaNet were trained without an epsilon.
+# torchvision trained the COCO weights of these older models without an epsilon.
 MODELS_WITHOUT_EPSILON = ("fasterrcnn_resnet50_fpn", "maskrcnn_resnet50_fpn", "retinanet_resnet50_fpn")
-USUAL_EPSILON = 1e-5  # of FrozenBatchNorm2d
+DEFAULT_EPSILON = 1e-5  # the default of FrozenBatchNorm2d
 
 
 def backbone_layers(model: nn.Module) -> list[list[nn.Module]]:
-    """Return the modules of each layer of the backbone, as ``trainable_backbone_layers`` of torchvision counts them."""
+    """Split the backbone into the layers that torchvision's ``trainable_backbone_layers`` counts."""
     backbone: Any = model.backbone
     if isinstance(model, FasterRCNN | RetinaNet | FCOS):
         body = backbone.body
@@ -38,15 +38,15 @@ def backbone_layers(model: nn.Module) -> list[list[nn.Module]]:
             return [[body.conv1, body.bn1], [body.layer1], [body.layer2], [body.layer3], [body.layer4]]
         blocks = list(body.children())
         return _split(blocks, _mobilenet_starts(blocks))
-    if hasattr(backbone, "scale_weight"):  # VGG: the last blocks are the first of the extra layers
+    if hasattr(backbone, "scale_weight"):  # VGG: its last blocks are the first extra layer
         blocks = [*backbone.features, *list(backbone.extra[0].children())[:-1]]
         return _split(blocks, [number for number, block in enumerate(blocks) if isinstance(block, nn.MaxPool2d)])
-    blocks = [*backbone.features[0], *backbone.features[1]]  # MobileNet: the block that starts C4 is taken apart
+    blocks = [*backbone.features[0], *backbone.features[1]]  # MobileNet: the block that starts C4 is split
     return _split(blocks, sorted({*_mobilenet_starts(blocks), len(backbone.features[0]) - 1}))
 
 
 def freeze_layers(model: nn.Module, *, trained: int) -> None:
-    """Stop the training of all layers of the backbone but the last ``trained``."""
+    """Freeze all backbone layers but the last ``trained``."""
     layers = backbone_layers(model)
     for layer in layers[: len(layers) - trained]:
         for module in layer:
@@ -54,7 +54,7 @@ def freeze_layers(model: nn.Module, *, trained: int) -> None:
 
 
 def freeze_batch_norms(module: nn.Module, *, epsilon: float) -> None:
-    """Replace every batch norm inside ``module`` by a frozen one, which uses its statistics and trains nothing."""
+    """Replace every batch norm inside ``module`` by a frozen one with the same statistics."""
     for name, child in module.named_children():
         if isinstance(child, nn.BatchNorm2d):
             frozen = FrozenBatchNorm2d(child.num_features, eps=epsilon)
@@ -65,29 +65,26 @@ def freeze_batch_norms(module: nn.Module, *, epsilon: float) -> None:
 
 
 def _mobilenet_starts(blocks: list[nn.Module]) -> list[int]:
-    """Return the blocks with a stride, which torchvision marks by ``_is_cn``, and the last one."""
+    """Find the strided blocks, which torchvision marks by ``_is_cn``, and the last block."""
     return [*(number for number, block in enumerate(blocks) if getattr(block, "_is_cn", False)), len(blocks) - 1]
 
 
 def _split(blocks: list[nn.Module], starts: list[int]) -> list[list[nn.Module]]:
-    """Return the blocks before the first start and from each start on."""
+    """Split the blocks at these starts."""
     edges = [0, *starts, len(blocks)]
     return [blocks[first:last] for first, last in pairwise(edges)]
 
 
-# torchvision's detectors as detectors of this package.
-
-
-MODEL_KEYS = ("boxes", "labels", "masks")  # of a target
-SIGMOID_MODELS = ("retinanet", "fcos")  # how the names begin of models without a background class
+MODEL_KEYS = ("boxes", "labels", "masks")  # target keys that torchvision reads
+SIGMOID_MODELS = ("retinanet", "fcos")  # name prefixes of models without a background class
 
 
 class TorchvisionDetector(LibraryDetector):
-    """A detector of torchvision for ``num_classes`` classes, with its own loss or a ranking loss.
+    """A torchvision detector for ``num_classes`` classes, with its own loss or a ranking loss.
 
-    It is built as torchvision builds it, with new layers for the classes. Weights fill all other layers. torchvision
-    counts labels from 1 in all its models; those with sigmoid scores then have an unused class 0, which could be
-    detected. Here their classes count from 0, without that class.
+    torchvision builds the model. The class layers are new; weights fill all other layers. torchvision counts labels
+    from 1, so its sigmoid models have an unused class 0, which could be detected. Here their classes count from 0,
+    without that class.
     """
 
     backbone_prefix = "model.backbone.body."
@@ -103,7 +100,7 @@ class TorchvisionDetector(LibraryDetector):
         super().__init__(num_classes)
         ranking = ranking_arguments(loss)
         background = not settings.model.startswith(SIGMOID_MODELS)
-        self.first_label = int(background)  # of an object, inside the model
+        self.first_label = int(background)  # first object label inside the model
         self.model = _build(num_classes + int(background), settings, inputs)
         self.masks = isinstance(self.model, MaskRCNN)
         if isinstance(self.model, SSD):
@@ -118,7 +115,7 @@ class TorchvisionDetector(LibraryDetector):
         return "maskrcnn" in settings.name
 
     def complete_settings(self, settings: Any) -> Any:
-        # A calibration of the weights maps the minimum score, too, so the file has to hold it.
+        # Calibration maps the minimum score, too, so the file must store it.
         return replace(settings, score_threshold=float(_thresholded(self.model).score_thresh))
 
     def score_head(self) -> ScoreHead:
@@ -139,7 +136,7 @@ class TorchvisionDetector(LibraryDetector):
 
 
 def _build(outputs: int, settings: TorchvisionSettings, inputs: LibraryInputSettings) -> Any:
-    """Build torchvision's model with this number of class scores, load its weights, and freeze parts of it."""
+    """Build a torchvision model with this number of class scores, load its weights and freeze layers."""
     name = settings.model
     model: Any = torchvision.models.get_model(
         name,
@@ -150,7 +147,7 @@ def _build(outputs: int, settings: TorchvisionSettings, inputs: LibraryInputSett
     )
     resolved = settings.without_weights()
     if resolved.batch_norm == "frozen":
-        epsilon = 0.0 if name in MODELS_WITHOUT_EPSILON else USUAL_EPSILON
+        epsilon = 0.0 if name in MODELS_WITHOUT_EPSILON else DEFAULT_EPSILON
         freeze_batch_norms(model, epsilon=epsilon)
     if settings.weights is not None:
         load_torchvision_weights(model, name, settings.weights)
@@ -160,7 +157,7 @@ def _build(outputs: int, settings: TorchvisionSettings, inputs: LibraryInputSett
 
 
 def _arguments(settings: TorchvisionSettings, inputs: LibraryInputSettings) -> dict[str, Any]:
-    """Return the keywords of torchvision's constructor that differ from its defaults."""
+    """Return the arguments of torchvision's constructor that differ from its defaults."""
     arguments: dict[str, Any] = {"image_mean": inputs.image_mean, "image_std": inputs.image_std}
     if settings.proposals is not None:
         arguments["rpn_post_nms_top_n_train"] = settings.proposals
@@ -172,7 +169,7 @@ def _arguments(settings: TorchvisionSettings, inputs: LibraryInputSettings) -> d
 
 
 def _input_transform(usual: Any, inputs: LibraryInputSettings) -> InputTransform:
-    """Return the transform of a model with the sizes of ``inputs``, which keeps one pixel of each side."""
+    """Build a model's transform with the sizes in ``inputs``; resized sides have at least one pixel."""
     sizes = inputs.sizes or usual.min_size
     if usual.fixed_size is not None:
         width, height = usual.fixed_size
@@ -192,7 +189,7 @@ def _input_transform(usual: Any, inputs: LibraryInputSettings) -> InputTransform
 
 
 def _thresholded(model: nn.Module) -> Any:
-    """Return the part of a model that limits its detections."""
+    """Return the module with the detection thresholds."""
     return model.roi_heads if isinstance(model, FasterRCNN) else model
 
 

@@ -1,4 +1,8 @@
-"""The size and normalisation of the images of a model of transformers, from its folder or its family."""
+"""Detection models of the transformers library behind our detector interface.
+
+Models are loaded from a folder or the hub with their weights, or rebuilt from a stored configuration. Input size and
+normalisation come from the user, the model's folder or its family, in this order. Remote code is never run.
+"""
 
 from __future__ import annotations
 
@@ -29,21 +33,21 @@ from bucketrank.settings.detector_specs import require_few_pixels
 from bucketrank.settings.library_specs import TransformersSettings
 from bucketrank.weights.sources import hub_access, hub_offline
 
-SQUARE_SIDE = 640  # of models with square inputs whose folder names no size
-SHORTER_SIDE, LONGER_SIDE = 800, 1333  # of the others
-PROCESSOR_KEYS = ("size", "do_normalize", "image_mean", "image_std")  # of preprocessor_config.json
+SQUARE_SIDE = 640  # default for square inputs
+SHORTER_SIDE, LONGER_SIDE = 800, 1333  # default for other inputs
+PROCESSOR_KEYS = ("size", "do_normalize", "image_mean", "image_std")  # keys in preprocessor_config.json
 
 
 @dataclass(frozen=True)
 class Family:
-    """The usual images of a family of models: square or not, normalised or not, sides a multiple of ``divisor``."""
+    """Default inputs of a model family: square or not, normalised or not, sides a multiple of ``divisor``."""
 
     square: bool = True
     normalised: bool = True
     divisor: int = 32
 
 
-# By the ``model_type`` of the configuration.
+# Keys are the configuration's ``model_type``.
 FAMILIES = {
     "deformable_detr": Family(square=False, divisor=1),
     "conditional_detr": Family(square=False, divisor=1),
@@ -64,7 +68,7 @@ class ProcessorTransform(InputTransform):
 
 
 class SquareTransform(InputTransform):
-    """Resize every image to a square; in training, one of several sizes is drawn for the whole batch."""
+    """Resize all images of a batch to a square of the same size, drawn at random in training."""
 
     def forward(
         self, images: list[Tensor], targets: list[dict[str, Tensor]] | None = None
@@ -76,7 +80,7 @@ class SquareTransform(InputTransform):
 
 
 def input_transform(config: Any, processor: Mapping[str, Any], inputs: LibraryInputSettings) -> InputTransform:
-    """Return the transform of a model: the settings of the user, else of its folder, else of its family."""
+    """Build a model's transform from the user's settings, else its folder, else its family."""
     family = FAMILIES[config.model_type]
     size = processor.get("size") or {}
     square = "height" in size or (family.square and "shortest_edge" not in size)
@@ -97,7 +101,7 @@ def input_transform(config: Any, processor: Mapping[str, Any], inputs: LibraryIn
 
 
 def side_divisor(config: Any) -> int:
-    """Return the number that the sides of a model's inputs must be multiples of."""
+    """Return the divisor of a model's valid input sides."""
     backbone = getattr(config, "backbone_config", None)
     patch, windows = getattr(backbone, "patch_size", None), getattr(backbone, "num_windows", None)
     if config.model_type == "lw_detr" and patch and windows:
@@ -108,7 +112,7 @@ def side_divisor(config: Any) -> int:
 
 
 def _usual_side(config: Any) -> int:
-    """Return the side that the backbone was made for, or the usual one, as a valid side."""
+    """Return the backbone's native side, or the default, rounded to a valid side."""
     side = getattr(getattr(config, "backbone_config", None), "image_size", None)
     divisor = side_divisor(config)
     usual = side if config.model_type == "rf_detr" and isinstance(side, int) else SQUARE_SIDE
@@ -135,19 +139,16 @@ def _check_sides(config: Any, sides: tuple[int, ...], inputs: LibraryInputSettin
         )
 
 
-# Models of transformers: from a folder or the hub with their weights, or from a stored configuration without any.
-
-
 CLASS_LAYERS = ("class_embed", "class_labels_classifier", "enc_score_head", "denoising_class_embed")
-LABEL_KEYS = ("id2label", "label2id", "num_labels")  # of a configuration; the classes are those of the data
-PRIOR = 0.01  # probability of a new class layer that transformers leaves at 0.5
+LABEL_KEYS = ("id2label", "label2id", "num_labels")  # configuration keys; classes come from the data
+PRIOR = 0.01  # initial score of new class layers, which transformers leaves at 0.5
 REMEDY = "give a folder with config.json and model.safetensors: --detector transformers/FOLDER"
 
 
 def load_pretrained(name: str, *, num_classes: int, weights: bool) -> tuple[Any, dict[str, Any]]:
-    """Return the model of a folder or hub name, with new class layers, and the description of its images.
+    """Load a model with new class layers, and its input description, from a folder or the hub.
 
-    With ``weights`` False only the configuration is read, and the weights are random.
+    If ``weights`` is False, only the configuration is read, and the weights are random.
     """
     with _reading(name), _quiet():
         config = _read_config(name, num_classes)
@@ -188,13 +189,13 @@ def build_model(config: Mapping[str, Any], *, num_classes: int) -> Any:
 
 
 def stored_config(config: Any) -> dict[str, Any]:
-    """Return a configuration as plain values, without the names of classes and without private settings."""
+    """Convert a configuration to plain values, without class names and private settings."""
     content: dict[str, Any] = json.loads(config.to_json_string(use_diff=True))
     return {key: value for key, value in _public(content).items() if key not in LABEL_KEYS}
 
 
 def parse_config(setting: str, text: str) -> dict[str, Any]:
-    """Return the values of a stored JSON text; ValueError if it is not a JSON object."""
+    """Parse a stored JSON object."""
     try:
         content = json.loads(text)
     except ValueError as error:
@@ -205,7 +206,7 @@ def parse_config(setting: str, text: str) -> dict[str, Any]:
 
 
 def _public(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the values without private ones, which could name code on the hub (kernels, remote classes)."""
+    """Drop private values, which could refer to code on the hub (kernels, remote classes)."""
     return {
         key: _public(value) if isinstance(value, dict) else value
         for key, value in content.items()
@@ -215,7 +216,7 @@ def _public(content: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _reading(name: str) -> Iterator[None]:
-    """Read a folder, or the hub if there is no such folder; a failure becomes one line that says what to do."""
+    """Turn failures to read a folder, or the hub if no such folder exists, into one line with a remedy."""
     if Path(name).is_dir():
         try:
             yield
@@ -265,7 +266,7 @@ def _check_type(name: str, config: Any) -> None:
 
 
 def _read_processor(name: str) -> dict[str, Any]:
-    """Return the size and normalisation of the model's images; empty if its folder does not describe them."""
+    """Read the model's input size and normalisation; empty if its folder has none."""
     try:
         content, _ = transformers.ImageProcessingMixin.get_image_processor_dict(name)
     except OSError:
@@ -274,7 +275,7 @@ def _read_processor(name: str) -> dict[str, Any]:
 
 
 def _check_loaded(name: str, info: Mapping[str, Any]) -> None:
-    """Raise unless every tensor came from the file, except those of class layers for another number of classes."""
+    """Raise unless every tensor came from the file; only class layers may have another shape."""
     reshaped = [key for key, *_ in info["mismatched_keys"]]
     others = [key for key in reshaped if not any(layer in key for layer in CLASS_LAYERS)]
     misfits = [*sorted(info["missing_keys"]), *sorted(info["unexpected_keys"]), *sorted(others)]
@@ -286,7 +287,7 @@ def _check_loaded(name: str, info: Mapping[str, Any]) -> None:
 
 
 def _set_priors(model: nn.Module, names: list[str]) -> None:
-    """Set the biases of new class layers that transformers leaves at 0 to the prior of focal loss."""
+    """Set zero biases of new class layers to the focal loss prior."""
     parameters = dict(model.named_parameters())
     for name in names:
         is_bias = name in parameters and name.endswith("bias") and any(layer in name for layer in CLASS_LAYERS)
@@ -296,7 +297,7 @@ def _set_priors(model: nn.Module, names: list[str]) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the reports and progress bars of transformers: what matters is checked here."""
+    """Silence the log and progress bars of transformers; this module does its own checks."""
     verbosity, bars = library_logging.get_verbosity(), library_logging.is_progress_bar_enabled()
     library_logging.set_verbosity_error()
     library_logging.disable_progress_bar()
@@ -308,14 +309,11 @@ def _quiet() -> Iterator[None]:
             library_logging.enable_progress_bar()
 
 
-# The detection transformers of transformers as detectors of this package.
-
-
 class TransformersDetector(LibraryDetector):
     """A detection transformer for ``num_classes`` classes, with its own loss or a ranking loss.
 
-    Its one loss term is the weighted sum of all terms of all layers. Boxes are relative to the resized image, without
-    the padding of a batch.
+    Its single loss term is the weighted sum over all terms and layers. Boxes are relative to the resized image without
+    padding.
     """
 
     def __init__(
@@ -339,7 +337,7 @@ class TransformersDetector(LibraryDetector):
         part = "backbone" if hasattr(model.model, "backbone") else "conv_encoder"  # the latter in DEIMv2
         self.backbone_prefix = f"model.model.{part}."
         for name, parameter in model.named_parameters():
-            if name.endswith("mask_token"):  # of masked pretraining; without a gradient it would stop DDP
+            if name.endswith("mask_token"):  # a leftover of masked pretraining that gets no gradient, which stops DDP
                 parameter.requires_grad_(requires_grad=False)
         if settings.freeze_backbone:
             getattr(model.model, part).requires_grad_(requires_grad=False)
@@ -387,7 +385,7 @@ def _build(num_classes: int, settings: TransformersSettings) -> tuple[Any, dict[
 
 
 def _pixel_mask(batch: Any) -> Tensor:
-    """Return a mask (B, H, W) that is 1 on the images and 0 on their padding."""
+    """Build a mask (B, H, W): 1 on the images, 0 on padding."""
     height, width = batch.tensors.shape[-2:]
     device = batch.tensors.device
     sizes = torch.tensor(batch.image_sizes, device=device)

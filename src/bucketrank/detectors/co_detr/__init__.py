@@ -1,4 +1,4 @@
-"""Co-DETR (Zong et al., ICCV 2023), called BRS-DETR with RS loss. ``co_detr`` joins the parts, one file each."""
+"""Co-DETR (Zong et al., ICCV 2023), called BRS-DETR with RS loss; ``model`` joins the parts."""
 
 from bucketrank.detectors.co_detr.model import CoDETR
 

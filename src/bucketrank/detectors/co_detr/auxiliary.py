@@ -1,4 +1,4 @@
-"""Extra queries from the positives of the auxiliary heads: many for one object, and assigned to it in advance."""
+"""The auxiliary heads of Co-DETR (ATSS and Faster R-CNN), and the extra decoder queries from their positives."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from bucketrank.detectors.layers import initialise_linear
 from bucketrank.detectors.rcnn import BOX_HEAD_RECIPE, RPN, RPN_RECIPE, BoxHead
 from bucketrank.settings import LossSettings
 
-MIN_QUERIES = 9  # queries per head and image, so that a batch without objects has some too
-PADDING = -1  # row of a query without a candidate
+MIN_QUERIES = 9  # minimum queries per head and image, so that a batch without objects has some, too
+PADDING = -1  # row index of a query without a candidate
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Candidates:
     """The candidates that an auxiliary head was trained on, per image."""
 
     boxes: list[Tensor]  # (A, 4) in pixels
-    features: list[Tensor]  # (A, C) the encoder's features
-    matches: list[Tensor]  # (A,) the object of each candidate, NEGATIVE or IGNORED
+    features: list[Tensor]  # (A, C) encoder features
+    matches: list[Tensor]  # (A,) object index of each candidate, NEGATIVE or IGNORED
 
 
 class AuxiliaryQueries(nn.Module):
-    """The queries of one auxiliary head, for the same decoder that detects."""
+    """The queries of one auxiliary head, many per object and assigned in advance, for the shared decoder."""
 
     def __init__(self, width: int, *, limit: int, marks: int) -> None:
         super().__init__()
@@ -44,12 +44,12 @@ class AuxiliaryQueries(nn.Module):
         self.encoding = BoxEncoding(width)
         self.project = nn.Linear(width, width)
         self.norm = nn.LayerNorm(width)
-        # Tells the queries of this head from those of other heads: one number for all channels, or one for each.
+        # Marks the queries of this head: one number for all channels, or one for each.
         self.head = nn.Parameter(torch.randn(marks))
         initialise_linear(self.project)
 
     def forward(self, candidates: Candidates, image_sizes: list[tuple[int, int]]) -> tuple[Queries, list[Tensor]]:
-        """Return the queries, K for each image, and per image the object (K,) of each."""
+        """Build K queries for each image; also return their object indices (K,) per image."""
         drawn = draw(candidates.matches, limit=self.limit)
         boxes, features, matches = [], [], []
         for number, (rows, (height, width)) in enumerate(zip(drawn, image_sizes, strict=True)):
@@ -69,11 +69,11 @@ class AuxiliaryQueries(nn.Module):
 
 
 def draw(matches: list[Tensor], *, limit: int) -> list[Tensor]:
-    """Return, per image, the rows (K,) of the candidates that become queries: positives, then negatives.
+    """Select the rows (K,) per image of the candidates that become queries: positives, then negatives.
 
-    K is the same for all images: the largest number of positives of an image, but at least ``MIN_QUERIES`` and at most
-    ``limit``. If an image has more positives than K, a random subset is drawn; if it has fewer, random negatives fill
-    up. If there are not enough candidates, the remaining rows are ``PADDING``.
+    K is the same for all images: the maximum number of positives per image, but at least ``MIN_QUERIES`` and at most
+    ``limit``. With more positives than K, a random subset is drawn; with fewer, random negatives fill up. If there are
+    not enough candidates, the remaining rows are ``PADDING``.
     """
     positives = [torch.where(match >= 0)[0] for match in matches]
     negatives = [torch.where(match == NEGATIVE)[0] for match in matches]
@@ -90,20 +90,17 @@ def _random_subset(rows: Tensor, count: int) -> Tensor:
     return rows[torch.randperm(len(rows), device=rows.device)[:count]] if len(rows) > count else rows
 
 
-# The auxiliary heads over the encoder's maps, built from the parts of ATSS and Faster R-CNN.
-
-
 STRIDES = (8, 16, 32, 64, 128)
 POOLED_STRIDES = STRIDES[:4]
-# The published weight of a head, under a ranking loss and under a score-based loss.
+# Published head weights under a ranking loss and under a score-based loss.
 RANKING_WEIGHT, SCORED_WEIGHT = 5.0, 12.0
-# The published weights of the box losses, relative to the weight of the head: 120 = 12 * 10 and 24 = 12 * 2.
+# Published box loss weights relative to the head weight: 120 = 12 * 10 and 24 = 12 * 2.
 ROI_BOX_WEIGHT, ATSS_BOX_WEIGHT = 10.0, 2.0
 
 
 @dataclass(frozen=True)
 class AuxiliarySettings:
-    """Settings that the auxiliary heads share. ``weight`` applies to their losses; None means the published weight.
+    """Settings shared by the auxiliary heads. ``weight`` applies to their losses; None means the published weight.
 
     ``sampling`` applies to score-based losses: if true, Faster R-CNN trains with cross-entropy on a sample, otherwise
     with the decoder's loss on all candidates.
@@ -130,7 +127,7 @@ class AuxiliarySettings:
 
 
 class AuxiliaryATSS(nn.Module):
-    """The head of ATSS, with one convolution per tower and one anchor per location."""
+    """The ATSS head, with one convolution per tower and one anchor per location."""
 
     def __init__(self, settings: AuxiliarySettings) -> None:
         super().__init__()
@@ -158,7 +155,7 @@ class AuxiliaryATSS(nn.Module):
     def forward(
         self, images: ImageList, maps: list[Tensor], ground_truths: list[Target]
     ) -> tuple[LossTerms, Candidates]:
-        """Return the loss terms of the head, and the anchors with the encoder's features at their locations."""
+        """Compute the loss terms; also return the anchors with the encoder features at their locations."""
         output = self.head(maps)
         anchors = torch.cat(self.anchors(maps))
         valid = self.anchors.valid(anchors, images.image_sizes)
@@ -166,17 +163,17 @@ class AuxiliaryATSS(nn.Module):
         assigned = assigned_anchors(
             output, anchors, matches=matches, ground_truths=ground_truths, coder=self.coder, quality=anchor_centerness
         )
-        # (B, A, C): one anchor per location, so locations and anchors have the same order.
+        # (B, A, C); with one anchor per location, locations and anchors have the same order.
         features = torch.cat([level.flatten(2).transpose(1, 2) for level in maps], 1)
         candidates = Candidates([anchors] * len(matches), list(features), matches)
         return named("atss", self.criterion(assigned)), candidates
 
 
 class AuxiliaryRCNN(nn.Module):
-    """The two stages of Faster R-CNN, with nine anchors per location.
+    """Both stages of Faster R-CNN, with nine anchors per location.
 
-    With a score-based loss they train as in Co-DETR, with cross-entropy on a sample of 256 anchors and 512 proposals
-    per image. With a ranking loss they train on all candidates.
+    A score-based loss trains them as in Co-DETR, with cross-entropy on a sample of 256 anchors and 512 proposals per
+    image. A ranking loss trains them on all candidates.
     """
 
     def __init__(self, settings: AuxiliarySettings) -> None:
@@ -217,7 +214,7 @@ class AuxiliaryRCNN(nn.Module):
     def forward(
         self, images: ImageList, maps: list[Tensor], ground_truths: list[Target]
     ) -> tuple[LossTerms, Candidates]:
-        """Return the loss terms of both stages, and the proposals with the mean of their pooled features."""
+        """Compute the loss terms of both stages; also return the proposals with their mean pooled features."""
         proposals, terms = self.rpn(images, maps, ground_truths)
         step = self.roi.train_on(maps, proposals, ground_truths, images.image_sizes)
         features = step.pooled.mean((2, 3)).split([len(boxes) for boxes in step.proposals])
@@ -225,5 +222,5 @@ class AuxiliaryRCNN(nn.Module):
         return named("rpn", terms) | named("roi", step.terms), candidates
 
 
-# To add an auxiliary head, write its class and add it here.
+# A new auxiliary head needs a class and an entry here.
 AUXILIARY: dict[str, type[AuxiliaryRCNN | AuxiliaryATSS]] = {"faster_rcnn": AuxiliaryRCNN, "atss": AuxiliaryATSS}

@@ -1,4 +1,8 @@
-"""The decoder: in each layer queries attend to the image and their boxes are refined."""
+"""The proposal stage and the decoder.
+
+Every token proposes a box, and the top proposals initialise the queries (DINO's mixed selection). In each decoder
+layer, the queries attend to the image and refine their boxes.
+"""
 
 from __future__ import annotations
 
@@ -23,26 +27,26 @@ from bucketrank.detectors.layers import initialise_linear
 
 @dataclass(frozen=True)
 class Queries:
-    """K queries for each of B images: content, positional encodings, and initial boxes."""
+    """K queries for each of B images: content, positional encodings and initial boxes."""
 
     content: Tensor  # (B, K, C)
     positions: Tensor  # (B, K, C)
-    boxes: Tensor  # (B, K, 4) as (cx, cy, w, h) in units of the image, without gradient
+    boxes: Tensor  # (B, K, 4) relative (cx, cy, w, h), without gradient
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """The predictions of one layer for the queries."""
+    """Predictions of one layer for the queries."""
 
     logits: Tensor  # (B, K, classes)
-    boxes: Tensor  # (B, K, 4) as (cx, cy, w, h) in units of the image
+    boxes: Tensor  # (B, K, 4) relative (cx, cy, w, h)
 
 
 class Decoder(nn.Module):
-    """Layers with their own branches for classes and boxes.
+    """Decoder layers, each with its own class and box branches.
 
-    A layer attends at the boxes of the previous layer, detached. The boxes in its loss refine the same boxes, but keep
-    the gradient of the previous layer, and of that layer only: DINO's "look forward twice" (Zhang et al., 2022).
+    A layer attends at the detached boxes of the previous layer. In its loss, the refined boxes keep the gradient of the
+    previous layer, but not of earlier ones: DINO's "look forward twice" (Zhang et al., 2022).
     """
 
     def __init__(self, settings: TransformerSettings, *, num_classes: int, score: float) -> None:
@@ -54,7 +58,7 @@ class Decoder(nn.Module):
         self.boxes = nn.ModuleList(box_branch(width) for _ in range(count))
 
     def forward(self, queries: Queries, memory: Tensor, geometry: Geometry) -> list[Decoded]:
-        """Return the predictions of each layer."""
+        """Run all layers; return the predictions of each."""
         hidden, decoded = queries.content, []
         previous = reference = queries.boxes.detach()  # the same boxes, with and without gradient
         for layer, classes, boxes in zip(self.layers, self.classes, self.boxes, strict=True):
@@ -69,7 +73,7 @@ class Decoder(nn.Module):
 
 
 class BoxEncoding(nn.Module):
-    """Encode a box as two vectors, from the sine encoding of its centre and size."""
+    """Encode a box as two vectors, computed from the sine encoding of its centre and size."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -79,12 +83,12 @@ class BoxEncoding(nn.Module):
         initialise_linear(self.project)
 
     def forward(self, boxes: Tensor) -> Sequence[Tensor]:
-        """Return two encodings (B, K, C) of ``boxes`` (B, K, 4) in units of the image."""
+        """Compute two encodings (B, K, C) of relative ``boxes`` (B, K, 4)."""
         return torch.chunk(self.norm(self.project(sine_encoding(boxes, self.width // 2))), 2, -1)
 
 
 class SelectedQueries(nn.Module):
-    """The queries that detect: content is learned, boxes are the best proposals (DINO's mixed selection)."""
+    """The detecting queries: learned content, and the top proposals as boxes (DINO's mixed selection)."""
 
     def __init__(self, width: int, count: int) -> None:
         super().__init__()
@@ -99,30 +103,27 @@ class SelectedQueries(nn.Module):
         return Queries(content, positions, boxes)
 
 
-# The first stage: every token proposes a box, and the best boxes initialise the queries (DINO's mixed selection).
-
-
-FINEST_SIDE = 0.05  # the initial side of a proposal on the finest map, in units of the image; it doubles per level
-MARGIN = 0.01  # minimum distance of a proposal's coordinates from 0 and 1
+FINEST_SIDE = 0.05  # initial side of a proposal on the finest map, relative to the image; doubles per level
+MARGIN = 0.01  # minimum distance of proposal coordinates from 0 and 1
 
 
 @dataclass(frozen=True)
 class Proposals:
     """The proposals of all tokens."""
 
-    logits: Tensor  # (B, S, 1 or classes); the first is that of an object of any class
-    boxes: Tensor  # (B, S, 4) as (cx, cy, w, h) in units of the image
-    valid: Tensor  # (B, S) whether the token may propose
+    logits: Tensor  # (B, S, 1 or classes); the first is the objectness
+    boxes: Tensor  # (B, S, 4) relative (cx, cy, w, h)
+    valid: Tensor  # (B, S) mask of tokens that may propose
 
     def best(self, count: int) -> Tensor:
-        """Return the boxes (B, K, 4) of the ``count`` highest scores, or of all tokens if there are fewer; detached."""
+        """Select the detached boxes (B, K, 4) of the top ``count`` scores, or of all tokens if there are fewer."""
         scores = self.logits.detach()[..., 0].float().masked_fill(~self.valid, -torch.inf)
         rows = scores.topk(min(count, scores.shape[1]), 1).indices
         return self.boxes.detach().gather(1, rows[..., None].expand(-1, -1, 4))
 
 
 class Proposer(nn.Module):
-    """Predict a score and a box for every token; the box is predicted relative to an initial box around its cell."""
+    """Predict a score and a box for every token, the box relative to an initial box around its cell."""
 
     def __init__(self, width: int, *, score: float, logits: int = 1) -> None:
         super().__init__()
@@ -140,7 +141,7 @@ class Proposer(nn.Module):
 
 
 def initial_boxes(geometry: Geometry) -> tuple[Tensor, Tensor]:
-    """Return the initial box (B, S, 4) of each token, and whether the token may propose (B, S).
+    """Compute the initial box (B, S, 4) of each token, and the mask (B, S) of tokens that may propose.
 
     A token may not propose if it lies on padding, or if a coordinate of its box is within MARGIN of 0 or 1: there the
     sigmoid is so flat that a box can hardly be refined.

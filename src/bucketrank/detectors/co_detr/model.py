@@ -1,4 +1,4 @@
-"""The input of the transformer: four maps of equal width, at strides 8 to 64, from the maps of a backbone."""
+"""The Co-DETR model, with its neck and the Hungarian matching of its queries."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from bucketrank.settings.detector_specs import CoDETRSettings
 
 
 class LevelProjection(nn.Module):
-    """Project C3 to C5 by 1x1 convolutions, and add a map at stride 64 by a 3x3 convolution of stride 2 on C5."""
+    """The neck: 1x1 projections of C3 to C5, and a map at stride 64 by a strided 3x3 convolution on C5."""
 
     strides = (8, 16, 32, 64)
 
@@ -39,23 +39,20 @@ class LevelProjection(nn.Module):
         self.top = normalised(used[-1], width, kernel=3)
 
     def forward(self, maps: list[Tensor]) -> list[Tensor]:
-        """Return the maps at strides 8 to 64 from those at strides 4 to 32; the first is not used."""
+        """Compute the maps at strides 8 to 64 from those at strides 4 to 32; the first is not used."""
         used = maps[1:]
         return [*(level(feature) for level, feature in zip(self.levels, used, strict=True)), self.top(used[-1])]
 
 
 def normalised(channels: int, width: int, *, kernel: int, bias: bool = False) -> nn.Sequential:
-    """Return a convolution, of stride 2 unless it is 1x1, with a group norm and no activation."""
+    """Build a convolution with group norm and no activation; its stride is 2 unless it is 1x1."""
     stride, padding = (1, 0) if kernel == 1 else (2, 1)
     convolution = nn.Conv2d(channels, width, kernel, stride=stride, padding=padding, bias=bias)
     nn.init.xavier_uniform_(convolution.weight)
     if convolution.bias is not None:
         nn.init.zeros_(convolution.bias)
-    # At least two channels per group: the map of a small image may have a single cell.
+    # Use at least two channels per group, because the map of a small image may have a single cell.
     return nn.Sequential(convolution, nn.GroupNorm(min(32, width // 2), width))
-
-
-# Hungarian matching of queries to objects, for the encoder's proposals and all decoder layers of a step together.
 
 
 L1_COST, GIOU_COST = 5.0, 2.0
@@ -63,7 +60,7 @@ L1_COST, GIOU_COST = 5.0, 2.0
 
 @dataclass(frozen=True)
 class QueryLayer:
-    """The queries of a layer, the objects of each image, and which queries (B, Q) take part; None stands for all."""
+    """The queries of a layer, the objects of each image, and the mask (B, Q) of valid queries; None means all."""
 
     decoded: Decoded
     ground_truths: list[Target]
@@ -72,7 +69,7 @@ class QueryLayer:
 
 @dataclass(frozen=True)
 class QueryMatching:
-    """The costs of the matching: the weight of the class cost, and its focal ``alpha`` and ``gamma``.
+    """Hungarian matching with this class cost weight and focal ``alpha`` and ``gamma``.
 
     ``min_label`` is the target of a matched query that does not overlap its object.
     """
@@ -83,9 +80,9 @@ class QueryMatching:
     min_label: float = MIN_LABEL
 
     def assign(self, layers: Sequence[QueryLayer], image_sizes: Sequence[tuple[int, int]]) -> list[Assigned]:
-        """Match each layer on its own, one query to one object, and return the inputs of the criterion.
+        """Match each layer separately, one query to one object, and build the criterion's inputs.
 
-        One call matches all layers and images, so the number of host waits does not depend on them.
+        One call matches all layers and images, so the number of device syncs is constant.
         """
         scales = image_scales(image_sizes, layers[0].decoded.boxes.device)
         batch = [
@@ -118,18 +115,15 @@ class QueryMatching:
 
 
 def image_scales(image_sizes: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
-    """Return width, height, width and height of each image (B, 4), from sizes of (height, width)."""
+    """Convert sizes (height, width) to a tensor (B, 4) of width, height, width and height."""
     sizes = [(width, height) * 2 for height, width in image_sizes]
     return torch.tensor(sizes, dtype=torch.float32).to(device, non_blocking=True)
 
 
 def in_pixels(boxes: Tensor, scales: Tensor) -> Tensor:
-    """Convert (cx, cy, w, h) in units of the image to (x1, y1, x2, y2) in pixels, with :func:`image_scales`."""
+    """Convert relative (cx, cy, w, h) to (x1, y1, x2, y2) in pixels, given :func:`image_scales`."""
     corners: Tensor = box_convert(boxes.float(), "cxcywh", "xyxy") * scales
     return corners
-
-
-# Co-DETR: a deformable DETR with auxiliary heads in training.
 
 
 # The published weights: classification 2, L1 5 = 2 * 2.5 and GIoU 2. RS loss balances the box losses instead.
@@ -142,8 +136,8 @@ RANKING_CLASS_COST, SCORED_CLASS_COST = 4.0, 2.0
 class CoDETR(Detector):
     """Two-stage deformable DETR with auxiliary heads; with ``loss="rs"`` it is BRS-DETR, with ``"focal"`` Co-DETR.
 
-    The auxiliary heads train on the encoder's maps. Their positives become further queries of the same decoder, many
-    for one object. Only the decoder detects.
+    The auxiliary heads train on the encoder's maps. Their positives become additional queries of the same decoder,
+    many per object. Only the decoder detects.
     """
 
     usual_size_divisor = 1
@@ -211,7 +205,7 @@ class CoDETR(Detector):
                 for name in settings.auxiliary
             }
         )
-        # The published convolution has a bias, unlike those of the neck.
+        # The published convolution has a bias here, but not in the neck.
         self.fifth = normalised(channels, channels, kernel=3, bias=True) if settings.auxiliary else None
 
     def losses(self, images: ImageList, features: list[Tensor], ground_truths: list[Target]) -> dict[str, Tensor]:
@@ -244,13 +238,13 @@ class CoDETR(Detector):
         return self.summed_layers(assigned) | auxiliary_terms
 
     def encode(self, images: ImageList, features: list[Tensor]) -> tuple[Geometry, Tensor]:
-        """Return the geometry of the tokens and the encoder's output (B, S, C), called memory."""
+        """Return the token geometry and the encoder output (B, S, C), called memory."""
         height, width = images.tensors.shape[-2:]
         geometry = Geometry.of(features, (height, width), images.image_sizes)
         return geometry, self.encoder(features, geometry)
 
     def summed_layers(self, assigned: dict[str, list[Assigned]]) -> LossTerms:
-        """Return the loss terms of each part, summed over its layers. One call ranks all layers, each on its own."""
+        """Sum the loss terms of each part over its layers. One call ranks all layers, each separately."""
         terms = iter(self.criterion([layer for layers in assigned.values() for layer in layers]))
         summed: LossTerms = {}
         for part, layers in assigned.items():
@@ -260,11 +254,11 @@ class CoDETR(Detector):
         return summed
 
     def detecting_criterion(self) -> tuple[Criterion, int]:
-        # The inputs are the encoder's proposals, then each layer of the decoder, of which the last detects.
+        # The inputs are the encoder's proposals, then the decoder layers, of which the last detects.
         return self.criterion, len(self.decoder.layers)
 
     def score_head(self) -> ScoreHead:
-        # The proposals and the earlier layers have classifiers of their own, which do not score detections.
+        # The classifiers of the proposals and the earlier layers do not score detections.
         last: nn.Linear = self.decoder.classes[-1]  # type: ignore[assignment]
         return ScoreHead("sigmoid", layers=(last,), columns=self.num_classes)
 
@@ -283,7 +277,7 @@ class CoDETR(Detector):
 
 
 def freeze_affine(backbone: Backbone) -> None:
-    """Freeze the affine parameters of batch norms too, as DETRs do with a pretrained backbone."""
+    """Also freeze the affine parameters of batch norms, as DETRs do with a pretrained backbone."""
     for name, module in backbone.named_modules():
         if isinstance(module, _BatchNorm):
             backbone.frozen += [f"{name}.{key}" for key, _ in module.named_parameters()]

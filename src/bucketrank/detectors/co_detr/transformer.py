@@ -1,4 +1,7 @@
-"""The locations of the tokens of a batch, and their sine encoding."""
+"""The deformable transformer: token geometry, sine encoding, prediction branches, encoder and decoder layers.
+
+The deformable attention itself is that of the transformers library.
+"""
 
 from __future__ import annotations
 
@@ -21,23 +24,23 @@ TEMPERATURE = 10000.0  # ratio of the longest to the shortest wavelength
 
 @dataclass(frozen=True)
 class Geometry:
-    """The S tokens of a batch of B images: the cells of its L maps, row by row, level after level.
+    """The S tokens of each of B images: the cells of L maps, row by row, level after level.
 
-    The images of a batch are padded to one size; locations are in units of the image without padding.
+    The images of a batch are padded to one size; locations are relative to the image without padding.
     """
 
     image_sizes: list[tuple[int, int]]  # height and width without padding
     shapes: list[tuple[int, int]]  # height and width of the maps
-    extents: Tensor  # (L, 2) the shapes as a tensor
-    starts: Tensor  # (L,) the first token of each map
-    levels: Tensor  # (S,) the map of each token
-    valid: Tensor  # (B, S) whether a token lies on the image and not on padding
-    centres: Tensor  # (B, S, 2) x and y of the cells' centres
-    ratios: Tensor  # (B, L, 2) the share of each map's width and height that the image covers
+    extents: Tensor  # (L, 2) shapes as a tensor
+    starts: Tensor  # (L,) first token of each map
+    levels: Tensor  # (S,) map index of each token
+    valid: Tensor  # (B, S) mask of tokens on the image, not on padding
+    centres: Tensor  # (B, S, 2) cell centres as x and y
+    ratios: Tensor  # (B, L, 2) fraction of each map's width and height that the image covers
 
     @classmethod
     def of(cls, maps: Sequence[Tensor], padded: tuple[int, int], image_sizes: list[tuple[int, int]]) -> Geometry:
-        """Return the geometry of maps (B, C, H, W) of images padded to ``padded`` (height, width).
+        """Build the geometry of maps (B, C, H, W) of images padded to ``padded`` (height, width).
 
         A cell lies on the image if its first pixel does, as if the image's mask were resized by nearest neighbour.
         """
@@ -77,7 +80,7 @@ class Geometry:
         return [part.transpose(1, 2).unflatten(2, shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def on_maps(self, locations: Tensor) -> Tensor:
-        """Convert points or boxes (B, Q, 2 or 4) from units of the image to units of each map (B, Q, L, 2 or 4)."""
+        """Convert points or boxes (B, Q, 2 or 4) relative to the image to (B, Q, L, 2 or 4) relative to each map."""
         ratios = self.ratios.repeat(1, 1, locations.shape[-1] // 2)
         return locations[:, :, None] * ratios[:, None]
 
@@ -91,22 +94,19 @@ def sine_encoding(coordinates: Tensor, width: int) -> Tensor:
 
 
 def inverse_sigmoid(coordinates: Tensor) -> Tensor:
-    """Return the logits of coordinates, clamped to the range from EDGE to 1 - EDGE."""
+    """Compute the logits of coordinates, clamped to [EDGE, 1 - EDGE]."""
     return coordinates.float().clamp(EDGE, 1 - EDGE).logit()
 
 
-# The branches that predict the classes and the box of a query.
-
-
 def class_branch(width: int, classes: int, *, score: float) -> nn.Linear:
-    """Return a layer whose initial scores, the sigmoid of its logits (..., classes), are near ``score``."""
+    """Build a linear classifier (..., classes) with initial scores near ``score``."""
     branch = nn.Linear(width, classes)
     initialise_classifier(branch, score)
     return branch
 
 
 def box_branch(width: int) -> nn.Sequential:
-    """Return a network that predicts changes (..., 4) of the logits of (cx, cy, w, h); initially they are 0."""
+    """Build an MLP that predicts logit offsets (..., 4) of (cx, cy, w, h), initially 0."""
     last = nn.Linear(width, 4)
     branch = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), last)
     for layer in branch:
@@ -116,12 +116,9 @@ def box_branch(width: int) -> nn.Sequential:
     return branch
 
 
-# The layers of the encoder and the decoder, around the deformable attention of the library transformers.
-
-
 @dataclass(frozen=True)
 class TransformerSettings:
-    """Sizes of the transformer. With ``checkpointing``, the backward pass recomputes the activations of each layer."""
+    """Transformer sizes. With ``checkpointing``, the backward pass recomputes the activations of each layer."""
 
     width: int = 256
     heads: int = 8
@@ -207,7 +204,7 @@ class FeedForward(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Deformable self-attention of the tokens, and a feed-forward block."""
+    """Deformable self-attention over the tokens, and a feed-forward block."""
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
@@ -223,7 +220,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Self-attention of the queries, deformable attention to the tokens, and a feed-forward block."""
+    """Self-attention over the queries, deformable cross-attention to the tokens, and a feed-forward block."""
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
@@ -249,7 +246,7 @@ class DecoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """The encoder: the cells of all maps become tokens, which attend to each other in every layer."""
+    """The encoder: the cells of all maps become tokens that attend to each other."""
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
@@ -258,7 +255,7 @@ class Encoder(nn.Module):
         self.level_positions = nn.Parameter(torch.randn(settings.levels, settings.width))
 
     def forward(self, maps: Sequence[Tensor], geometry: Geometry) -> Tensor:
-        """Return the memory (B, S, C) of maps (B, C, H, W)."""
+        """Encode maps (B, C, H, W) as memory (B, S, C)."""
         tokens = torch.cat([level.flatten(2).transpose(1, 2) for level in maps], 1)
         # Locations on padding exceed 1; no query attends to them.
         encoded = sine_encoding(geometry.centres.flip(-1).clamp(max=1), self.width // 2)
@@ -271,6 +268,6 @@ class Encoder(nn.Module):
 
 
 def run_layer(layer: nn.Module, *inputs: Any, checkpointing: bool) -> Tensor:
-    """Return ``layer(*inputs)``; with ``checkpointing``, the backward pass recomputes its activations."""
+    """Call a layer; with ``checkpointing``, the backward pass recomputes its activations."""
     output: Tensor = checkpoint(layer, *inputs, use_reentrant=False) if checkpointing else layer(*inputs)
     return output

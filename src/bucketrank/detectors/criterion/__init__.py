@@ -1,4 +1,4 @@
-"""The criterion of a head: the only part of a detector that depends on the loss."""
+"""Criteria: the only part of a detector head that depends on the loss."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from bucketrank.settings import LossSettings, loss_spec
 
 
 def build_criterion(settings: LossSettings, recipe: HeadRecipe) -> Criterion:
-    """Build the criterion of one head from the loss that the settings name."""
+    """Build the criterion of one head for the loss named in the settings."""
     criterion: Criterion = loss_spec(settings.name).load()(settings, recipe)
     return criterion
 

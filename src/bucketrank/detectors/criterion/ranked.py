@@ -1,4 +1,4 @@
-"""The criteria of the ranking losses: all candidates are ranked; the box loss is GIoU, weighted by confidence."""
+"""Ranking-loss criteria: all candidates are ranked, and the box loss is confidence-weighted GIoU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bucketrank.losses import alrp_loss, ap_loss, dr_loss, quality_focal_loss, r
 from bucketrank.settings import RankingSettings
 from bucketrank.settings.loss_specs import ALRPSettings, APSettings, RankSortQualitySettings
 
-COCO_EPOCH = 7330  # iterations over the COCO training images with objects, 16 per batch
+COCO_EPOCH = 7330  # iterations per epoch over the COCO training images with objects, batch size 16
 
 
 class Ranked(Criterion):
@@ -21,19 +21,19 @@ class Ranked(Criterion):
 
     ranking = True
     classification_terms: ClassVar[tuple[str, ...]] = ("rank",)
-    ranks_parts = False  # whether one call of the loss can rank parts of a list apart, by a keyword ``sizes``
+    ranks_parts = False  # whether the loss takes ``sizes``, to rank parts of a list separately
 
     def terms(self, assigned: Assigned) -> LossTerms:
-        """Return the ranking and the box losses."""
+        """Compute the ranking loss and the box losses."""
         (rank,) = self.scope.rank(
             self.loss, assigned.logits, assigned.targets(1.0), image_index=assigned.image_index, parts=self.ranks_parts
         )
         return {"rank": rank, **self.box_terms(assigned, rank)}
 
     def loss(self, logits: Tensor, targets: Tensor, errors: Tensor | None) -> Sequence[Tensor]:
-        """Return the terms of the loss of one ranking.
+        """Compute the loss terms of one ranking.
 
-        ``errors`` (P,) are the localisation errors of the positives for losses that rank them too, otherwise None.
+        ``errors`` (P,) are the positives' localisation errors for aLRP, otherwise None.
         """
         raise NotImplementedError
 
@@ -45,22 +45,22 @@ class Ranked(Criterion):
 
 
 class SmoothedRanked(Ranked):
-    """Base class of the losses that compare logits through a smoothed step: they have delta and method."""
+    """Base class of the losses with a smoothed step function, and thus with ``delta`` and ``method``."""
 
     settings: RankingSettings
     ranks_parts = True
 
     @property
     def delta(self) -> float:
-        """Half the width of the ramp of the smoothed step."""
+        """Half-width of the smoothed step: logits closer than this count as partly tied."""
         return self.settings.effective_delta
 
     def loss(self, logits: Tensor, targets: Tensor, errors: Tensor | None, **parts: Any) -> Sequence[Tensor]:
-        """Return the terms of the loss; ``parts`` are ``sizes`` and ``reduction``, to rank parts of a list apart."""
+        """Compute the loss terms; ``parts`` are ``sizes`` and ``reduction``, to rank parts of a list separately."""
         raise NotImplementedError
 
     def rank_all(self, batch: Sequence[Assigned], targets: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
-        """Return the terms of the loss for each input of a batch; one call of the loss ranks the inputs apart."""
+        """Rank each input of a batch separately, in a single loss call if possible; return their loss terms."""
         if len(batch) == 1 or not self.scope.joins_calls:
             return [
                 self.scope.rank(
@@ -76,7 +76,7 @@ class SmoothedRanked(Ranked):
 
 
 class RankSort(SmoothedRanked):
-    """RS loss (BRS with ``method="bucketed"``). Box and mask losses are scaled to its value: no weight needs tuning."""
+    """RS loss (BRS with ``method="bucketed"``). Box and mask losses are scaled to its value and need no tuning."""
 
     self_balanced = True
     classification_terms: ClassVar[tuple[str, ...]] = ("rank", "sort")
@@ -109,7 +109,7 @@ class AveragePrecision(SmoothedRanked):
 
 
 class ALRP(SmoothedRanked):
-    """aLRP loss. The weight of the box loss is recomputed from the terms of the last ``balance_period`` iterations."""
+    """aLRP loss. The box loss weight is recomputed from the terms of the last ``balance_period`` iterations."""
 
     settings: ALRPSettings
     balance: Tensor
@@ -124,7 +124,7 @@ class ALRP(SmoothedRanked):
         self.register_buffer("seen", torch.tensor(0))
 
     def terms(self, assigned: Assigned) -> LossTerms:
-        # As in LRP, (1 - IoU) / (1 - minimum IoU), with half the GIoU loss, which reaches 2, in place of 1 - IoU.
+        # LRP uses (1 - IoU) / (1 - minimum IoU). The GIoU loss goes up to 2, so half of it replaces 1 - IoU.
         errors = self.box_errors(assigned) / (2 * (1 - self.recipe.min_iou))
         classification, localisation = self.scope.rank(
             self.loss,
@@ -150,7 +150,7 @@ class ALRP(SmoothedRanked):
 
     @torch.no_grad()
     def _update_balance(self, classification: Tensor, localisation: Tensor) -> None:
-        # One step that is not finite must not spoil the sums of the whole period.
+        # A single non-finite step must not spoil the sums of the whole period.
         self.sums += torch.stack([classification, localisation]).nan_to_num(0.0, 0.0, 0.0)
         self.seen += 1
         period_ended = self.seen >= self.period
@@ -169,11 +169,11 @@ class DR(Ranked):
         return (dr_loss(logits, targets),)
 
 
-# The criterion of the sum of RS loss and Quality Focal Loss: ranked, and with scores that predict the IoU.
-
-
 class RankSortQuality(RankSort):
-    """RS loss plus Quality Focal Loss. Boxes are balanced to RS loss alone, masks to the sum of both."""
+    """RS loss plus Quality Focal Loss, whose scores predict the IoU.
+
+    Box losses are balanced against RS loss only, mask losses against the sum of both.
+    """
 
     prior = 0.01
     classification_terms: ClassVar[tuple[str, ...]] = ("rank", "sort", "qfl")
@@ -186,7 +186,7 @@ class RankSortQuality(RankSort):
         ]
 
     def quality_focal(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return Quality Focal Loss, divided by the number of positives."""
+        """Compute Quality Focal Loss, divided by the number of positives."""
         total = quality_focal_loss(logits, targets, beta=self.settings.quality_beta, reduction="sum")
         positives = (targets > 0).sum().to(total.dtype)
         return self.scope.total(total) / self.scope.total(positives).clamp(min=1)

@@ -1,4 +1,4 @@
-"""The criteria of the score-based losses, which treat each score on its own: the baselines of the ranking losses."""
+"""Score-based criteria, the baselines of the ranking losses: each score has its own loss."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Scored(Criterion):
         return terms | {"quality": self.recipe.quality_weight * self.scope.total(quality) / norm}
 
     def norm(self, count: int, device: torch.device) -> Tensor:
-        """Return the number of rows by which sums are divided."""
+        """Compute the divisor of the sums from the number of rows."""
         return self.divisor(torch.full((), float(count), device=device)).clamp(min=1)
 
     def published_box_weights(self, assigned: Assigned) -> Tensor | None:
         return assigned.quality_targets
 
     def classification(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the sum of the loss over candidates (R, C), none of which is ignored."""
+        """Sum the loss over candidates (R, C), none of which is ignored."""
         raise NotImplementedError
 
     def list_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ def _one_hot(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class QualityScored(Scored):
-    """Any score-based loss on IoU targets with a ``function`` in its specification. It needs no quality branch."""
+    """Any score-based loss on IoU targets with a ``function`` in its spec. It needs no quality branch."""
 
     prior = 0.01
     quality_branch = False
@@ -105,12 +105,12 @@ class QualityScored(Scored):
         return {"cls": classification, **self.box_terms(assigned, classification)}
 
     def total(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the sum of the loss. A target is the IoU of a positive, 0 for a negative, -1 if ignored."""
+        """Sum the loss. A target is the IoU of a positive, 0 for a negative, -1 if ignored."""
         total: Tensor = self.function(logits, targets, **self.settings.arguments, reduction="sum")
         return total
 
     def count(self, targets: Tensor) -> Tensor:
-        """Return the count that normalises the sum: the number of positives, or the sum of their targets."""
+        """Compute the normaliser: the number of positives, or the sum of their targets."""
         if self.spec.divisor == "targets":
             return targets.clamp(min=0).sum()
         return (targets > 0).sum().to(targets.dtype)
