@@ -1,4 +1,4 @@
-"""The commands by name."""
+"""The command line: all commands by name."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ COMMANDS: Commands = {
 def main(words: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status: 0, 1 if the work failed, 2 for wrong usage, 130 if interrupted."""
     if "torch" not in sys.modules:
-        # By default OpenMP threads spin while they wait, and starve other programs on the same cores: two runs side by
-        # side take more than ten times as long. OpenMP reads the variable once, when torch is imported.
+        # OpenMP threads spin by default while they wait, and starve other programs on the same cores: two concurrent
+        # runs take more than ten times as long. OpenMP reads the variable once, when torch is imported.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     return run(COMMANDS, words)
 

@@ -2,7 +2,7 @@
 
 A command is a function. Its positional parameters are the positional arguments, its keyword-only parameters the flags,
 and its docstring is the help. A parameter is declared as ``name: Annotated[type, "help text"] = default``, like the
-settings of a recipe, and :func:`bucketrank.settings.fields.convert` converts its text. A parameter of the type
+settings of a recipe, and :func:`bucketrank.settings.fields.convert` converts its text. A parameter of type
 :data:`Changes` collects the flags that change a recipe.
 
 We use argparse from the standard library. jsonargparse, tyro and cyclopts neither read lists, null and mappings as our
@@ -53,16 +53,16 @@ def run(
     summary: str = "Ranking losses for object detection.",
     extra: str = "detect",
 ) -> int:
-    """Run the command that the words name and return its exit status.
+    """Run a command and return its exit status.
 
     The status is 0, 1 if the work failed, 2 for wrong usage, or 130 if interrupted.
 
     Args:
         commands: functions by name, possibly nested.
-        words: the command line (default: that of the process).
-        program: name of the program in help and messages.
+        words: command line (default: ``sys.argv``).
+        program: program name in help and messages.
         summary: first line of the help.
-        extra: extra of the package that all commands need.
+        extra: package extra that all commands need.
     """
     words = list(sys.argv[1:] if words is None else words)
     if words[:1] == ["--version"]:
@@ -112,7 +112,7 @@ def _sigterm_like_control_c() -> Iterator[None]:
 
 
 def _find(commands: Commands, words: list[str], path: list[str], *, program: str) -> Command | Commands:
-    """Return the command that the words name, and add its name to ``path``; a group if its help is wanted."""
+    """Find the command in the words, and add its name to ``path``; return a group if its help is requested."""
     command: Command | Commands = commands
     while isinstance(command, dict):
         word = words[len(path)] if len(path) < len(words) else "--help"
@@ -144,7 +144,7 @@ class _Switch(argparse.Action):
 
 
 def _parse(command: Command, words: list[str], *, program: str) -> dict[str, Any]:
-    """Return the keyword arguments that the words give to a command."""
+    """Parse the words to keyword arguments of a command."""
     from bucketrank.settings.fields import FlagText, alternatives, convert
     from bucketrank.settings.flags import FlagParser, add_used_flags, flag_names, normalised
 
@@ -158,7 +158,7 @@ def _parse(command: Command, words: list[str], *, program: str) -> dict[str, Any
         if annotation == Changes:
             changes = name
             continue
-        if type(None) in alternatives(annotation):  # which stands for an argument that is not given
+        if type(None) in alternatives(annotation):  # None means that the argument is not given
             (annotation,) = (each for each in alternatives(annotation) if each is not type(None))
         added = _add_parameter(parser, parameter, annotation, text)
         flags += added
@@ -274,7 +274,7 @@ def require_min(flag: str, value: float | None, minimum: int) -> None:
 
 
 def listed(flag: str, text: str, parse: Callable[[str], Any]) -> tuple[Any, ...]:
-    """Return the comma-separated values after a flag; ValueError names the flag."""
+    """Parse the comma-separated values of a flag; ValueError names the flag."""
     try:
         return tuple(parse(part) for part in text.split(","))
     except ValueError as error:
@@ -300,7 +300,7 @@ def _overview(commands: Commands, path: list[str], *, program: str, summary: str
 
 
 def _no_such_command(commands: Commands, words: list[str], typed: int, *, program: str) -> str:
-    # The next word helps, too: in "convret voc" it shows what was meant.
+    # The next word gives a hint, too, as in "convret voc".
     meant = " ".join(word for word in words[: typed + 1] if not word.startswith("-"))
     likeness = {name: difflib.SequenceMatcher(None, meant, name).ratio() for name, _ in _leaves(commands)}
     closest = max(likeness, key=lambda name: likeness[name])

@@ -1,4 +1,4 @@
-"""Commands that train: ``bucketrank recipes``, ``bucketrank train`` and ``bucketrank demo``."""
+"""Training commands: ``bucketrank recipes``, ``bucketrank train`` and ``bucketrank demo``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def train(
     allow_changed_data: Annotated[bool, "resume although images or annotations changed (classes may never)"] = False,
     settings: Annotated[Changes, "settings of the recipe"],
 ) -> int:
-    """Train a detector by a recipe on a data set; every setting is a flag, like --loss.delta 0.25."""
+    """Train a detector on a data set with a recipe; every setting is a flag, like --loss.delta 0.25."""
     from bucketrank.settings import load_recipe
     from bucketrank.training.processes import Interrupted, is_first_process, stop_signals
 
@@ -72,7 +72,7 @@ def _how_to_continue(out: Path) -> str:
 
 
 def _train(recipe: Recipe | None, data: Path | None, out: Path, *, resume: bool, allow_changed_data: bool) -> None:
-    """Train, and say how to go on after a full disk or too little memory."""
+    """Train; print how to continue after a full disk or an out-of-memory error."""
     import torch
 
     from bucketrank.training.run import train as run

@@ -1,4 +1,4 @@
-"""The entry point of every ranking loss to autograd: the forward pass also prepares the gradient.
+"""Autograd for the ranking losses: the forward pass also prepares the gradient.
 
 A ranking loss has no derivative: its gradient is *defined* (identity update). Eager calls go through an
 ``autograd.Function``. ``torch.compile`` gets custom ops, made of the same functions; in eager calls the dispatch of an
@@ -36,7 +36,7 @@ def rank(
     max_positives: int | None = None,
 ) -> Ranked:
     """Rank ``logits`` by ``targets``, both flat and contiguous; ``sizes`` are the lengths of consecutive rankings."""
-    # The backend is read here, so that the backward pass uses the backend of the forward pass.
+    # Read the backend here, so that the backward pass uses the same one.
     settings = Settings(loss, method, chosen_backend(), delta, sizes, max_positives)
     if torch.compiler.is_compiling():
         op = _rank_op if max_positives is None else _rank_within_capacity_op
@@ -51,7 +51,7 @@ def _forward(
 ) -> tuple[tuple[Tensor, ...], Prepared]:
     """Return the values and the prepared backward pass."""
     is_float32 = logits.dtype == targets.dtype == torch.float32
-    # The Triton kernels read half precision as it is; the others need a dtype that rounds neither.
+    # The Triton kernels read half precision directly; the others need a dtype that holds both exactly.
     if not is_float32 and triton_for(settings.method, settings.backend, logits) is None:
         dtype = _value_dtype(logits, targets)
         logits, targets = logits.to(dtype), targets.to(dtype)
@@ -63,7 +63,7 @@ def _value_dtype(logits: Tensor, targets: Tensor) -> torch.dtype:
 
 
 def _counts(prepared: Prepared, device: torch.device) -> Tensor:
-    """Return the number of positives of each ranking."""
+    """Count the positives per ranking."""
     counts = prepared.counts
     if isinstance(counts, Tensor):  # the Triton kernels count on the device
         return counts
@@ -74,7 +74,7 @@ class _Rank(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, localisation: Tensor | None, settings: Settings) -> Any:
         values, ctx.prepared = _forward(logits, targets, localisation, settings)
-        # The backward pass reads logits and targets again. Saved, they cannot be changed in place without an error.
+        # The backward pass reads logits and targets again. Saving them detects in-place changes.
         ctx.save_for_backward(logits, targets)
         ctx.set_materialize_grads(False)
         ctx.terms = len(values)
@@ -113,7 +113,7 @@ class _NoSecondDerivative(torch.autograd.Function):
 
 
 def _attach(gradient: Tensor | None, *inputs: Tensor | None) -> Tensor | None:
-    """Return a gradient that depends on the inputs of the backward pass, so that differentiating it raises."""
+    """Make a gradient depend on the inputs of the backward pass, so that differentiating it raises."""
     return None if gradient is None else _NoSecondDerivative.apply(gradient, *inputs)
 
 
@@ -122,12 +122,12 @@ _INPUTS = "Tensor logits, Tensor targets, Tensor? localisation"
 _SETTINGS = "str loss, str method, str backend, float delta, SymInt[]? sizes, int? max_positives"
 _STATE = "Tensor memory, Tensor index, Tensor kinds"
 _OUTPUTS = "(Tensor first, Tensor second, Tensor counts, " + _STATE + ")"
-# Graphs must not be captured around an op that waits for the device. Older versions of torch do not know this tag.
+# CUDA graphs must not capture an op with a device sync. Older torch versions do not know this tag.
 _WAITS: dict[str, Any] = {"tags": (torch.Tag.cudagraph_unsafe,)} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
 
 
 def _rank_and_keep(logits: Tensor, targets: Tensor, localisation: Tensor | None, *settings: Any) -> tuple[Tensor, ...]:
-    """Return the two values (the second is 0 if the loss has one), the counts, and the state of the backward pass.
+    """Return two values (the second is 0 if the loss has only one), the counts, and the backward state.
 
     The state has a static size with Triton kernels and a capacity. Otherwise it has one entry per positive, and torch
     does not trace outputs of unknown length without a graph break: the state is empty, and the backward pass computes

@@ -1,4 +1,4 @@
-"""The implementation of each method: fused kernels on the CPU, Triton kernels on a GPU, else torch operations."""
+"""Backend selection: fused kernels on the CPU, Triton kernels on a GPU, else torch operations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bucketrank.settings.choices import Backend
 METHODS: dict[str, type[TorchComparison]] = {"exact": Exact, "bucketed": Bucketed, "pairwise": Pairwise}
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
-# Types of devices for which Triton has compilers; "cuda" also stands for ROCm.
+# Device types that Triton supports; "cuda" includes ROCm.
 TRITON_DEVICES = ("cuda", "xpu")
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ def _has_numba() -> bool:
 
 @cache
 def _reason_without_numba() -> str | None:
-    """Return why the fused kernel cannot be imported, or None."""
+    """Return the reason why the fused kernel cannot be imported, or None."""
     if not _has_numba():
         return "numba is not installed"
     try:
@@ -78,7 +78,7 @@ def _reason_without_numba() -> str | None:
 
 @cache
 def _fused() -> type[Comparison]:
-    # Imported when first needed: numba takes half a second to import, and losses on a GPU never need it.
+    # Import lazily: numba takes half a second to import, and losses on a GPU never need it.
     from bucketrank.losses.fused import Fused
 
     return Fused
@@ -86,7 +86,7 @@ def _fused() -> type[Comparison]:
 
 @cache
 def _uses_fused() -> bool:
-    """Whether the fused kernel is chosen on a CPU. Log the reason if numba is installed and cannot be imported."""
+    """Return whether the CPU uses the fused kernel. Log the reason if numba is installed but cannot be imported."""
     reason = _reason_without_numba()
     if reason is not None and _has_numba():
         _log_once(

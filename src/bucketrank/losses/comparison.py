@@ -14,14 +14,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-# A tensor, or in the fused backend a numpy array, whose small operations are five times faster.
+# A tensor or, in the fused backend, a numpy array: small numpy operations are five times faster.
 Array = Any
 
 # A delta below this fraction of the largest positive logit leaves float64 too few digits for the edges s +- delta.
 FINEST_DELTA = 1e-9
 # Sums and quotients of numbers inside the range of a float type, narrowed by this factor, do not overflow.
 HEADROOM = 2.0**60
-# Lifts the smallest numbers of float32 and float64 to normal ones. Large differences may overflow: H is 0 or 1.
+# Scales subnormal numbers to normal ones. Large differences may overflow, but then H is 0 or 1.
 MAGNIFICATION = 2.0**100
 # Device types without launch overhead, whose values Python reads without a device sync.
 HOSTS: Container[str] = ("cpu",)
@@ -61,7 +61,7 @@ def step_at_tie(delta: float) -> float:
 
 
 class Comparison(ABC):
-    """The logits of a ranking, or of all rankings of a call, compared with their positives.
+    """Comparisons of the logits with their positives, for one ranking or all rankings of a call.
 
     A method is a subclass, created with the flat logits and targets and delta. Every vector over positives, as argument
     or result, has the order of ``index`` and the precision of :func:`precise`, and is an array of the namespace ``xp``.
@@ -85,7 +85,7 @@ class Comparison(ABC):
     @property
     @abstractmethod
     def index(self) -> Tensor:
-        """The flat positions of the positives, lowest logit first."""
+        """The flat positions of the positives, sorted by ascending logit."""
 
     @cached_property
     @abstractmethod
@@ -110,7 +110,7 @@ class Comparison(ABC):
 
     @abstractmethod
     def share(self, upstream: Tensor) -> Array:
-        """Return the gradient at the error of each positive, given the gradient at the mean error of its ranking."""
+        """Convert the gradient at the mean error of a ranking to the gradient at each positive's error."""
 
     @abstractmethod
     def mean(self, errors: Array) -> Tensor:
@@ -139,7 +139,7 @@ class Comparison(ABC):
 
     @abstractmethod
     def above_worse(self, values: Array) -> Array:
-        """Return the same sum over only the positives j with a lower label than i; ``values`` is (P, 2)."""
+        """Return the sum in :meth:`above` restricted to positives j with a lower label than i; ``values`` is (P, 2)."""
 
     @abstractmethod
     def below_better(self, values: Array) -> Array:
@@ -202,7 +202,7 @@ class TorchComparison(Comparison):
 
 
 def positives_by_score(logits: Tensor, index: Tensor) -> Tensor:
-    """Sort the positions ``index``, lowest logit first; equal logits keep their order."""
+    """Sort the positions ``index`` by ascending logit; the sort is stable."""
     return index[comparable(logits[index]).argsort(stable=True)]
 
 

@@ -20,7 +20,7 @@ from bucketrank.losses.comparison import Array, TorchComparison, can_place_edges
 # CPU keeps the intermediate results of a smaller block in cache.
 BLOCK = 1 << 20
 BLOCK_ON_CPU = 1 << 18
-# Max positives compared with each other in a matrix instead of a tree, and comparisons per chunk of the matrix. The
+# Maximum positives compared in a matrix instead of a tree, and comparisons per matrix chunk. The
 # tree takes a thousand launches. On a CPU both take the same time at this number of positives.
 MAX_IN_MATRIX = 1 << 12
 MAX_IN_MATRIX_ON_CPU = 1 << 9
@@ -75,7 +75,7 @@ class Exact(TorchComparison):
         # Row 0 belongs to bucket 0, below the lowest edge, where the gradient is zero.
         table = torch.cat([edges.new_zeros(1, 2), torch.stack([value, slope], 1)])
         gradient, self.gradient = self.gradient, None
-        find = gradient is None  # an earlier backward pass returned it
+        find = gradient is None  # already returned by an earlier backward pass
         if gradient is None:
             gradient = torch.empty_like(self.logits)
         for block, bucket, offset in self._in_buckets(edges, gradient, find=find):
@@ -121,7 +121,7 @@ class Exact(TorchComparison):
 
     @cached_property
     def _edges(self) -> tuple[Tensor, Tensor, Tensor]:
-        """All edges, ascending, and the position of each positive's lower and upper edge among them."""
+        """All edges in ascending order, and the positions of each positive's lower and upper edge."""
         rows = torch.arange(self.scores.numel(), device=self.scores.device)
         if self.delta == 0:
             return self.scores, torch.searchsorted(self.scores, self.scores), rows

@@ -32,9 +32,9 @@ from bucketrank.losses.comparison import Array, Comparison, can_place_edges
 
 PartResult = TypeVar("PartResult")
 
-# Min entries per thread. A second thread starts late, often on a core where an OpenMP thread still spins.
+# Minimum entries per thread. A second thread starts late, often on a core where an OpenMP thread still spins.
 MIN_ENTRIES = 1 << 17
-# Min positives per thread in the sums over positives, where a positive takes as long as hundreds of negatives.
+# Minimum positives per thread in sums over positives, where a positive takes as long as hundreds of negatives.
 MIN_POSITIVES = 1 << 13
 # The fixed cost of a small ranking, in entries.
 RANKING_COST = 64
@@ -45,10 +45,10 @@ _pool: Executor | None = None
 
 
 class Fused(Comparison):
-    """Exact bucketing of all rankings of a call, with the numbers of ``exact.py``.
+    """Exact bucketing of all rankings in a call, with the same results as ``exact.py``.
 
-    Vectors over positives run over the rankings one after another. In rankings that are broken, they hold harmless
-    numbers. With more than ``max_positives`` positives every ranking is broken.
+    Vectors over positives concatenate the rankings. In broken rankings, they hold arbitrary finite numbers. With
+    more than ``max_positives`` positives every ranking is broken.
     """
 
     xp: Any = np
@@ -78,7 +78,7 @@ class Fused(Comparison):
         self.counts = self.first[1:] - self.first[:-1]
         self.runs = split_rankings(self.counts, MIN_POSITIVES)
         self.parts = split_rankings(self.sizes, MIN_ENTRIES, RANKING_COST, within=True)
-        # Before the parts of a split ranking, its tables.
+        # Build the tables of a split ranking before its parts.
         self.heads = [(*part[:2], 0, 0) for part in self.parts if part[2] == 0 and part[3] < self.sizes[part[0]]]
         self.overfull = max_positives is not None and positions.size > max_positives
         # Whether the value of each ranking is NaN.
@@ -157,7 +157,7 @@ class Fused(Comparison):
 
     def spread(self, weights: Array, own: Array) -> Tensor:
         gradient, self.gradient = self.gradient, None
-        if gradient is None:  # an earlier backward pass returned it
+        if gradient is None:  # already returned by an earlier backward pass
             gradient = np.empty_like(self.logits)
             self._fill(gradient)
         inputs = (self.starts, self.first, self.broken), self.logits, self.targets, self.delta, self.edges, self.owners
@@ -210,7 +210,7 @@ class Fused(Comparison):
         return order
 
     def _sort_large(self, values: Array) -> Array:
-        """Return memory for an order, with the order of the rankings that are too large for the kernel."""
+        """Allocate the order and fill it for the rankings that are too large for the kernel."""
         order = np.empty(values.size, np.int64)
         if values.size > kernels.MAX_SORTED:
             for ranking in (self.counts > kernels.MAX_SORTED).nonzero()[0]:
@@ -233,7 +233,7 @@ class Fused(Comparison):
 
         def fill(begin: int, end: int, start: int, stop: int) -> Array:
             offset, buckets = 0, self.buckets
-            if start > 0:  # has buckets of its own, which are added below
+            if start > 0:  # this part has its own buckets, which are added below
                 offset = self._edges_per_positive * self.first[begin] + kernels.PADDING * begin
                 buckets = np.empty(2 * (self._edges_per_positive * self.counts[begin] + kernels.PADDING))
             call_kernel(kernels.fill_rankings, begin, end, start, stop, *inputs, *tables, offset, buckets)

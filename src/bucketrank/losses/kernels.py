@@ -22,7 +22,7 @@ WALK = 8
 BLOCK = 1024
 # Space that a ranking's tables need besides its edges.
 PADDING = WINDOW + 1
-# Length of the runs that insertion sort leaves for merging, and max length of a merge sort. numpy is faster beyond it.
+# Run length of the insertion sort before merging, and maximum length of a merge sort; beyond it numpy is faster.
 RUN = 16
 MAX_SORTED = 1 << 8
 # The largest float64. It bounds a quotient, because 0 * inf would be NaN.
@@ -38,7 +38,7 @@ def kernel(function, *, forceinline=False):
         return njit(**options)(function)
 
 
-# For functions that only kernels call. numba optimises a callee again inside each cached caller, and makes it slower.
+# Decorator for functions that only kernels call. Cached callees would be optimised twice and become slower.
 inlined = partial(kernel, forceinline=True)
 
 
@@ -55,7 +55,7 @@ def all_finite(start, stop, logits, targets):
 
 @inlined
 def max_positives(begin, end, first):
-    """Return the number of positives of the largest ranking."""
+    """Return the maximum number of positives per ranking."""
     largest = 0
     for g in range(begin, end):
         largest = max(largest, first[g + 1] - first[g])
@@ -113,7 +113,7 @@ def sort_rankings(begin, end, first, values, order):
 
 @kernel
 def gather_rankings(begin, end, first, broken, values, positions, order, scores, at):
-    """Sort the positives of each ranking by score, and find out which rankings are broken.
+    """Sort the positives of each ranking by score, and find the broken rankings.
 
     ``order`` already has the order of rankings with more than MAX_SORTED positives. Return the largest absolute score
     of the rankings that are not broken.
@@ -135,7 +135,7 @@ def gather_rankings(begin, end, first, broken, values, positions, order, scores,
 
 @inlined
 def merge_edges(scores, delta, edges, owners):
-    """Write the edges, ascending, and their owners: i for the lower edge of positive i, ~i for its upper edge.
+    """Write the edges, in ascending order, and their owners: i for the lower edge of positive i, ~i for its upper edge.
 
     Bucket k holds the logits with k edges at or below them. It reaches from ``edges[k]`` to ``edges[k + 1]``: the
     lowest edge is repeated at the front, and infinity follows the highest. Bucket 0 lies below all edges.
@@ -252,7 +252,7 @@ def keep_negatives(logits, targets, numbers):
 def fill_rankings(
     begin, end, start, stop, rankings, logits, targets, scores, delta, tables, cells_per_unit, numbers, offset, buckets
 ):
-    """Count the negatives of each bucket and sum their offsets from its lower edge; find out which rankings are broken.
+    """Count the negatives of each bucket, sum their offsets from its lower edge, and find the broken rankings.
 
     Only the entries of each ranking from ``start`` to ``stop`` are counted. For whole rankings, or if ``stop`` is 0,
     also write the look-up table. Write the bucket of every negative to ``numbers``, and 0 for other entries. Bucket k

@@ -1,4 +1,4 @@
-"""The rankings of one call: their values, and the backward pass that the forward pass prepares."""
+"""The values of all rankings in a call, and their prepared backward pass."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def rank_all(
 def _rank_together(
     logits: Tensor, targets: Tensor, localisation: Tensor | None, settings: Settings
 ) -> tuple[tuple[Tensor, ...], Prepared]:
-    """Rank all rankings in compiled loops, or each alone if a delta is too small for the logits of some."""
+    """Rank all rankings in compiled loops, or each separately if delta is too small for some logits."""
     from bucketrank.losses.fused import Fused  # imports numba, which is optional
 
     comparison = Fused(logits, targets, settings.delta, settings.sizes, settings.max_positives)
@@ -110,7 +110,7 @@ def _rank_together(
 def _rank_alone(
     comparison: Comparison, logits: Tensor, targets: Tensor, localisation: Tensor | None, settings: Settings
 ) -> tuple[tuple[Tensor, ...], Prepared]:
-    """Rank one ranking by this comparison, or by the definition if its method lacks digits."""
+    """Rank one ranking by this comparison, or by the definition if the method is not accurate enough."""
     if not comparison.is_accurate():
         comparison = Pairwise(logits, targets, settings.delta)
     positives = len(comparison.scores)
@@ -207,7 +207,7 @@ def _compute(
 
 
 class Batch:
-    """Several rankings, each with a backward pass of its own."""
+    """Several rankings, each with its own backward pass."""
 
     def __init__(self, logits: Tensor, rankings: Sequence[Prepared]) -> None:
         self.logits, self.rankings = logits, rankings

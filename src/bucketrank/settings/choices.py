@@ -17,7 +17,7 @@ MIN_LABEL = 1e-6
 LayoutName = Literal["own", "coco", "lvis", "roboflow"]
 Augmentation = Literal["scale_jitter", "zoom_out", "iou_crop", "rotation", "vertical_flip", "grayscale", "blur"]
 
-# Calibration: the probability of an IoU of at least 0.5, or the expected IoU; fitted for sigmoid or softmax scores
+# Calibration: the target is the match probability (IoU 0.5 or higher) or the expected IoU
 CalibrationTarget = Literal["match", "iou"]
 CalibrationMethod = Literal["platt", "temperature"]
 

@@ -1,4 +1,4 @@
-"""The detectors of the package: settings of detector, backbone and inputs, and the specification of each detector."""
+"""The built-in detectors: their specs, and the settings of detector, backbone and inputs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from bucketrank.settings.fields import Settings, describe
 
 BatchNorm = Literal["auto", "frozen", "trained"]
 SWIN_NAMES = ("swin_tiny", "swin_large")
-# Upper bound for resized images, also in foreign weights files: what Pillow decodes, 2.1 GB as floats. 10,000 x 10,000
-# pixels fit.
+# Upper bound for resized images, also for weights files from others. It is Pillow's limit; as floats the pixels take
+# 2.1 GB. 10,000 x 10,000 pixels fit.
 MAX_PIXELS = 178_956_970
 MAX_DIVISOR = 2**10
 
 
 @dataclass(frozen=True)
 class BackboneSettings(Settings):
-    """Name and weights of the backbone, and which layers are trained.
+    """Backbone name, weights and frozen layers.
 
     ``name`` may include timm's weights tag: ``resnet50.tv_in1k`` has torchvision's weights, as the published recipes
     do. A weights file has timm's layout or, for Swin, that of transformers (also as a folder). Pickles are never
@@ -35,7 +35,7 @@ class BackboneSettings(Settings):
 
     name: Annotated[str, "a timm model that supports features_only, swin_tiny or swin_large"] = "resnet50"
     weights: Annotated[str | None, "null (random), pretrained (ImageNet, downloaded) or a .safetensors file"] = None
-    frozen_stages: Annotated[int | None, "stages that are not trained, 0 to 4 (null: 1 with weights, 0 without)"] = None
+    frozen_stages: Annotated[int | None, "number of frozen stages, 0 to 4 (null: 1 with weights, 0 without)"] = None
     batch_norm: Annotated[BatchNorm, "frozen, trained, or auto (frozen with weights, trained without)"] = "auto"
     deformable_groups: Annotated[int, "offset groups of deformable convolutions in stages 3 to 5; 0 for none"] = 0
     checkpointing: Annotated[bool, "recompute activations in the backward pass to save memory"] = False
@@ -101,7 +101,7 @@ class InputSettings(ImagePreparation):
         int | tuple[int, ...],
         "shorter side after resizing; of several, training draws one and evaluation uses the last",
     ] = 800
-    max_size: Annotated[int, "upper limit of the longer side after resizing"] = 1333
+    max_size: Annotated[int, "maximum longer side after resizing"] = 1333
     image_mean: Annotated[tuple[float, float, float] | None, "mean to subtract (null: the backbone's)"] = None
     image_std: Annotated[
         tuple[float, float, float] | None, "standard deviation to divide by (null: the backbone's)"
@@ -145,7 +145,7 @@ class DetectorSettings(Settings):
     # Settings that a run fills in when it starts; see Detector.complete_settings.
     filled_by_run: ClassVar[tuple[str, ...]] = ()
 
-    name: Annotated[str, "the detector, or LIBRARY/MODEL for one of torchvision or transformers"] = ""
+    name: Annotated[str, "detector name, or LIBRARY/MODEL for a torchvision or transformers model"] = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -160,13 +160,13 @@ class DetectorSettings(Settings):
                 self.require(setting.name, "a number from 0 to 1", holds=all(0 <= each <= 1 for each in fractions))
 
     def without_weights(self) -> DetectorSettings:
-        """Return the settings for a detector whose weights come from another file, so that these are not loaded."""
+        """Return the settings without weights, for a detector whose weights come from another file."""
         return self
 
 
 @dataclass(frozen=True)
 class DenseSettings(DetectorSettings):
-    """Settings of all one-stage detectors."""
+    """Settings shared by the one-stage detectors."""
 
     channels: Annotated[int, "channels of the feature pyramid and the head"] = 256
     convs: Annotated[int, "convolutions in each tower of the head"] = 4
@@ -175,7 +175,7 @@ class DenseSettings(DetectorSettings):
     ] = 1000
     score_threshold: Annotated[float, "keep detections with a score above this before NMS"] = 0.0
     nms: Annotated[float, "IoU above which NMS removes the lower score"] = 0.6
-    detections: Annotated[int, "upper limit of detections per image"] = 100
+    detections: Annotated[int, "maximum detections per image"] = 100
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class PAASettings(ATSSSettings):
 
 @dataclass(frozen=True)
 class RCNNSettings(DetectorSettings):
-    """Settings of all two-stage detectors."""
+    """Settings shared by the two-stage detectors."""
 
     channels: Annotated[int, "channels of the feature pyramid and the RPN"] = 256
     hidden: Annotated[int, "width of the two hidden layers of the box head"] = 1024
@@ -231,7 +231,7 @@ class RCNNSettings(DetectorSettings):
     ] = "published"
     score_threshold: Annotated[float, "keep detections with a score above this before NMS"] = 0.0
     nms: Annotated[float, "IoU above which NMS removes the lower score"] = 0.5
-    detections: Annotated[int, "upper limit of detections per image"] = 100
+    detections: Annotated[int, "maximum detections per image"] = 100
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ class MaskRCNNSettings(FasterRCNNSettings):
     """Settings of Mask R-CNN."""
 
     mask_rois: Annotated[
-        int | None, "upper limit of positives per batch in the mask loss (null: 200 with a ranking loss, else all)"
+        int | None, "maximum positives per batch in the mask loss (null: 200 with a ranking loss, else all)"
     ] = None
     mask_loss: Annotated[Literal["dice", "bce"] | None, "mask loss (null: dice with a ranking loss, bce otherwise)"] = (
         None
@@ -308,7 +308,7 @@ class CoDETRSettings(DetectorSettings):
         "as in the published code: the proposals have a logit per class, a matched box without overlap is a negative, "
         "and one number marks the queries of an auxiliary head",
     ] = False
-    auxiliary_queries: Annotated[int, "upper limit of decoder queries per image from each auxiliary head"] = 300
+    auxiliary_queries: Annotated[int, "maximum decoder queries per image from each auxiliary head"] = 300
     hidden: Annotated[int, "width of the two hidden layers of the auxiliary box head"] = 1024
     proposals: Annotated[int, "proposals per image of the auxiliary Faster R-CNN"] = 1000
     proposal_candidates: Annotated[int, "highest-scoring anchors per level that become its candidates"] = 4000

@@ -1,4 +1,4 @@
-"""Settings as dataclasses, and the one conversion of their values.
+"""Settings as dataclasses, and the conversion of their values.
 
 A field is declared as ``name: Annotated[type, "help text"] = default``. Recipes, flags, ``--help`` and ``build`` read
 the declaration with :func:`describe`. :func:`convert` turns a value from YAML, JSON, a flag or Python into that type.
@@ -96,7 +96,7 @@ def alternatives(annotation: Any) -> list[Any]:
 
 
 def choices_of(annotation: Any) -> tuple[str, ...]:
-    """Return the values of the Literals in an annotation, also of those in tuples; empty if it has none.
+    """Return the values of all Literals in an annotation, including those in tuples.
 
     >>> choices_of(Literal["a", "b"] | None), choices_of(tuple[Literal["a", "b"], ...])
     (('a', 'b'), ('a', 'b'))
@@ -117,9 +117,9 @@ class FlagText(str):
 
 
 def convert(value: Any, annotation: Any, *, name: str) -> Any:
-    """Return ``value`` as the type ``annotation``. ValueError names the setting, what was expected and what came.
+    """Convert ``value`` to the type ``annotation``. ValueError names the setting, the expected type and the value.
 
-    The text of a flag stays a text where the type allows one: YAML would read a folder called ``2024-11-01`` as a date.
+    A flag's text stays a string if the type allows one: YAML would read a folder called ``2024-11-01`` as a date.
 
     >>> convert("1e-3", float, name="schedule.lr"), convert([640, 800], int | tuple[int, ...], name="inputs.min_size")
     (0.001, (640, 800))
@@ -137,7 +137,7 @@ def convert(value: Any, annotation: Any, *, name: str) -> Any:
         is_text = isinstance(value, FlagText) and (each in (str, Path) or get_origin(each) is Literal)
         try:
             return _as(str(value) if is_text else read, each)
-        except (OverflowError, TypeError, ValueError):  # OverflowError: a whole number too large for a float
+        except (OverflowError, TypeError, ValueError):  # OverflowError: an integer too large for a float
             continue
     choices = choices_of(annotation)
     hint = suggest(value, choices) if isinstance(value, str) else ""
@@ -145,7 +145,7 @@ def convert(value: Any, annotation: Any, *, name: str) -> Any:
 
 
 def format_type(annotation: Any) -> str:
-    """Return a description of a type for messages.
+    """Describe a type in messages.
 
     >>> format_type(tuple[int, ...] | None), format_type(Literal["sgd", "adamw"])
     ('a list of whole numbers or null', 'one of sgd, adamw')
@@ -196,7 +196,7 @@ def _as(value: Any, annotation: Any) -> Any:
     if origin is dict:
         return {_as(key, inner[0]): _as(each, inner[1]) for key, each in dict(value).items()}
     if annotation is float and isinstance(value, int | float | str) and not isinstance(value, bool):
-        return float(value)  # YAML reads 1e-3 as a text
+        return float(value)  # YAML reads 1e-3 as a string
     if annotation is str and isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if annotation is Path and isinstance(value, str):

@@ -31,7 +31,7 @@ class FlagParser(argparse.ArgumentParser):
         (section or self).add_argument(flag, **options)
 
     def parse(self, words: Sequence[str], known: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
-        """Return the values by destination, and the words that are left. ``known`` are all flags that exist."""
+        """Parse the values by destination; also return the remaining words. ``known`` are all existing flags."""
         flags = list(known)
         for word in words:
             flag = word.partition("=")[0]
@@ -71,7 +71,7 @@ def flag_names() -> list[str]:
 
 
 def normalised(word: str) -> str:
-    """Return a flag with underscores, and ``--loss`` as ``--loss.name``.
+    """Normalise a flag: underscores for dashes, and ``--loss.name`` for ``--loss``.
 
     >>> normalised("--inputs.max-size=640"), normalised("--loss")
     ('--inputs.max_size=640', '--loss.name')
@@ -83,7 +83,7 @@ def normalised(word: str) -> str:
 
 
 def parse_flags(words: Sequence[str]) -> dict[str, FlagText]:
-    """Return the changes that flags like ``--loss.delta 0.25`` or ``--loss.delta=0.25`` make to a recipe.
+    """Parse flags like ``--loss.delta 0.25`` or ``--loss.delta=0.25`` to recipe changes.
 
     Args:
         words: flags and values, as on the command line.
@@ -102,7 +102,7 @@ def parse_flags(words: Sequence[str]) -> dict[str, FlagText]:
 
 
 def add_used_flags(parser: FlagParser, words: Sequence[str], *, dest: str) -> None:
-    """Add the setting flags that occur among the words. A parser of all flags would be slow to build."""
+    """Add only the setting flags that occur among the words; a parser with all flags is slow to build."""
     used = {word.partition("=")[0].removeprefix("--") for word in words}
     for key, setting in settings_by_key().items():
         if key in used:
@@ -136,7 +136,7 @@ def _add(parser: FlagParser, section: Any, key: str, setting: Setting, *, dest: 
 
 
 def metavar(annotation: Any) -> str:
-    """Return the placeholder of a value in the help."""
+    """Return a value's placeholder in the help."""
     first = alternatives(annotation)[0]
     choices = choices_of(annotation)
     if choices and get_origin(first) is not tuple:

@@ -1,4 +1,4 @@
-"""The detectors of torchvision and transformers: their settings, and the specification of each library.
+"""Settings of the torchvision and transformers detectors, and the spec of each library.
 
 A detector name consists of library and model, like ``torchvision/retinanet_resnet50_fpn_v2``.
 """
@@ -32,7 +32,7 @@ class LibraryInputSettings(ImagePreparation):
         "shorter side after resizing, or the side of square inputs (null: the model's); of several, training draws one "
         "and evaluation uses the last",
     ] = None
-    max_size: Annotated[int | None, "upper limit of the longer side after resizing (null: the model's)"] = None
+    max_size: Annotated[int | None, "maximum longer side after resizing (null: the model's)"] = None
     image_mean: Annotated[tuple[float, float, float] | None, "mean to subtract (null: the model's)"] = None
     image_std: Annotated[tuple[float, float, float] | None, "standard deviation to divide by (null: the model's)"] = (
         None
@@ -116,7 +116,7 @@ class TorchvisionSettings(LibrarySettings):
         float | None, "drop detections below this before NMS (null: 0 with a ranking loss, else torchvision's)"
     ] = None
     nms: Annotated[float | None, "IoU above which NMS removes the lower score (null: torchvision's)"] = None
-    detections: Annotated[int | None, "upper limit of detections per image (null: torchvision's)"] = None
+    detections: Annotated[int | None, "maximum detections per image (null: torchvision's)"] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -162,9 +162,9 @@ class TransformersSettings(LibrarySettings):
         float | None, "class weight in Hungarian matching with a ranking loss (null: the model's)"
     ] = None
     score_threshold: Annotated[float, "keep detections with a score above this"] = 0.0
-    detections: Annotated[int, "upper limit of detections per image"] = 100
-    config: Annotated[str | None, "config.json of the model as a text (null: from the folder or the hub)"] = None
-    processor: Annotated[str | None, "preprocessor_config.json of the model as a text (filled in with config)"] = None
+    detections: Annotated[int, "maximum detections per image"] = 100
+    config: Annotated[str | None, "config.json of the model as text (null: from the folder or the hub)"] = None
+    processor: Annotated[str | None, "preprocessor_config.json of the model as text (filled in with config)"] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

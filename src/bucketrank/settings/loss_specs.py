@@ -1,4 +1,4 @@
-"""The losses of the package: the settings and the specification of each loss.
+"""The built-in losses: settings and spec of each loss.
 
 This is the only place that lists the losses. To add one, write its settings class and its :class:`LossSpec` here, and
 its function in ``losses/``. A score-based loss on IoU targets needs nothing else. Any other loss also needs a
@@ -26,8 +26,8 @@ AnyLossSettings = TypeVar("AnyLossSettings", bound="LossSettings")
 class LossSettings(Settings):
     """Base class of the loss settings. Each loss adds its own in a subclass.
 
-    ``ranking_scope`` is what one ranking covers: ``"batch"``, all images of the process (the paper's choice);
-    ``"image"``, each image on its own, averaged over the images with objects; ``"global"``, the images of all
+    ``ranking_scope`` defines which images are ranked together: ``"batch"``, all images of the process (the paper's
+    choice); ``"image"``, each image separately, averaged over the images with objects; ``"global"``, the images of all
     processes, so that the loss does not depend on how a batch is split.
     """
 
@@ -36,7 +36,7 @@ class LossSettings(Settings):
     filled_by_run: ClassVar[tuple[str, ...]] = ()
 
     name: Annotated[str, "the loss that trains the detector"] = "rs"
-    ranking_scope: Annotated[RankingScope, "what one ranking covers: batch, image, or global (all processes)"] = "batch"
+    ranking_scope: Annotated[RankingScope, "images ranked together: batch, image, or global (all processes)"] = "batch"
     box_loss: Annotated[BoxLoss | None, "box loss (null: as published for this loss and detector)"] = None
     smooth_l1_beta: Annotated[float, "smooth L1 is quadratic where a box delta differs by less than this"] = 1.0
     box_weight: Annotated[float | None, "fixed weight of the box loss, instead of box_balance (null: as published)"] = (
@@ -57,7 +57,7 @@ class LossSettings(Settings):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of the loss function: the settings of this loss, without the prefix of their names.
+        """Keyword arguments of the loss function: the settings of this loss, without their name prefix.
 
         >>> VarifocalSettings().arguments
         {'alpha': 0.75, 'gamma': 2.0}
@@ -67,7 +67,7 @@ class LossSettings(Settings):
         return {name.partition("_")[2]: getattr(self, name) for name in own}
 
     def for_run(self: AnyLossSettings, *, batches_per_epoch: int) -> AnyLossSettings:  # noqa: ARG002 (for subclasses)
-        """Return the settings with all values filled in that depend on the data set."""
+        """Fill in the values that depend on the data set."""
         return self
 
     def sampled(self) -> LossSettings:
@@ -77,7 +77,7 @@ class LossSettings(Settings):
 
 @dataclass(frozen=True)
 class RankingSettings(LossSettings):
-    """Settings of the losses that compare every positive with every other logit through a smoothed step."""
+    """Settings of the ranking losses with a smoothed step function."""
 
     default_delta: ClassVar[float] = DEFAULT_DELTAS["ap"]
 
@@ -144,7 +144,7 @@ class DRSettings(LossSettings):
 
 @dataclass(frozen=True)
 class ScoreBasedSettings(LossSettings):
-    """Settings of the losses that treat each score on its own."""
+    """Settings shared by the score-based losses."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -265,7 +265,7 @@ class LossSpec:
 
     ``QualityScored`` is a criterion for any score-based loss on IoU targets. It calls ``function`` with the logits, the
     targets, the settings (see :attr:`LossSettings.arguments`) and ``reduction="sum"``, and divides the sum by
-    ``divisor``. ``box_weights`` says how the published loss weights the boxes.
+    ``divisor``. ``box_weights`` tells how the published loss weights the boxes.
     """
 
     name: str  # name in recipes and flags

@@ -30,7 +30,7 @@ INIT = Setting(
     "weights to start from: a file or folder of an earlier run, a name on the hub, torchvision:MODEL or mmdet:FILE; "
     "tensors that do not fit are skipped",
 )
-# Groups that are the same for every detector and every loss.
+# Groups shared by all detectors and losses.
 SHARED_GROUPS: tuple[type[Settings], ...] = (DataSettings, ScheduleSettings, TrainerSettings)
 GROUPS = ("detector", "backbone", "loss", "inputs", "data", "schedule", "trainer")
 # Settings that a resumed run may change. A key that ends with a dot stands for the whole group.
@@ -76,7 +76,7 @@ class Recipe:
 
 
 def load_recipe(recipe: str | Path, changes: Mapping[str, Any] | None = None) -> Recipe:
-    """Load a recipe of the package by its name, or a recipe file by its path, and apply changes to it.
+    """Load a packaged recipe by name, or a recipe file by path, and apply changes.
 
     Args:
         recipe: name of a packaged recipe, or path of a file.
@@ -124,14 +124,14 @@ def from_dict(content: Mapping[str, Any], *, source: str = "recipe") -> Recipe:
 
 
 def _convert(key: str, value: Any, known: Mapping[str, Setting]) -> Any:
-    """Return a value in the type of its setting."""
+    """Convert a value to the type of its setting."""
     if key not in known:
         raise ValueError(f'there is no setting "{key:.200}"{suggest(key, known)}')
     if not isinstance(value, FlagText):
         return convert(value, known[key].type, name=key)
     try:
         return convert(value, known[key].type, name=f"--{key}")
-    except ValueError as error:  # the fault is in the flag, so the recipe is not named
+    except ValueError as error:  # the error is in the flag, so do not name the recipe
         raise RecipeError(str(error)) from error
 
 
@@ -173,7 +173,7 @@ def differences(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
 
 
 def fixed_differences(before: Recipe, now: Recipe) -> dict[str, tuple[Any, Any]]:
-    """Return the settings that differ although a resumed run must not change them."""
+    """Return the changed settings that a resumed run must not change."""
     filled = {f"{each.group}.{name}" for each in (before.loss, before.detector) for name in each.filled_by_run}
     return {
         key: (old, new)
@@ -216,7 +216,7 @@ def recipe_text(recipe: str | Path) -> str:
 
 
 def recipe_to_yaml(recipe: Recipe) -> str:
-    """Write a recipe as YAML, with every setting.
+    """Format a recipe as YAML, with every setting.
 
     Args:
         recipe: the recipe to write.
@@ -243,7 +243,7 @@ def _path(recipe: str | Path) -> Path:
 
 
 def _read(recipe: str | Path, *, seen: tuple[Path, ...] = ()) -> tuple[dict[str, Any], str]:
-    """Return the content of a recipe file with that of its bases, and the recipe name for messages."""
+    """Read a recipe file, merged with its bases; also return the recipe name for messages."""
     path = _path(recipe)
     content = _parse(path, recipe_text(recipe))
     base = content.pop("base", None)

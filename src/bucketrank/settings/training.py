@@ -1,4 +1,4 @@
-"""Settings of data, schedule and trainer: everything in a recipe besides the detector and its loss."""
+"""Data, schedule and trainer settings: everything in a recipe besides the detector and its loss."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class DataSettings(Settings):
     batch_size: Annotated[int, "images per step, over all devices"] = 16
     workers: Annotated[int, "data-loading workers per device"] = 4
     flip: Annotated[float, "probability of a horizontal flip"] = 0.5
-    jitter: Annotated[bool, "augment the colours"] = False
+    jitter: Annotated[bool, "jitter colours"] = False
     crop: Annotated[bool, "use DETR's random crops"] = False
     augment: Annotated[
         tuple[Augmentation, ...], f"further augmentations: any of {', '.join(get_args(Augmentation))}"
     ] = ()
     keep_empty: Annotated[bool, "also train on images without objects"] = False
-    repeat: Annotated[int, "how often an epoch uses every image"] = 1
+    repeat: Annotated[int, "number of times an epoch uses each image"] = 1
     repeat_threshold: Annotated[
-        float | None, "repeat images of classes that occur in less than this share of the images (LVIS)"
+        float | None, "repeat images of classes that occur in less than this fraction of the images (LVIS)"
     ] = None
     val_batch_size: Annotated[int, "images evaluated at once, per device"] = 1
     holdout: Annotated[
-        float | None, "share of the training images to hold out and evaluate on instead of the validation images"
+        float | None, "fraction of the training images to hold out for evaluation, instead of the validation images"
     ] = None
 
     def __post_init__(self) -> None:
@@ -86,14 +86,14 @@ class ScheduleSettings(Settings):
     epochs: Annotated[int, "passes over the training set"] = 12
     max_steps: Annotated[int | None, "stop after this many steps if that comes first"] = None
     warmup_steps: Annotated[int, "warm-up steps, with a rising learning rate"] = 500
-    warmup_factor: Annotated[float, "initial learning rate of the warm-up, as a share of the learning rate"] = 0.001
+    warmup_factor: Annotated[float, "initial learning rate of the warm-up, as a fraction of the learning rate"] = 0.001
     policy: Annotated[Policy, "steps (drop at the milestones) or one_cycle (rise, then a cosine)"] = "steps"
     milestones: Annotated[tuple[int, ...], "epochs after which the rate is multiplied by gamma"] = (8, 11)
     gamma: Annotated[float, "learning-rate factor at a milestone"] = 0.1
-    clip: Annotated[float | None, "upper limit of the gradient norm (null: no clipping)"] = None
+    clip: Annotated[float | None, "maximum gradient norm (null: no clipping)"] = None
     ema: Annotated[float | None, "EMA decay; the averaged weights are evaluated and saved (null: no EMA)"] = None
     early_stop: Annotated[int | None, "end after this many evaluations without a higher AP (null: never)"] = None
-    accumulate: Annotated[int, "gradient accumulation: micro-batches per step, each with a ranking of its own"] = 1
+    accumulate: Annotated[int, "gradient accumulation: micro-batches per step, each ranked separately"] = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()

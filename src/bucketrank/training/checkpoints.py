@@ -1,6 +1,6 @@
 """Checkpoints: everything a run needs to resume, as tensors and JSON in one safetensors file.
 
-Pickles are neither written nor read. Each file holds its SHA-256. If the last file is damaged, the previous one is
+Pickles are never written or loaded. Each file holds its SHA-256. If the last file is damaged, the previous one is
 used. Once the first checkpoint is written, the disk always holds a complete one.
 """
 

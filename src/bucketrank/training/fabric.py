@@ -1,4 +1,4 @@
-"""Lightning Fabric for a run: devices, precision and processes, and what the processes exchange."""
+"""Lightning Fabric for a run: devices, precision, processes and their communication."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true")
 
 
 def build_fabric(settings: TrainerSettings, folder: Path) -> Fabric:
-    """Build Fabric by the settings of a recipe; ``launch`` starts the other processes, if there are any."""
+    """Build Fabric from a recipe's trainer settings; ``launch`` starts the other processes, if any."""
     try:
         return Fabric(
             accelerator=settings.accelerator,
@@ -55,7 +55,7 @@ def any_process(fabric: Fabric, *, flag: bool) -> bool:
 
 
 def broadcast_buffers(fabric: Fabric, module: nn.Module) -> None:
-    """Give all processes the buffers of the first one, which are saved.
+    """Broadcast the buffers of the first process, which are saved.
 
     Batch norms in training mode have seen different images in each process since DDP last synced them. Without this, an
     evaluation after a resume would start from other running statistics.

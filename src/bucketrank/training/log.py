@@ -25,8 +25,8 @@ from bucketrank.training.tables import CsvTable, draw_curves
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-LINE_SECONDS = 30.0  # between two lines of output without a terminal
-DRAW_SECONDS = 60.0  # between two drawings of the curves
+LINE_SECONDS = 30.0  # interval between output lines without a terminal
+DRAW_SECONDS = 60.0  # interval between redraws of the curves
 SMOOTHING = 0.95  # weight of earlier steps in the displayed losses
 
 

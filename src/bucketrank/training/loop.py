@@ -79,7 +79,7 @@ class Loop:
         self._saved = time.monotonic()
 
     def run(self) -> None:
-        """Run the epochs that are left."""
+        """Run the remaining epochs."""
         self.log.start(self.progress)
         status = "failed"
         try:
@@ -103,7 +103,7 @@ class Loop:
 
     @property
     def epoch_is_trained(self) -> bool:
-        """Whether no step of this epoch is left; a run may be resumed between its steps and its evaluation."""
+        """Whether all steps of this epoch are done; a run may be resumed between the steps and the evaluation."""
         return self.progress.batch >= self.batches or self.progress.step >= self.schedule.total_steps
 
     @property
@@ -118,7 +118,7 @@ class Loop:
         return self.detector if self.ema is None else self.ema.detector
 
     def train_epoch(self) -> None:
-        """Train on the batches that are left of this epoch, in steps of ``schedule.accumulate`` micro-batches."""
+        """Train on the remaining batches of this epoch, in steps of ``schedule.accumulate`` micro-batches."""
         if self.epoch_is_trained:
             return
         progress, accumulate, clip = self.progress, self.recipe.schedule.accumulate, self.recipe.schedule.clip
@@ -240,7 +240,7 @@ class Loop:
             self.ema.restore(state["average"])
 
     def meta(self) -> Meta:
-        """Return the description that weights files hold."""
+        """Build the metadata of weights files."""
         return Meta(
             classes=self.data.classes,
             category_ids=self.data.train.category_ids,

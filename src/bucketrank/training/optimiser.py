@@ -16,8 +16,8 @@ from bucketrank.settings.training import ScheduleSettings
 
 Batch = tuple[list[Tensor], list[dict[str, Tensor]]]  # images and targets
 
-CYCLE_START, CYCLE_END, CYCLE_RISE = 1 / 25, 1e-4, 0.25  # shares of the rate, and of the steps
-MAX_WARMUP = 0.25  # share of all steps
+CYCLE_START, CYCLE_END, CYCLE_RISE = 1 / 25, 1e-4, 0.25  # fractions of the rate, and of the steps
+MAX_WARMUP = 0.25  # fraction of all steps
 
 
 @dataclass(frozen=True)

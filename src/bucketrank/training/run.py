@@ -68,7 +68,7 @@ def train(
 ) -> RunResult:
     """Train by ``recipe`` on the data set in the folder ``data``; write everything to the folder ``out``.
 
-    ``resume`` continues the run in ``out``, or starts it if there is none. On a CPU, a resumed run ends bit-identical
+    ``resume`` continues the run in ``out``, or starts one if none exists. On a CPU, a resumed run ends bit-identical
     to an uninterrupted one. ``recipe`` and ``data`` may then be None, because the folder stores them. If images or
     annotations changed, the run resumes only with ``allow_changed_data``; if classes changed, it never resumes.
 
@@ -113,7 +113,7 @@ def _train(
     if not first_process:
         end_with_parent()
 
-    # The data, and the length of the run, which depends on it.
+    # Load the data, which determines the length of the run.
     splits = find_splits(data_folder, layout=recipe.data.chosen_layout).with_holdout(recipe.data.holdout)
     masks = _predicts_masks(recipe)
     data = RunData(splits, recipe, masks=masks, check=first_process)
@@ -128,7 +128,7 @@ def _train(
     if fingerprint is not None and resume:
         _require_same_data(folder, fingerprint, allow_changes=allow_changed_data)
 
-    # The detector, and the checkpoint to resume from.
+    # Build the detector, and load the checkpoint to resume from.
     checkpoint = _load_checkpoint(folder, recipe) if resume else None
     detector, evaluator = _build(recipe, data, initialise=checkpoint is None)
     recipe = replace(recipe, detector=detector.complete_settings(recipe.detector))
