@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: benchmarks of the losses and the detectors, and studies that train detectors."""
+"""``python -m benchmarks``: loss and detector benchmarks, and studies that train detectors."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def results(
     *,
     out: Annotated[Path | None, "folder for the Markdown and the figure (default: none are written)"] = None,
 ) -> None:
-    """Show the results in the JSON of a benchmark, also one from another machine."""
+    """Show the results in a benchmark's JSON file, from this or another machine."""
     from benchmarks.documents import BenchFileError, read_document, restore_bench
     from benchmarks.session import wide_console
 
@@ -208,7 +208,7 @@ def study(
 
 
 def _records(merge: str | None) -> dict[str, RunRecord]:
-    """Return the records in the files of ``--merge``, by run name."""
+    """Read the records in the files after ``--merge``, by run name."""
     from benchmarks.study.runs import read_records
 
     records: dict[str, RunRecord] = {}
@@ -218,7 +218,7 @@ def _records(merge: str | None) -> dict[str, RunRecord]:
 
 
 def _paper_plan(name: str, data: Path, only: str | None, *, paper: bool, out: Path, **shared: Any) -> PaperPlan:
-    """Return the plan of a table of the paper; UsageError if it has no rows to train."""
+    """Plan a paper table; UsageError if it has no rows to train."""
     from benchmarks.study.command import dataset_of
     from benchmarks.study.grid import STUDIES
     from benchmarks.study.plan import PaperPlan, choose_rows
@@ -241,7 +241,7 @@ def _paper_plan(name: str, data: Path, only: str | None, *, paper: bool, out: Pa
 
 
 def _loss_plan(data: tuple[Path, ...], recipe: str, head: str, only: str | None, **shared: Any) -> LossPlan:
-    """Return the plan of a comparison of losses; UsageError for a wrong flag or a data set that cannot be used."""
+    """Plan a loss comparison; UsageError for an invalid flag or data set."""
     from benchmarks.study.grid import COMPARED, LOSS_TITLES, Head
     from benchmarks.study.plan import LossPlan
     from bucketrank.errors import require_choice
@@ -269,7 +269,7 @@ def _loss_plan(data: tuple[Path, ...], recipe: str, head: str, only: str | None,
 
 @contextmanager
 def _named_errors() -> Iterator[None]:
-    """Let the errors of a running study end the command with their message and the name of the command."""
+    """Turn the errors of a running study into command errors that name the command."""
     from benchmarks.study.runs import StudyError
     from bucketrank.errors import RecipeError
 
@@ -281,7 +281,7 @@ def _named_errors() -> Iterator[None]:
         raise DataError(f"study: {error}") from error
 
 
-# Settings of the protocol, which a study gives each of its runs.
+# Protocol settings, which a study sets for each of its runs.
 SET_BY_STUDIES = ("data.holdout", "trainer.seed")
 SET_BY_LOSSES = (
     *SET_BY_STUDIES,
@@ -291,19 +291,19 @@ SET_BY_LOSSES = (
 
 
 def _words(changes: Changes) -> tuple[str, ...]:
-    """Return the changes as flags and values."""
+    """Convert changes to flags and values."""
     return tuple(word for key, text in changes.items() for word in (f"--{key}", text))
 
 
 def _require_free_settings(name: str, changes: Changes, taken: tuple[str, ...]) -> None:
-    """Raise UsageError if a flag sets what the study itself sets for each of its runs."""
+    """Raise UsageError if a flag changes a setting that the study itself sets for each run."""
     if both := [key for key in changes if key in taken]:
         flag = "flags" if len(both) > 1 else "flag"
         raise UsageError(f"{name} sets {', '.join(f'--{key}' for key in both)} itself; remove the {flag}")
 
 
 def _changed(values: dict[str, Any], names: tuple[str, ...]) -> list[str]:
-    """Return the flags among ``names`` whose values are not the defaults."""
+    """Find the flags among ``names`` whose values are not the defaults."""
     known = inspect.signature(study).parameters
     return ["--" + name.replace("_", "-") for name in names if values[name] != known[name].default]
 

@@ -1,4 +1,4 @@
-"""Benchmark documents: Markdown tables, numbers with units, performance targets, and JSON that can be read again."""
+"""Benchmark documents: Markdown tables, numbers with units, performance targets, and JSON files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TARGET_COLUMNS = ("", "where", "measured", "target", "")
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table.
+    """Format a Markdown table.
 
     >>> print(markdown_table(("a", "b"), [("1", "2")]))
     | a | b |
@@ -36,7 +36,7 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def format_spread(
     seconds: Spread | None, estimate: float | None, *, spread: Literal["quartiles", "percent", "none"]
 ) -> str:
-    """Return the median with its spread, or the estimate of a skipped contender.
+    """Format the median with its spread, or the estimate of a skipped contender.
 
     >>> format_spread(Spread(0.2, 0.1, 0.4), None, spread="percent"), format_spread(None, 3.0, spread="none")
     ('200 ms ±75 %', 'skipped, ≈ 3.00 s')
@@ -50,7 +50,7 @@ def format_spread(
 
 
 def format_launches(launches: int | None, waits: int | None) -> str:
-    """Return launches and host waits, or nothing if they were not counted.
+    """Format launches and device syncs; empty if they were not counted.
 
     >>> format_launches(15, 1)
     '15 / 1'
@@ -59,7 +59,7 @@ def format_launches(launches: int | None, waits: int | None) -> str:
 
 
 def target_row(target: PerformanceTarget) -> tuple[str, str, str, str, str]:
-    """Return the cells of one target in the order of ``TARGET_COLUMNS``; the last is the verdict."""
+    """Format one target in the order of ``TARGET_COLUMNS``; the last cell is the verdict."""
     value, low, high = (significant(x) for x in (target.value, target.low, target.high))
     spread = "" if value == low == high else f" [{low}, {high}]"
     caveats = [word for word, holds in (("estimate", target.estimated), ("disturbed", target.disturbed)) if holds]
@@ -69,7 +69,7 @@ def target_row(target: PerformanceTarget) -> tuple[str, str, str, str, str]:
 
 
 def show_end(targets: Sequence[PerformanceTarget], notes: Sequence[str], machine: Machine, console: Console) -> None:
-    """Print what follows the tables of results: the table of targets, if there are any, the notes and the machine."""
+    """Print the targets, if any, the notes and the machine, after the result tables."""
     from rich.table import Table
 
     if targets:
@@ -84,18 +84,18 @@ def show_end(targets: Sequence[PerformanceTarget], notes: Sequence[str], machine
 
 
 def markdown_targets(targets: Sequence[PerformanceTarget]) -> list[str]:
-    """Return the section of the targets, or nothing if there are none."""
+    """Format the section with the targets, if any."""
     return ["## Targets", markdown_table(TARGET_COLUMNS, list(map(target_row, targets)))] if targets else []
 
 
 def markdown_end(rules: Mapping[str, str], notes: Sequence[str]) -> list[str]:
-    """Return the last sections of a document: the rules of the measurement, and the notes."""
+    """Format the last sections of a document: measurement rules and notes."""
     how = "\n".join(f"- {name}: {rule}." for name, rule in rules.items())
     return ["## How it was measured", how, "## Notes", "\n".join(f"- {line}" for line in notes)]
 
 
 def busy_note(machine: Machine) -> list[str]:
-    """Return a note that the machine was busy, or nothing if it was not."""
+    """Write a note if the machine was busy."""
     load, cores = machine["load"], machine["cores"]
     note = f"The machine was busy (load {load} on {cores} cores) when the run began: the times may be off."
     return [note] if busy(machine) else []
@@ -104,7 +104,7 @@ def busy_note(machine: Machine) -> list[str]:
 def json_document(
     benchmark: str, command: str, rules: Mapping[str, str], bench: Any, targets: Sequence[PerformanceTarget]
 ) -> str:
-    """Return all of the dataclass ``bench`` as JSON, down to the seconds of each call."""
+    """Format all results in ``bench`` as JSON, down to the seconds of each call."""
     document = {
         "benchmark": benchmark,
         "command": command,
@@ -116,7 +116,7 @@ def json_document(
 
 
 def write_documents(out: Path, documents: Mapping[str, str]) -> list[Path]:
-    """Write each text to the file of its name in the folder ``out`` and return the paths."""
+    """Write each text to its file in the folder ``out`` and return the paths."""
     out.mkdir(parents=True, exist_ok=True)
     paths = [out / name for name in documents]
     for path, text in zip(paths, documents.values(), strict=True):
@@ -126,9 +126,9 @@ def write_documents(out: Path, documents: Mapping[str, str]) -> list[Path]:
 
 @dataclass(frozen=True)
 class PerformanceTarget:
-    """A measured value with its quartiles ``low`` and ``high``, and the limit it must keep.
+    """A measured value with its quartiles ``low`` and ``high``, and its limit.
 
-    ``estimated``: the value rests on an extrapolated time. ``disturbed``: other programs ran during the measurement.
+    ``estimated``: the value depends on an extrapolated time. ``disturbed``: other programs ran during the measurement.
     """
 
     what: str
@@ -147,7 +147,7 @@ class PerformanceTarget:
 
 
 def performance_target(what: str, where: str, spread: Spread, limit: float, **flags: bool) -> PerformanceTarget:
-    """Return the target for a measured ``spread``; ``flags`` are the boolean fields."""
+    """Build the target for a measured ``spread``; ``flags`` are the boolean fields."""
     return PerformanceTarget(what, where, spread.median, spread.low, spread.high, limit, **flags)
 
 
@@ -156,7 +156,7 @@ DURATIONS = ((60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
 def format_size(n: int) -> str:
-    """Return a number of logits with a unit.
+    """Format a number of logits with a unit.
 
     >>> format_size(10_000), format_size(1_500_000), format_size(640)
     ('10K', '1.5M', '640')
@@ -165,7 +165,7 @@ def format_size(n: int) -> str:
 
 
 def parse_size(text: str) -> int:
-    """Return the number of logits written like :func:`format_size` does.
+    """Parse a number of logits in the form of :func:`format_size`.
 
     >>> parse_size("10K"), parse_size("1.5M"), parse_size("640")
     (10000, 1500000, 640)
@@ -177,7 +177,7 @@ def parse_size(text: str) -> int:
 
 
 def significant(x: float) -> str:
-    """Return ``x`` with three significant digits and without an exponent.
+    """Format ``x`` with three significant digits and without an exponent.
 
     >>> significant(0.01234), significant(1.0), significant(98.7654), significant(1234.5)
     ('0.0123', '1.00', '98.8', '1,230')
@@ -187,7 +187,7 @@ def significant(x: float) -> str:
 
 
 def format_seconds(seconds: float, *others: float) -> str:
-    """Return a duration with a unit, followed by ``others`` in brackets in the same unit.
+    """Format a duration with a unit, followed by ``others`` in brackets in the same unit.
 
     >>> format_seconds(0.0456), format_seconds(400), format_seconds(0.0009999), format_seconds(2.5, 2.4, 2.6)
     ('45.6 ms', '6.67 min', '1.00 ms', '2.50 s [2.40, 2.60]')
@@ -201,7 +201,7 @@ def format_seconds(seconds: float, *others: float) -> str:
 
 
 def format_bytes(n: int) -> str:
-    """Return an amount of memory with a unit.
+    """Format an amount of memory with a unit.
 
     >>> format_bytes(123_456), format_bytes(12_345_678)
     ('123 KB', '12.3 MB')
@@ -210,7 +210,7 @@ def format_bytes(n: int) -> str:
 
 
 def format_count(n: int) -> str:
-    """Return a number of operations with a unit.
+    """Format a number of operations with a unit.
 
     >>> format_count(76_000_000), format_count(900)
     ('76.0M', '900')
@@ -228,7 +228,7 @@ class BenchFileError(ValueError):
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """Return the document in the file, as ``losses`` or ``detectors`` wrote it."""
+    """Read a document that ``losses`` or ``detectors`` wrote."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -242,7 +242,7 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def restore_bench(bench: type[BenchT], document: dict[str, Any]) -> BenchT:
-    """Return the dataclass that :func:`benchmarks.documents.json_document` wrote."""
+    """Restore the dataclass that :func:`json_document` wrote."""
     try:
         restored: BenchT = _restore(bench, document)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -269,7 +269,7 @@ def _restore(annotation: Any, value: Any) -> Any:
 
 def _restore_dataclass(annotation: type, values: dict[str, Any]) -> Any:
     hints = get_type_hints(annotation)
-    # Not by the constructor: the settings of another machine may name a device that this machine does not have.
+    # Bypass the constructor: the settings may name a device that this machine does not have.
     restored: Any = object.__new__(annotation)
     for field in fields(annotation):
         if field.name in values:

@@ -25,7 +25,7 @@ from bucketrank.retrieval import retrieval_ap_loss
 
 DIMENSIONS = 128
 PER_CLASS = 4
-# Print the peak memory of one call in a process of its own, in MB above that before the call. Linux only.
+# Prints the peak extra memory of one call in MB, measured in a separate process. Linux only.
 MEMORY_CODE = """
 import pathlib, re
 from benchmarks.many_rankings import LOSSES, make_batch
@@ -76,7 +76,7 @@ LOSSES = {"smooth_ap": _train(smooth_ap), "ours": _train(retrieval_ap_loss)}
 
 
 def _interleaved(calls: Sequence[Callable[[], None]], rounds: int) -> list[float]:
-    """Return the median CPU seconds of each call."""
+    """Time the calls interleaved; return the median CPU seconds of each."""
     times: list[list[float]] = [[] for _ in calls]
     for call in calls:
         call()

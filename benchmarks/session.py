@@ -1,4 +1,4 @@
-"""A whole benchmark: check its settings, measure with a progress bar, print the tables, write the files."""
+"""A benchmark session: check settings, measure with a progress bar, print tables, write files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.progress import Progress as RichProgress
 
 
 class BenchSettings(Protocol):
-    """Settings of a benchmark, as far as every benchmark has them."""
+    """Settings that every benchmark has."""
 
     @property
     def device(self) -> str: ...
@@ -22,7 +22,7 @@ class BenchSettings(Protocol):
 
 SettingsT = TypeVar("SettingsT", bound=BenchSettings)
 BenchT = TypeVar("BenchT")
-WIDTH = 160  # columns when the output is no terminal, enough for every table
+WIDTH = 160  # columns if the output is not a terminal; enough for every table
 
 _SEND = (
     "Results from GPUs are listed in docs/gpu.md: please open an issue and attach {path}. The file holds the results,"
@@ -31,7 +31,7 @@ _SEND = (
 
 
 def wide_console() -> Console:
-    """Return a console that is wide enough for every table, also if the output is no terminal."""
+    """Build a console wide enough for every table, even if the output is not a terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=WIDTH)
 
@@ -56,7 +56,7 @@ def present(
         console.print(_SEND.format(path=paths[0]), highlight=False, soft_wrap=True)
 
 
-# Fewer samples have no meaningful quartiles.
+# Fewer samples make quartiles meaningless.
 MIN_ROUNDS = 3
 
 
@@ -88,10 +88,10 @@ def command_line(
     quick: Mapping[str, Any],
     spell: Mapping[str, Callable[[Any], str]],
 ) -> str:
-    """Return the command ``name`` with the flags whose values in ``settings`` differ from ``defaults``.
+    """Format the command ``name`` with the flags whose values in ``settings`` differ from ``defaults``.
 
     If all values of ``quick`` are set, the command has ``--quick`` instead of those flags. ``spell`` holds functions
-    that write the value of a flag; for a tuple, each of its values.
+    that format flag values; for a tuple, each of its values.
 
     >>> command_line("losses", {"sizes": (1, 2), "rounds": 5}, {"sizes": (1,), "rounds": 9}, {"rounds": 5}, {})
     'python -m benchmarks losses --quick --sizes 1,2'
@@ -143,7 +143,7 @@ class ProgressBar:
             TextColumn("{task.fields[doing]}", style="dim"),
             console=console,
             transient=True,
-            # Refreshing in a thread of its own would disturb the measurements.
+            # A refresh thread would disturb the measurements.
             auto_refresh=False,
         )
         self._task: TaskID | None = None

@@ -1,7 +1,7 @@
 """Clocks, peak memory and CUDA graphs of torch devices, and interleaved timing of alternatives.
 
-All code of the benchmarks that differs between devices is here. Alternatives take turns, so that a disturbance slows
-all of them and their ratios stay meaningful.
+All device-specific benchmark code is here. Alternatives take turns, so a disturbance slows all of them and their ratios
+stay meaningful.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class WallClock:
-    """Seconds of the host, until the device has finished; for devices without events."""
+    """Wall-clock seconds until the device has finished; for devices without events."""
 
     now: Callable[[], float] = time.perf_counter
     synchronize: Callable[[], None] = _nothing
@@ -91,11 +91,11 @@ def device_clock(device: str) -> DeviceClock:
         return EventClock(getattr(torch, name))
     if name == "cpu":
         return WallClock()
-    return WallClock(synchronize=getattr(torch, name).synchronize)  # for example torch.mps
+    return WallClock(synchronize=getattr(torch, name).synchronize)  # torch.mps, for instance
 
 
 def current_device(device: str) -> AbstractContextManager[Any]:
-    """Return a context in which ``device`` is the current one: events, graphs and statistics belong to that one."""
+    """Make ``device`` current within a context: events, graphs and statistics refer to the current device."""
     chosen = torch.device(device)
     if chosen.type not in EVENT_DEVICES:
         return nullcontext()
@@ -104,7 +104,7 @@ def current_device(device: str) -> AbstractContextManager[Any]:
 
 
 def seconds_of(call: Callable[[], object], clock: DeviceClock) -> float:
-    """Return the seconds of a single call."""
+    """Time a single call."""
     stop = clock.start()
     call()
     return stop()
@@ -127,7 +127,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Return the spread of at least two values.
+        """Compute the spread of at least two values.
 
         >>> Spread.of([1.0, 2.0, 3.0, 4.0, 100.0])
         Spread(median=3.0, low=2.0, high=4.0)
@@ -179,7 +179,7 @@ def interleave(
     samples: dict[str, Samples] = {name: {} for name in timed}
     collecting = gc.isenabled()
     gc.collect()
-    # A garbage collection would count as time of the call during which it happens.
+    # Garbage collection would be timed with the call in which it happens.
     gc.disable()
     try:
         for turn in range(rounds):
@@ -199,7 +199,7 @@ def interleave(
 
 
 def ratio(numerator: Samples, denominator: Samples) -> Spread:
-    """Return the spread of the ratios within a round, over the rounds in which both alternatives ran."""
+    """Compute the spread of the per-round ratios, over the rounds in which both alternatives ran."""
     both = numerator.keys() & denominator.keys()
     return Spread.of([numerator[turn] / denominator[turn] for turn in sorted(both)])
 
@@ -210,9 +210,9 @@ def has_allocator_statistics(device: str) -> bool:
 
 
 def peak_allocated(call: Callable[[], object], device: str) -> int:
-    """Return the largest number of bytes that were allocated during the call, beyond those allocated before it.
+    """Measure the peak number of bytes allocated during the call, beyond those allocated before it.
 
-    Memory outside of torch's allocator, such as that of the libraries, does not count.
+    Memory outside torch's allocator, such as that of libraries, does not count.
     """
     module = getattr(torch, torch.device(device).type)
     module.synchronize()
@@ -226,7 +226,7 @@ def peak_allocated(call: Callable[[], object], device: str) -> int:
 OutputT = TypeVar("OutputT")
 
 GRAPH_DEVICES = ("cuda",)  # also ROCm
-# Calls before the capture, which compile kernels and copy what is copied once. A capture can do neither.
+# Warm-up calls before the capture compile kernels and make one-time copies, which a capture cannot do.
 WARM_UP = 3
 
 

@@ -1,6 +1,6 @@
-"""Measure seconds per iteration of each detector with each loss, in turn, and the share of the loss.
+"""Measure seconds per iteration of each detector with each loss, interleaved, and the loss's fraction of it.
 
-Launches, host waits and peak memory of a step are counted too.
+Launches, device syncs and peak memory of a step are counted, too.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ from bucketrank.provenance import PACKAGES, describe
 from bucketrank.settings import detector_spec
 from bucketrank.training.optimiser import train_step
 
-# Smaller differences, in seconds, between the times of two parts of a step are noise.
+# Differences in seconds between two parts of a step below this are noise.
 MIN_APART = 0.03
-# With a learning rate of 0 every step has the arithmetic of training, the same weights, and hence the same proposals.
+# A learning rate of 0 keeps the arithmetic of training, but the same weights and proposals in every step.
 SGD: dict[str, Any] = {"lr": 0.0, "momentum": 0.9, "weight_decay": 1e-4}
 
 
@@ -88,7 +88,7 @@ class BenchDetector:
         self.value = torch.tensor(math.nan)
 
     def copy_weights(self, other: BenchDetector) -> None:
-        """Copy the weights of ``other`` that have the same name and shape; biases keep the start for their own loss."""
+        """Copy the weights of ``other`` with the same name and shape; biases keep the initial value for their loss."""
         others, own = other.model.state_dict(), self.model.state_dict()
         same = {
             name: value
@@ -125,13 +125,13 @@ class PlannedDetector:
 def measure_detectors(settings: DetectorBenchSettings, progress: Progress) -> DetectorBench:
     """Run the whole benchmark, one detector after another."""
     with _threads(settings.threads), current_device(settings.device):
-        # Described first, before the benchmark itself puts load on the machine.
+        # Describe the machine first, before the benchmark itself puts load on it.
         machine = describe(settings.device, (*PACKAGES, "torchvision", "timm"))
         results: list[DetectorResult] = []
         for number, detector in enumerate(settings.detectors, start=1):
             stage = f"{TITLES[detector]} ({number} of {len(settings.detectors)})"
             results += measure_detector(detector, settings, progress, stage)
-            # Frees the models of this detector before those of the next are built.
+            # Free the models of this detector before building the next.
             gc.collect()
     return DetectorBench(machine, settings, results)
 
@@ -197,7 +197,7 @@ def _split_step(detector: BenchDetector, loss_seconds: list[float], clock: Devic
 
 
 def plan_detector(name: str, settings: DetectorBenchSettings, progress: Progress, stage: str) -> list[PlannedDetector]:
-    """Build the contenders and run a first step of each; skip those whose step would take too long by estimate."""
+    """Build the contenders and run a first step of each; skip those with too long an estimated step."""
     contenders = detector_contenders(name)
     progress.begin(f"{stage}: building", len(contenders))
     scene = draw_scene(
@@ -316,7 +316,7 @@ def split_losses(model: nn.Module, meter: Meter) -> Iterator[None]:
         yield
     finally:
         for criterion in changed:
-            del criterion.forward  # an attribute of the instance, which hides the method of the class
+            del criterion.forward  # the instance attribute that hides the class's method
         for detector, mask_loss in mask_losses.items():
             detector.mask_loss = mask_loss
 
@@ -415,7 +415,7 @@ COST_RULES = {
 
 
 class LaunchMeter:
-    """A meter that adds up the launches and the waits inside :meth:`running`."""
+    """A meter that adds up the launches and device syncs inside :meth:`running`."""
 
     def __init__(self) -> None:
         self.launches = 0
@@ -439,7 +439,7 @@ def step_costs(model: nn.Module, step: Callable[[], object], zero_grad: Callable
     whole, losses = LaunchMeter(), LaunchMeter()
     with whole.running():
         step()
-    # Not inside the count of the whole step: a split step has some operations more.
+    # Count separately from the whole step, because a split step has some additional operations.
     with split_losses(model, losses):
         step()
     extra_bytes = None

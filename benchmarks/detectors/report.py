@@ -38,7 +38,7 @@ from bucketrank.settings.paper import SCORE_BASED, PaperRow, paper_rows
 if TYPE_CHECKING:
     from rich.console import Console
 
-# Largest ratio of T_iter with the exact method to T_iter with focal loss on the same candidates.
+# Maximum T_iter ratio of the exact method to focal loss on the same candidates.
 TO_FOCAL = 1.05
 RULES = {
     "step": "forward, backward and optimiser (SGD with momentum and weight decay, at a learning rate of 0: the"
@@ -67,19 +67,19 @@ LEGEND = {
 
 
 def detector_targets(bench: DetectorBench) -> list[PerformanceTarget]:
-    """Return the target of every detector: the ratio of T_iter, exact / focal."""
+    """Build the target of every detector: the T_iter ratio exact / focal."""
     what, flags = "T_iter rs/exact / focal", {"at_most": True, "disturbed": busy(bench.machine)}
     ratios = {TITLES[detector]: bench.find(detector, EXACT).to_focal for detector in bench.settings.detectors}
     return [performance_target(what, where, ratio, TO_FOCAL, **flags) for where, ratio in ratios.items() if ratio]
 
 
 def to_json(bench: DetectorBench) -> str:
-    """Return all results as JSON, down to the seconds of each step."""
+    """Format all results as JSON, down to the seconds of each step."""
     return documents.json_document("detectors", bench.settings.command(), RULES, bench, detector_targets(bench))
 
 
 def size_of(settings: DetectorBenchSettings) -> str:
-    """Return the backbone, the images and the sizes of the heads in words."""
+    """Describe the backbone, the images and the head sizes."""
     images = f"{settings.batch} image{'s' * (settings.batch != 1)}"
     objects = f"{settings.objects} object{'s' * (settings.objects != 1)}"
     return (
@@ -89,12 +89,12 @@ def size_of(settings: DetectorBenchSettings) -> str:
 
 
 def time_cell(result: DetectorResult, *, spread: Literal["quartiles", "percent"]) -> str:
-    """Return the median with its spread, or the estimate of a skipped contender."""
+    """Format the median with its spread, or the estimate of a skipped contender."""
     return format_spread(result.seconds, result.estimated_seconds, spread=spread)
 
 
 def times_cell(ratio: Spread | None, *, quartiles: bool = False) -> str:
-    """Return a ratio, or nothing if there is none."""
+    """Format a ratio; empty if there is none."""
     if ratio is None:
         return ""
     spread = f" [{ratio.low:.3f}, {ratio.high:.3f}]" if quartiles else ""
@@ -102,7 +102,7 @@ def times_cell(ratio: Spread | None, *, quartiles: bool = False) -> str:
 
 
 def loss_cells(result: DetectorResult) -> tuple[str, str, str]:
-    """Return the time of the loss, its share of the step, and the ratio to focal if only the loss differed."""
+    """Format the loss time, its fraction of the step, and the ratio to focal if only the loss differed."""
     if result.loss_seconds is None or result.share is None:
         return "", "", ""
     share = f"{100 * result.share.median:.1f} %"
@@ -110,7 +110,7 @@ def loss_cells(result: DetectorResult) -> tuple[str, str, str]:
 
 
 def cost_cells(result: DetectorResult) -> tuple[str, str, str]:
-    """Return launches and waits of a step and of its losses, and the peak memory, in the order of ``COSTS``."""
+    """Format launches and device syncs of a step and its losses, and the peak memory, in the order of ``COSTS``."""
     costs = result.costs
     if costs is None:
         return "", "", ""
@@ -128,19 +128,19 @@ def _cost_rows(bench: DetectorBench) -> list[tuple[str, ...]]:
 
 
 def head_cells(result: DetectorResult) -> tuple[str, str]:
-    """Return the logits that enter the loss of each head, and the positives among the candidates."""
+    """Format the logit counts per head, and the positives among the candidates."""
     logits = [f"{head.candidates:,}" + (f"{TIMES}{head.classes}" if head.classes > 1 else "") for head in result.heads]
     return _sum(logits), _sum([f"{head.positives:,}" for head in result.heads])
 
 
 def _sum(cells: list[str]) -> str:
-    """Return the cells as a sum; equal neighbours, such as the layers of a decoder, become a multiple."""
+    """Join the cells to a sum; equal neighbours, such as decoder layers, become a multiple."""
     groups = [(cell, len(list(equal))) for cell, equal in groupby(cells)]
     return " + ".join(cell if count == 1 else f"{count} ({cell})" for cell, count in groups)
 
 
 def notes(bench: DetectorBench) -> list[str]:
-    """Return what a reader must know about the numbers, including the contenders that were skipped."""
+    """Write notes for readers, including the skipped contenders."""
     lines = [*documents.busy_note(bench.machine), f"Measured with {size_of(bench.settings)}."]
     rounds, more = bench.settings.rounds, loss_rounds(bench.settings)
     lines.append(f"{rounds} rounds for T_iter, {more} more for the loss's part of it.")
@@ -149,7 +149,7 @@ def notes(bench: DetectorBench) -> list[str]:
 
 
 def to_markdown(bench: DetectorBench, figure: str) -> str:
-    """Return the tables as Markdown, with the machine, the paper's numbers, the rules and the notes."""
+    """Format the tables as Markdown, with the machine, the paper's numbers, the rules and the notes."""
     detectors = bench.settings.detectors
     grid = [(TITLES[detector], *(_grid_cell(bench.find(detector, name)) for name in NAMES)) for detector in detectors]
     details = []
@@ -287,7 +287,7 @@ COLUMNS = 3
 
 
 class Lengths(NamedTuple):
-    """Lengths of a bar in seconds: the step with its quartiles, and the loss in it, which an estimate does not tell."""
+    """Bar lengths in seconds: the step with its quartiles, and the loss in it unless the step is an estimate."""
 
     step: Spread
     loss: float | None
@@ -333,7 +333,7 @@ def _figure(bench: DetectorBench) -> Figure:
 
 def _lengths(result: DetectorResult) -> Lengths | None:
     if result.seconds is not None:
-        # The share, not the seconds of the loss: those come from other rounds, which may have been slower.
+        # Use the loss fraction, not its seconds, which come from other rounds that may have been slower.
         share = 0.0 if result.share is None else result.share.median
         return Lengths(result.seconds, result.seconds.median * share)
     seconds = result.estimated_seconds

@@ -11,14 +11,14 @@ from benchmarks.timing import Samples, Spread, ratio
 from bucketrank.detectors import BackboneSettings
 from bucketrank.provenance import Machine
 
-# In a smaller image the coarsest feature map has a single cell.
+# The coarsest feature map of a smaller image has a single cell.
 MIN_SIDE = 64
 # Groups of the group norm in the heads of ATSS and PAA; the channels must be a multiple.
 GROUPS = 32
 
 
 def parse_image_size(text: str) -> tuple[int, int]:
-    """Return height and width of a text like 256x320.
+    """Parse height and width in a text like 256x320.
 
     >>> parse_image_size("800x1333")
     (800, 1333)
@@ -100,13 +100,13 @@ QUICK: dict[str, Any] = {
 
 
 def spell_image_size(size: tuple[int, int]) -> str:
-    """Return height and width in the form that :func:`parse_image_size` reads."""
+    """Format height and width for :func:`parse_image_size`."""
     return f"{size[0]}x{size[1]}"
 
 
 @dataclass(frozen=True)
 class Head:
-    """Sizes of the input of one head's loss: candidates, logits per candidate (``classes``), and positives."""
+    """Input sizes of one head's loss: candidates, logits per candidate (``classes``), and positives."""
 
     name: str
     candidates: int
@@ -116,7 +116,7 @@ class Head:
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Launches and waits of one step and of the losses in it, and its peak memory if the device tells."""
+    """Launches and device syncs of one step and its losses, and its peak memory if known."""
 
     launches: int
     waits: int
@@ -131,8 +131,8 @@ class DetectorResult:
 
     ``skipped`` is the reason why the contender did not run; it then has no ``seconds``. ``samples`` are the seconds of
     a step by round. ``loss_samples`` are the seconds of the loss in separate rounds, whose whole steps took
-    ``split_samples``. ``loss_to_focal`` is the ratio to the step with focal loss if the steps differed in the loss
-    alone. It is less noisy than ``to_focal``, because it leaves out the rest of the steps.
+    ``split_samples``. ``loss_to_focal`` is the ratio to the step with focal loss if the steps differed only in the
+    loss. It is less noisy than ``to_focal``, because it leaves out the rest of the steps.
     """
 
     detector: str

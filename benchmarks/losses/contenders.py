@@ -1,4 +1,4 @@
-"""The contenders: each ranking loss by method and backend, and the score-based losses and the sort they compete with.
+"""The contenders: each ranking loss by method and backend, score-based losses, and a plain sort.
 
 A step is one forward and one backward pass, eager, compiled by ``torch.compile`` or replayed as a CUDA graph. It runs
 on the paper's synthetic logits (supplement, "Further Details for the Analyses with Synthetic Data").
@@ -25,7 +25,7 @@ from bucketrank.losses.triton import unavailable_reason
 from bucketrank.settings.choices import Backend, Method
 
 LOSSES = {"ap": "AP", "rs": "RS"}
-# The defaults of the losses, which are the paper's settings.
+# Loss defaults, which are the paper's settings.
 DELTAS = {"ap": 1.0, "rs": 0.5}
 METHODS: dict[str, Method] = {
     "pairwise": "pairwise",
@@ -55,7 +55,7 @@ TITLES = {
 
 
 def focal_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the summed sigmoid focal loss (alpha 0.25, gamma 2), in the operations of its usual implementations."""
+    """Sum the sigmoid focal loss (alpha 0.25, gamma 2), computed as in its usual implementations."""
     p = torch.sigmoid(logits)
     p_t = p * targets + (1 - p) * (1 - targets)
     alpha_t = 0.25 * targets + 0.75 * (1 - targets)
@@ -70,7 +70,7 @@ _compiled: dict[tuple[str, str | None, int, torch.device], LossFunction] = {}
 
 
 def loss_function(name: str, loss: str | None, max_positives: int | None = None) -> LossFunction:
-    """Return the loss of the contender ``name`` as a function with one scalar; call it with its :func:`backend`."""
+    """Return the contender's loss as a function that returns a scalar; call it within its :func:`backend`."""
     if loss is None:
         score_based = SCORE_BASED[name]
         return lambda logits, targets: score_based(logits, targets)
@@ -86,12 +86,12 @@ def loss_function(name: str, loss: str | None, max_positives: int | None = None)
 
 
 def backend(name: str) -> AbstractContextManager[None]:
-    """Return the context in which the contender ``name`` runs: the backend that it is named after."""
+    """Return a context with the backend of the contender ``name``."""
     return use_backend(BACKENDS[name]) if name in BACKENDS else nullcontext()
 
 
 def compiled_loss(name: str, loss: str | None, logits: Tensor) -> LossFunction:
-    """Return the loss of a contender compiled for logits like these; it is compiled once for all steps."""
+    """Compile a contender's loss for logits like these, once for all steps."""
     key = name, loss, logits.numel(), logits.device
     if key not in _compiled:
         _compiled[key] = compile_alone(loss_function(name, loss))
@@ -99,13 +99,13 @@ def compiled_loss(name: str, loss: str | None, logits: Tensor) -> LossFunction:
 
 
 def contender_names(device: str) -> list[str]:
-    """Return the baselines and methods that belong to a device: the fused kernel to the CPU, Triton to others."""
+    """List the baselines and methods for a device: the fused kernel for the CPU, Triton for others."""
     other = "exact-triton" if torch.device(device).type == "cpu" else "exact-fused"
     return [name for name in (*BASELINES, *METHODS) if name != other]
 
 
 def why_unavailable(name: str, device: str) -> str | None:
-    """Return why the contender ``name`` cannot run on this machine and device, or None if it can."""
+    """Return the reason why the contender cannot run on this machine and device; None if it can."""
     on_cpu = torch.device(device).type == "cpu"
     if name == "exact-fused":
         if not on_cpu:
@@ -122,16 +122,16 @@ def why_unavailable(name: str, device: str) -> str | None:
 def loss_step(
     name: str, loss: str | None, data: SyntheticLogits, *, mode: Mode = "eager"
 ) -> Callable[[], Tensor | float]:
-    """Return a function that runs forward and backward of the contender ``name`` on ``data`` and returns the loss.
+    """Build a function that runs the contender's forward and backward pass on ``data`` and returns the loss.
 
-    The loss stays on the device, because reading it would make the host wait. ``sort`` has no loss and returns 0. A
+    The loss stays on the device, because reading it would be a device sync. ``sort`` has no loss and returns 0. A
     captured step ranks with a capacity (``max_positives``) of the positives in ``data``.
     """
     if name == "sort":
         return lambda: 0.0 * torch.sort(data.logits).values.numel()
 
     logits = data.logits.detach().clone().requires_grad_()
-    # Binary targets are made here, so that they cost the score-based losses no time.
+    # Make binary targets here, so that they are not timed with the score-based losses.
     targets = data.targets if loss else (data.targets > 0).to(logits.dtype)
     if mode == "compiled":
         function = compiled_loss(name, loss, logits)
@@ -150,7 +150,7 @@ def loss_step(
 
 
 def count_operations(name: str, loss: str | None, counts: flops.Counts) -> int:
-    """Return the floating-point operations of one step, by the rule in :mod:`benchmarks.losses.flops`."""
+    """Count the floating-point operations of one step, by the rule in :mod:`benchmarks.losses.flops`."""
     size = counts.positives + counts.negatives
     if loss is not None:
         return flops.FORMULAS[loss, METHODS[name]](counts)
@@ -161,9 +161,9 @@ Mode = Literal["eager", "compiled", "graph"]
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]  # (logits, targets) -> loss
 
-# The definition is too slow to be of interest compiled, and a sort has nothing to compile.
+# Compiling the definition does not pay off, and a sort has nothing to compile.
 EAGER_ONLY = ("pairwise", "sort")
-# Contenders without a host wait, given ``max_positives`` if they rank. The others cannot be captured.
+# Contenders without a device sync, given ``max_positives`` if they rank. The others cannot be captured.
 CAPTURED = ("exact-triton", "focal", "bce")
 
 
@@ -181,10 +181,10 @@ def modes_of(name: str, device: str, *, compiled: bool) -> Iterator[Mode]:
 
 
 def compile_alone(function: LossFunction) -> LossFunction:
-    """Return the function compiled for one shape, as one graph, apart from all other compiled functions.
+    """Compile a function for one shape, as one graph, with its own cache.
 
-    ``torch.compile`` keeps its results with the code of a function. A copy of the code has results of its own: the
-    number of shapes and losses has no limit, and a call does not check the guards of the others first.
+    ``torch.compile`` caches by code object. A copy of the code has its own cache: the number of shapes and losses is
+    not limited, and a call does not check the guards of the others first.
     """
     own = FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
     compiled: LossFunction = torch.compile(own, fullgraph=True, dynamic=False)
@@ -198,7 +198,7 @@ class SyntheticLogits(NamedTuple):
     targets: Tensor
 
     def counts(self, delta: float) -> Counts:
-        """Return the counts that the operations of a loss depend on."""
+        """Count P, M, N and B for the operation formulas."""
         positives = self.logits[self.targets > 0].sort().values
         negatives = self.logits[self.targets == 0]
         relevant = negatives[negatives >= positives[:1] - delta]
@@ -206,7 +206,7 @@ class SyntheticLogits(NamedTuple):
         return Counts(positives.numel(), negatives.numel(), relevant.numel(), int(sizes.count_nonzero()))
 
     def thinned(self, positives: int) -> SyntheticLogits:
-        """Return the same logits with only ``positives`` of the positives; the others are ignored.
+        """Keep only ``positives`` of the positives; the others are ignored.
 
         The lowest positive is kept, so the relevant negatives are the same.
         """
@@ -222,7 +222,7 @@ def draw_logits(size: int, percent: float, *, seed: int, device: str = "cpu") ->
     """Draw ``size`` logits in random order: ``percent`` positives from N(-1, 1), the negatives from N(1, 1).
 
     Labels are uniform on (0, 1]: a label of 0 would be a negative. At least one logit is positive.
-    The numbers are drawn on the CPU, so that they are the same on every device.
+    Numbers are drawn on the CPU, so they are the same on every device.
 
     >>> draw_logits(1000, 5.0, seed=0).counts(delta=1.0).positives
     50
@@ -249,7 +249,7 @@ LAUNCHES_RULE = (
 
 
 class StepLaunches(NamedTuple):
-    """Launches of a step, and waits of the host for the device; None if they cannot be counted."""
+    """Launches and device syncs of a step; None if they cannot be counted."""
 
     launches: int | None = None
     waits: int | None = None

@@ -1,4 +1,4 @@
-"""Estimate the time of a slow step from small parts of it, so that slow contenders can be skipped."""
+"""Time estimates from small parts of a step, to skip slow contenders."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class StepEstimate(NamedTuple):
 def estimate_step(
     name: str, loss: str | None, data: SyntheticLogits, *, apart: float, clock: DeviceClock, mode: Mode = "eager"
 ) -> StepEstimate:
-    """Estimate the seconds of a step of the contender ``name``.
+    """Estimate how many seconds a step of the contender ``name`` takes.
 
-    A step whose time is linear in the logits runs whole; so does a compiled or captured one, as its eager form was not
-    too slow. A quadratic one is extrapolated from two parts whose times differ by at least ``apart`` seconds: a larger
-    ``apart`` gives a better estimate and takes longer.
+    A step whose time is linear in the logits runs in full; so does a compiled or captured one, because its eager form
+    was not too slow. A quadratic one is extrapolated from two parts whose times differ by at least ``apart`` seconds: a
+    larger ``apart`` gives a better estimate and takes longer.
     """
     if loss is None or name not in QUADRATIC or mode != "eager":
         run = loss_step(name, loss, data, mode=mode)
@@ -74,9 +74,9 @@ def estimate_step(
 
 
 def extrapolate(small: StepPart, large: StepPart, cost: int) -> float:
-    """Return the seconds at ``cost`` operations on the straight line through two parts.
+    """Extrapolate linearly from two parts to the seconds for ``cost`` operations.
 
-    The slope is limited against noise: the time grows, at most in proportion to the operations.
+    The slope is bounded against noise: time grows, at most in proportion to the operations.
 
     >>> extrapolate(StepPart(1, 10, 1.5), StepPart(2, 20, 2.0), 100)  # 1 s, plus 0.05 s per operation
     6.0
@@ -87,7 +87,7 @@ def extrapolate(small: StepPart, large: StepPart, cost: int) -> float:
 
 
 def _quickest(call: Callable[[], object], apart: float, clock: DeviceClock) -> float:
-    """Return the least seconds of up to four calls; long calls, which suffer less from a cold start, run less often."""
+    """Time up to four calls and return the minimum; long calls suffer less from a cold start and run less often."""
     seconds: list[float] = []
     while len(seconds) < 4 and sum(seconds) < 4 * apart:
         seconds.append(seconds_of(call, clock))

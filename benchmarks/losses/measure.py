@@ -41,7 +41,7 @@ Meter = MemoryMeter | AllocatorMeter
 
 def measure_losses(settings: LossBenchSettings, progress: Progress) -> LossBench:
     """Run the whole benchmark: plan every cell first, so that the time left is known, then measure."""
-    # Described first, before the benchmark itself puts load on the machine.
+    # Describe the machine first, before the benchmark itself puts load on it.
     machine = describe(settings.device)
     with current_device(settings.device), ExitStack() as stack:
         cells = [(size, percent) for size in settings.sizes for percent in settings.percent]
@@ -148,7 +148,7 @@ def _extra_bytes(
 
 
 def _cost(contender: PlannedContender, settings: LossBenchSettings, meter: Meter | None) -> float:
-    """Return the seconds that all measurements of a contender will take."""
+    """Estimate the seconds for all measurements of a contender."""
     turns = sum(turn.cost(settings) for turn in contender.turns())
     return turns + _counting_seconds(contender) + _memory_seconds(contender, meter)
 
@@ -165,9 +165,9 @@ def _counting_seconds(contender: PlannedContender) -> float:
     return contender.seconds
 
 
-# Smaller differences, in seconds, between the times of two parts of a step are noise.
+# Differences in seconds between two parts of a step below this are noise.
 MIN_APART = 0.03
-# A step shorter than this, in seconds, is called once untimed before each timed call.
+# Steps shorter than this, in seconds, get an untimed call before each timed one.
 SHORT = 0.01
 
 
@@ -193,7 +193,7 @@ class PlannedContender:
         return f"{self.title} at L = {self.size}, {self.percent:g} % positives"
 
     def turns(self) -> list[Turn]:
-        """Return what takes turns with the other contenders: the whole step, its parts, or nothing."""
+        """Return the timed calls of this contender: the whole step, its parts, or nothing."""
         if self.skipped is None and self.seconds is not None:
             return [Turn(self, self.seconds)]
         return [Turn(self, part.seconds, part.positives) for part in self.parts]
@@ -227,7 +227,7 @@ class Turn:
         return TimedCall(call, every_nth(self.seconds, settings), self._warmup, self._untimed)
 
     def cost(self, settings: LossBenchSettings) -> float:
-        """Return the seconds that all calls together will take."""
+        """Estimate the seconds for all calls."""
         rounds = math.ceil(settings.repeats / every_nth(self.seconds, settings))
         return (rounds * (1 + self._untimed) + self._warmup) * self.seconds
 
@@ -266,7 +266,7 @@ def contenders_of(settings: LossBenchSettings) -> list[tuple[str, str | None, Mo
 
 
 def plan_cell(size: int, percent: float, settings: LossBenchSettings, progress: Progress) -> list[PlannedContender]:
-    """Return the contenders of a cell with their estimated times; those that take too long are marked as skipped."""
+    """Estimate the time of each contender in a cell, and mark those that take too long as skipped."""
     data = draw_logits(size, percent, seed=settings.seed, device=settings.device)
     planned: list[PlannedContender] = []
     for name, loss, mode in contenders_of(settings):
@@ -304,7 +304,7 @@ def _estimated(contender: PlannedContender, data: SyntheticLogits, settings: Los
 LARGE_SIZE = 20_000_000  # one GPU's share of a large batch
 LARGE_PERCENT = (0.1, 0.5)
 LARGE_ROUNDS = 15  # the calls on the small part take milliseconds and are noisy
-LARGE_CALLS = 5  # that take turns in a cell
+LARGE_CALLS = 5  # interleaved calls in a cell
 
 
 def measure_large_batch(

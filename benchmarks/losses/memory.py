@@ -1,7 +1,7 @@
-"""Peak extra memory of one step: by torch's allocator on a GPU, otherwise measured in a process of its own.
+"""Peak extra memory of one step: from torch's allocator on a GPU, otherwise measured in a separate process.
 
-In a process of its own all allocations count: those of torch, numpy and numba. A server process imports everything and
-computes nothing; each measurement is a fork of it. The fork makes the data, runs the step once on fewer logits (which
+In a separate process all allocations count: torch, numpy and numba. A server process imports everything and computes
+nothing; each measurement is a fork of it. The fork makes the data, runs the step once on fewer logits (which
 loads libraries and starts threads), returns free memory to the system, resets the kernel's record of the largest
 resident size, runs the step, and reads the record. The gradient counts, the logits and the targets do not.
 """
@@ -38,7 +38,7 @@ class MemoryJob(TypedDict):
 
 
 def memory_meter(device: str) -> MemoryMeter | AllocatorMeter:
-    """Return the meter for a device; both are context managers that measure one job after another."""
+    """Build the meter for a device; both are context managers that measure one job after another."""
     from benchmarks.timing import has_allocator_statistics
 
     return AllocatorMeter() if has_allocator_statistics(device) else MemoryMeter()
@@ -88,7 +88,7 @@ class MemoryMeter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.communicate()  # closes its input, which ends it
+        self._server.communicate()  # closing its input ends the server
 
     def measure(self, job: MemoryJob) -> int:
         """Return the peak extra memory of the job in bytes."""
@@ -129,7 +129,7 @@ def _reset_peak() -> int:
         ctypes.CDLL(None).malloc_trim(0)
         CLEAR_REFS.write_text("5", encoding="ascii")
     except (AttributeError, OSError):
-        # Without a reset the record includes earlier peaks, so the difference is a lower bound.
+        # The record then includes earlier peaks, so the difference is a lower bound.
         pass
     return _peak()
 

@@ -1,4 +1,4 @@
-"""Settings, results and performance targets of the loss benchmark; missed targets are published too."""
+"""Settings, results and performance targets of the loss benchmark. Missed targets are published, too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.session import MIN_ROUNDS, check_device, command_line, device_ty
 from benchmarks.timing import Samples, Spread, ratio
 from bucketrank.provenance import Machine
 
-# A median above this multiple of the time that the step took alone is more than noise.
+# A median above this multiple of the isolated step time is more than noise.
 DISTURBED = 3.0
 
 
@@ -61,7 +61,7 @@ class LossResult:
 
     ``skipped`` is the reason why the contender did not run; it then has no ``seconds``. ``samples`` are the seconds by
     round. ``estimated_samples`` are the seconds that a skipped step would have taken, from its parts in those rounds.
-    ``launches`` and ``waits`` of one step are None where they cannot be counted, see :mod:`.loss_launches`.
+    ``launches`` and ``waits`` (device syncs) of one step are None where they cannot be counted.
     """
 
     contender: str
@@ -124,7 +124,7 @@ class LossBench:
         return next((r for r in self.results if (r.contender, r.loss, r.size, r.percent, r.mode) == key), None)
 
     def disturbed(self, size: int, percent: float) -> bool:
-        """Return whether a step took much longer in this cell than alone, so that another program must have run."""
+        """Return whether a step took much longer in this cell than in isolation, so another program must have run."""
         return any(
             r.seconds.median > DISTURBED * r.estimated_seconds
             for r in self.results
@@ -134,7 +134,7 @@ class LossBench:
         )
 
 
-# Largest ratio exact / focal by loss and number of logits, then by percentage of positives; None for all others.
+# Maximum ratio exact / focal by loss and number of logits, then by percentage of positives; None for all others.
 TO_FOCAL: dict[tuple[str, int], dict[float | None, float]] = {
     ("ap", 10_000): {None: 1.0},
     ("ap", 100_000): {None: 1.5, 5.0: 2.0},
@@ -143,11 +143,11 @@ TO_FOCAL: dict[tuple[str, int], dict[float | None, float]] = {
     ("rs", 100_000): {None: 2.0, 5.0: 4.0},
     ("rs", 1_000_000): {0.1: 1.3, 1.0: 2.0, 5.0: 5.0},
 }
-# Smallest ratio pairwise / exact at one million logits, by percentage of positives.
+# Minimum ratio pairwise / exact at one million logits, by percentage of positives.
 TO_PAIRWISE = {0.1: 50.0, 1.0: 300.0, 5.0: 1000.0}
-# Largest peak extra memory of a large batch, as a multiple of the logits' own memory.
+# Maximum peak extra memory of a large batch, as a multiple of the logits' own memory.
 MEMORY = 6.0
-# Largest growth of the time from 1 / PART of a large batch to the whole.
+# Maximum growth of the time from 1 / PART of a large batch to the whole.
 GROWTH = 24.0
 
 

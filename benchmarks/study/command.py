@@ -1,4 +1,4 @@
-"""Run a study: time steps, train what is not finished, write tables and figures."""
+"""Run a study: time steps, train unfinished runs, write tables and figures."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _publish(plan: StudyPlan, failed: dict[str, str], console: Console) -> None:
 
 
 def dataset_of(data: Path, *, layout: str | None = None) -> str:
-    """Return COCO, LVIS or Cityscapes, depending on the classes; DataError if the classes cannot be read."""
+    """Identify COCO, LVIS or Cityscapes by the classes; DataError if the classes cannot be read."""
     splits = find_splits(data, layout=layout)
     split = splits.val or splits.train
     if split is None:

@@ -1,4 +1,4 @@
-"""What the studies train: rows of the paper's tables, and detectors in which losses are compared.
+"""The studies: rows of the paper's tables, and detectors in which losses are compared.
 
 A row has up to two recipes: the paper's, for its hardware and data, and a small one for a laptop. Nothing here needs
 torch.
@@ -38,7 +38,7 @@ SCORED = ("focal", "ce")
 
 
 def _name(detector: str) -> str:
-    """Return the detector as written in the names of recipes.
+    """Convert a detector title to its form in recipe names.
 
     >>> _name("Faster R-CNN")
     'faster-rcnn'
@@ -239,7 +239,7 @@ class ComparedDetector:
     """A detector of the comparison.
 
     ``usual`` is the loss that it is usually trained with. ``same_head`` are the flags that give every loss the same
-    head and box loss; a detector without them is compared as published only. ``losses`` are compared by default.
+    head and box loss; a detector without them is only compared as published. ``losses`` are compared by default.
     """
 
     title: str
@@ -249,7 +249,7 @@ class ComparedDetector:
     losses: tuple[str, ...] = ()
 
     def default_losses(self, head: Head) -> tuple[str, ...]:
-        """Return the losses that are compared unless others are asked for."""
+        """Return the losses that are compared by default."""
         return self.losses or (ONE_HEAD if head == "same" else (OURS, self.usual))
 
 

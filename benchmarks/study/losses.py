@@ -60,7 +60,7 @@ class LossResult:
         return SeedMean.of([run.metric(metric) for run in self.runs])
 
     def mean_at(self, share: float) -> tuple[int, float]:
-        """Return the evaluation step nearest to a share of the budget, and the mean AP there."""
+        """Return the evaluation step nearest to a fraction of the budget, and the mean AP there."""
         steps, values = self.curve()
         step = step_at(steps, share)
         return step, float(np.mean([run[steps.index(step)] for run in values]))
@@ -105,9 +105,9 @@ class SetOutcome:
         return max(rivals, key=lambda result: (len(result.runs), result.mean().mean), default=None)
 
     def differences(self, share: float, *, boxes: bool = False) -> dict[str, Difference]:
-        """Return the difference of RS to each other loss at a share of the budget, over the seeds that both have.
+        """Compute the AP difference of RS to each other loss at a fraction of the budget, over their common seeds.
 
-        It is that of the masks if the detector has them, or of its boxes with ``boxes``.
+        It is the mask AP if the detector has masks, or the box AP with ``boxes``.
         """
         return _differences(self, share, boxes)
 
@@ -156,14 +156,14 @@ def _differences(outcome: SetOutcome, share: float, boxes: bool) -> dict[str, Di
 
 
 def step_at(steps: list[int], share: float) -> int:
-    """Return the evaluation step nearest to a share of the last."""
+    """Return the evaluation step nearest to a fraction of the last."""
     return min(steps, key=lambda step: abs(step - share * steps[-1]))
 
 
 def bootstrap_at(run: StudyRun, share: float, *, boxes: bool = False) -> BootstrapAP:
-    """Return the AP of a run in the draws of the images, after a share of its steps.
+    """Compute a run's AP in the bootstrap draws of the images, at a fraction of its steps.
 
-    It is that of the masks if the detector has them, or of its boxes with ``boxes``.
+    It is the mask AP if the detector has masks, or the box AP with ``boxes``.
     """
     step = step_at(run.curve()[0], share)
     if run.record is None:
@@ -175,7 +175,7 @@ def bootstrap_at(run: StudyRun, share: float, *, boxes: bool = False) -> Bootstr
 
 
 def record_of(run: StudyRun) -> RunRecord:
-    """Return the record of a finished run: that from elsewhere, or one made from its folder."""
+    """Return the record of a finished run, merged or made from its folder."""
     if run.record is not None:
         return run.record
     steps = run.curve()[0]
@@ -206,15 +206,15 @@ def _class_ap(detections: Path, data: Path, settings: DataSettings) -> dict[str,
 
 
 def _evaluator(detections: Path, data: Path, settings: DataSettings) -> tuple[Evaluator, IouType]:
-    """Return an evaluator with the detections of a file, and what its AP is of: masks if there are any, or boxes.
+    """Build an evaluator with the detections in a file; also return whether its AP is that of masks or boxes.
 
-    It has the rules of the run that the settings are of.
+    It evaluates by the rules in the run's settings.
     """
     split = find_splits(data, layout=settings.chosen_layout).val
     if split is None:
         raise FileNotFoundError(f"{data}: there are no validation images")
     records = json.loads(detections.read_text(encoding="utf-8"))
-    masks = any("segmentation" in record for record in records)  # their AP is the one that the tables show
+    masks = any("segmentation" in record for record in records)  # the tables show mask AP if there are masks
     evaluator = Evaluator(split, masks=masks, style=settings.style)
     evaluator.add_records(records)
     return evaluator, "masks" if masks else "boxes"
@@ -281,7 +281,7 @@ def to_markdown(
 
 
 def _blind_losses(plan: LossPlan) -> list[str]:
-    """Return a line for each loss whose trials detected nothing, so that its learning rate was not chosen by AP."""
+    """Write a line for each loss whose trials detected nothing, so its learning rate was not chosen by AP."""
     lines = []
     for arm in plan.families():
         best = plan.best_trial(arm)

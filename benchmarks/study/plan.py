@@ -1,7 +1,7 @@
 """The runs of a study: trials choose a learning rate for every loss, then each arm is trained with every seed.
 
-:class:`StudyPlan` is the planner. :class:`PaperPlan` trains the rows of a table of the paper, :class:`LossPlan`
-compares losses in one detector. Neither tunes anything on the images that the tables report. Nothing here needs torch.
+:class:`StudyPlan` is the base class. :class:`PaperPlan` trains the rows of a paper table, :class:`LossPlan` compares
+losses in one detector. Neither tunes anything on the images that the tables report. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bucketrank.data import find_splits
 from bucketrank.errors import DataError
 from bucketrank.settings import Recipe, load_recipe, parse_flags
 
-HOLDOUT = 0.2  # share of the training images that judges trials
+HOLDOUT = 0.2  # fraction of the training images held out to compare trials
 BALANCED = ("rs", "rsq")  # losses whose papers balance the box loss; the others give it a fixed weight
 EVALUATIONS = 10  # approximate number per final run
 NEVER = 1_000_000  # epochs between evaluations: a trial is evaluated only at the end
@@ -106,7 +106,7 @@ class StudyPlan:
 
     @property
     def trials_per_family(self) -> int:
-        """The number of trials of each family; 0 if there is nothing to choose."""
+        """Number of trials per family; 0 if there is nothing to choose."""
         trials = len(self.factors) + len(self.balances(self.arms[0])) - 1
         return trials if trials > 1 else 0
 
@@ -217,7 +217,7 @@ class PaperPlan(StudyPlan):
         return StudyRun(stem, row, self._recipe(row), flags, choice, seed, self.data, self.out, trial=trial)
 
     def _longer(self, row: Row) -> tuple[str, ...]:
-        """Return the flag for the epochs that fit in the time of the row that this one is like.
+        """Return the flag for the number of epochs that takes as long as the row ``like``.
 
         The paper's recipes need no flag: they already have these epochs.
         """
@@ -233,7 +233,7 @@ class LossPlan(StudyPlan):
     """Losses compared in one detector, on one or several data sets.
 
     With the head ``"same"``, only the loss, the learning rate and the box balance differ. With ``"published"``, each
-    loss has the head, box loss and box balance of its publication, and the trials choose the learning rate alone. A
+    loss has the head, box loss and box balance of its publication, and the trials only choose the learning rate. A
     trial has ``trial_steps`` steps, a final run ``steps``, with evaluations in between.
     """
 
@@ -275,7 +275,7 @@ class LossPlan(StudyPlan):
         return (usual, not usual) if self.head == "same" else (None,)
 
     def require_data(self) -> None:
-        """Raise DataError unless every data set has training and validation images and a name of its own."""
+        """Raise DataError unless every data set has training and validation images and a unique name."""
         names = [data.name for data in self.data]
         if len({*names}) < len(names):
             raise DataError(f"--data: expected folders with different names, got {', '.join(names)}; rename one")

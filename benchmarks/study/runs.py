@@ -50,7 +50,7 @@ def _file_name(value: Any) -> Any:
     return Path(value).name if isinstance(value, str) else value
 
 
-# A plan asks each run many times whether it is finished and what its settings are.
+# Cached, because a plan asks each run many times for its status and settings.
 @cache
 def _load(recipe: str, settings: tuple[str, ...]) -> Recipe:
     return load_recipe(recipe, parse_flags(settings))
@@ -77,7 +77,7 @@ class Choice(NamedTuple):
 class StudyRun:
     """One call of ``bucketrank train`` with its own folder; ``out`` is the folder of the study.
 
-    A ``trial`` helps to choose the learning rate and is judged by images that are held out of the training set. A run
+    A ``trial`` helps to choose the learning rate and is evaluated on images held out of the training set. A run
     with a ``record`` was finished elsewhere: it is not trained again, and its results are those of the record.
     """
 
@@ -199,14 +199,14 @@ class StudyRun:
         return [(end - start, seconds) for start, end, seconds in zip([0, *ends], ends, logged, strict=False)]
 
 
-MACHINE = ("commit", "modified", "processor", "date")  # what a record keeps of the machine
+MACHINE = ("commit", "modified", "processor", "date")  # machine entries in a record
 METRICS = ("AP", "AP50", "AP75", "oLRP")
 TRAIN = "bucketrank train"
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What tables and figures need of a finished run: command, machine and results, with APs from 0 to 100.
+    """The record of a finished run for tables and figures: command, machine and results, with APs from 0 to 100.
 
     With records, a study continues on another machine, where the folders of its finished runs do not exist.
 
@@ -252,7 +252,7 @@ class RunRecord:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record as JSON."""
+        """Convert the record to JSON."""
         results: dict[str, Any] = {"metrics": self.metrics, "class_ap": self.class_ap, "curve": self.curve}
         results["bootstrap"] = _to_json(self.bootstrap)
         if self.box_curve:
@@ -261,7 +261,7 @@ class RunRecord:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> RunRecord:
-        """Return a record from JSON; KeyError, TypeError or ValueError if it is not one."""
+        """Parse a record; KeyError, TypeError or ValueError if it is invalid."""
         if not document["command"].startswith(f"{TRAIN} "):
             raise ValueError("not the record of a run")
         steps, aps = document["curve"]
@@ -316,14 +316,14 @@ def _from_json(document: Mapping[str, Any]) -> dict[int, BootstrapAP]:
 
 
 def portable_command(run: StudyRun) -> str:
-    """Return the command of a run with names in place of this machine's folders."""
+    """Format the command of a run without this machine's folders."""
     arguments = [run.recipe, "--data", run.data.name, "--out", f"runs/{run.name}", *run.settings]
     weights = run.load().backbone.weights
     return f"{TRAIN} " + shlex.join(Path(word).name if word == weights else word for word in arguments)
 
 
 def read_records(path: Path) -> dict[str, RunRecord]:
-    """Return the records of a study's JSON file by the names of the runs; StudyError if it has none."""
+    """Read the records in a study's JSON file, by run name; StudyError if it has none."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         records = [RunRecord.from_json(each) for each in (*document["trials"], *document["runs"])]
@@ -336,7 +336,7 @@ def read_records(path: Path) -> dict[str, RunRecord]:
 
 INTERRUPTED = 130  # exit status of a run that Ctrl-C stopped
 RESUME = "repeat the same command to resume"
-SHOWN = 400  # most characters of a failed run's last line
+MAX_SHOWN = 400  # maximum characters of a failed run's last line
 
 
 class StoppedError(StudyError):
@@ -362,7 +362,7 @@ class RunQueue:
         self._seen: set[str] = set()
         self._done_length = 0.0
         self._trained_length = 0.0  # only runs trained by this study
-        self._seconds = 0.0  # which the training took
+        self._seconds = 0.0  # training time of these runs
 
     def train(self, runs: Sequence[StudyRun]) -> None:
         """Train the runs that are not finished; a failure is recorded and the next run starts."""
@@ -412,7 +412,7 @@ class RunQueue:
 def _wait(process: subprocess.Popen[bytes]) -> tuple[int, bool]:
     """Return the exit status of the run and whether the study was asked to stop, after the run has ended its step.
 
-    Ctrl-C reaches the run and the study. SIGTERM reaches the study alone, which passes it on.
+    Ctrl-C reaches the run and the study. SIGTERM reaches only the study, which forwards it.
     """
     stopped = False
 
@@ -434,4 +434,4 @@ def _wait(process: subprocess.Popen[bytes]) -> tuple[int, bool]:
 
 def _last_line(log: Path) -> str:
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return lines[-1][:SHOWN] if lines else "the log is empty"
+    return lines[-1][:MAX_SHOWN] if lines else "the log is empty"

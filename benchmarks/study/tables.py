@@ -139,8 +139,8 @@ def published(row: Row) -> dict[str, float]:
     return next((dict(published.numbers) for published in paper_rows() if row.paper == published.recipe), {})
 
 
-SAME_GRADIENT = 1e-4  # largest difference, relative to the largest entry, that float32 explains in a whole detector
-AS_LONG = 1.05  # largest ratio to the time of the score-based loss
+SAME_GRADIENT = 1e-4  # maximum relative difference that float32 rounding explains in a whole detector
+AS_LONG = 1.05  # maximum time ratio to the score-based loss
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def _exact_is_pairwise(outcome: StudyOutcome, exact: RowResult, pairwise: RowRes
 
 
 def _noise(one: SeedMean, other: SeedMean) -> float:
-    """Return the standard deviation of the difference of two means."""
+    """Compute the standard deviation of a difference between two means."""
     return math.sqrt(one.deviation**2 / len(one.values) + other.deviation**2 / len(other.values))
 
 
@@ -263,7 +263,7 @@ def row_cells(outcome: StudyOutcome, result: RowResult) -> list[str]:
 
 
 def with_deviation(mean: float, deviation: float) -> str:
-    """Return a mean with its deviation, if that is a number.
+    """Format a mean with its deviation, unless that is NaN.
 
     >>> with_deviation(41.26, 0.51), with_deviation(41.26, math.nan)
     ('41.3 \N{PLUS-MINUS SIGN} 0.5', '41.3')
@@ -276,7 +276,7 @@ def _or_dash(value: float | None, form: str = "") -> str:
 
 
 def to_markdown(outcome: StudyOutcome, figures: Sequence[tuple[str, str]]) -> str:
-    """Return the whole study: the table, the notes, the claims, the figures and the failed runs."""
+    """Format the study as Markdown: table, notes, claims, figures and failed runs."""
     plan, study = outcome.plan, outcome.plan.study
     lines = [f"# {study.title}", "", f"The study `{study.name}`: {study.tables} of the paper.", ""]
     rows = [row_cells(outcome, result) for result in outcome.results]
@@ -296,7 +296,7 @@ def to_markdown(outcome: StudyOutcome, figures: Sequence[tuple[str, str]]) -> st
 
 
 def notes(outcome: StudyOutcome) -> list[str]:
-    """Return sentences that say how the numbers were obtained."""
+    """Write notes on how the numbers were obtained."""
     plan = outcome.plan
     seeds = f"mean {PLUS_MINUS} deviation over {plan.seeds} seeds" if plan.seeds > 1 else "one seed"
     metric = "masks where the detector has them, otherwise of boxes"
@@ -352,7 +352,7 @@ def _commit(machine: Mapping[str, Any]) -> str:
 
 
 def to_csv(outcome: StudyOutcome) -> str:
-    """Return one line per row, with plain numbers."""
+    """Format one CSV line per row, with plain numbers."""
     text = io.StringIO()
     spread = [f"{name} {part}" for name in METRICS for part in ("mean", "deviation")]
     names = ["detector", "loss", "method", "hyperparameters", "epochs", "lr", "seeds", "seconds", "to_scored", *spread]
@@ -375,7 +375,7 @@ def _number(value: float | None) -> str:
 
 
 def to_latex(outcome: StudyOutcome) -> str:
-    """Return a LaTeX table with a line between two detectors."""
+    """Format a LaTeX table with a rule between detectors."""
     groups = [[row_cells(outcome, result) for result in outcome.of(detector)] for detector in outcome.detectors]
     return latex_table(outcome.plan.study.title, column_names(outcome), groups)
 
@@ -418,7 +418,7 @@ SPECIAL = {"\\": r"\textbackslash{}", **{letter: "\\" + letter for letter in "#_
 
 
 def latex_table(title: str, head: Sequence[str], groups: Sequence[Sequence[Sequence[str]]]) -> str:
-    r"""Return a table with a line between groups of rows; it needs the LaTeX package booktabs.
+    r"""Format a LaTeX table with a rule between row groups; it needs the package booktabs.
 
     >>> print(latex_table("Times", ["loss", "T_iter"], [[["RS", "0.5 %"]]]))
     % Times; needs \usepackage{booktabs}
@@ -523,7 +523,7 @@ def _over_time(axes: Axes, results: Sequence[RowResult]) -> None:
 def _curves(axes: Axes, results: Sequence[RowResult], scale: Callable[[RowResult], float]) -> None:
     """Draw the mean over seeds as a line, and a band from the lowest to the highest seed.
 
-    Fewer than MIN_LINE evaluations are drawn as dots with ranges: a line would suggest a course that is not known.
+    Fewer than MIN_LINE evaluations are drawn as dots with ranges, because a line would suggest values in between.
     """
     for result in results:
         curves = [run.curve() for run in result.runs]

@@ -94,7 +94,7 @@ class Subsampled(ExtraFPNBlock):
 class Strided(ExtraFPNBlock):
     """Extra levels by 3x3 convolutions of stride 2: ``p6`` on P5 or C5, ``p7`` on P6, optionally after a ReLU."""
 
-    def __init__(self, in_channels: int, out_channels: int, *, count: int, on_input: bool, relu: bool = False) -> None:
+    def __init__(self, in_channels: int, out_channels: int, *, count: int, on_input: bool, relu: bool) -> None:
         super().__init__()
         self.on_input, self.relu = on_input, relu
         for level in range(6, 6 + count):

@@ -145,7 +145,7 @@ BOX_HEAD_RECIPE = HeadRecipe(box_loss="l1", samples=True, softmax=True)
 
 @dataclass(frozen=True)
 class BoxHeadStep:
-    """Results of a box head's training step, for the next heads. R is the number of rows of all images."""
+    """Results of a box head's training step, for the next heads. R rows cover all images."""
 
     terms: LossTerms
     assigned: Assigned

@@ -38,7 +38,8 @@ def kernel(function, *, forceinline=False):
         return njit(**options)(function)
 
 
-# Decorator for functions that only kernels call. Cached callees would be optimised twice and become slower.
+# Decorator for functions that only kernels call. Without inlining, numba optimises a callee again inside each cached
+# caller, and makes it slower.
 inlined = partial(kernel, forceinline=True)
 
 

@@ -170,7 +170,7 @@ class AuxiliaryATSS(nn.Module):
 
 
 class AuxiliaryRCNN(nn.Module):
-    """Both stages of Faster R-CNN, with nine anchors per location.
+    """Faster R-CNN (both stages), with nine anchors per location.
 
     A score-based loss trains them as in Co-DETR, with cross-entropy on a sample of 256 anchors and 512 proposals per
     image. A ranking loss trains them on all candidates.

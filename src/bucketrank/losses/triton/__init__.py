@@ -1,6 +1,6 @@
 """The Triton kernels of ``method="exact"``, for CUDA and ROCm devices.
 
-Importing this package does not import Triton. :func:`unavailable_reason` says whether the kernels can run on a device.
+Importing this package does not import Triton. :func:`unavailable_reason` tells whether the kernels can run on a device.
 :func:`rank_with_triton` ranks and prepares the gradient; ``docs/gpu.md`` explains the steps.
 """
 
@@ -25,7 +25,7 @@ OLDEST_CAPABILITY = (7, 0)
 
 @cache
 def unavailable_reason(device: torch.device) -> str | None:
-    """Return why the Triton kernels cannot run on ``device``, in one sentence, or None if they can.
+    """Return the reason, in one sentence, why the Triton kernels cannot run on ``device``; None if they can.
 
     The first call for a device runs a tiny kernel on it: Triton may be installed and still lack a C compiler, the
     compiler of the device, or a driver that it knows.
@@ -37,7 +37,7 @@ def unavailable_reason(device: torch.device) -> str | None:
 
 @cache
 def import_problem() -> str | None:
-    """Return why Triton cannot be imported in this process, or None if it can."""
+    """Return the reason why Triton cannot be imported; None if it can."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed."
     try:
@@ -58,13 +58,13 @@ def _capability_problem(device: torch.device) -> str | None:
 
 
 def _launch_problem(device: torch.device) -> str | None:
-    """Compile and launch the smallest kernel. The host does not wait for its result."""
+    """Compile and launch a minimal kernel, without a device sync."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     try:
         from bucketrank.losses.triton.launch import probe
 
-        with _disable_current_modes():  # torch.compile asks while it traces with tensors that have no memory
+        with _disable_current_modes():  # torch.compile calls this while tracing with fake tensors
             probe(device)
     except Exception as error:  # noqa: BLE001  missing compilers and drivers raise anything
         return f"Triton cannot run a kernel on {device}: {_first_line(error)}"
@@ -72,7 +72,7 @@ def _launch_problem(device: torch.device) -> str | None:
 
 
 def _first_line(error: Exception) -> str:
-    """Return what went wrong as a sentence."""
+    """Describe the error in a sentence."""
     text = str(error).strip().split("\n")[0] or type(error).__name__
     return text if text.endswith(".") else f"{text}."
 
@@ -87,17 +87,17 @@ def rank_with_triton(
     sizes: tuple[int, ...],
     max_positives: int | None,
 ) -> tuple[Tensor, Tensor | None, TritonRanking]:
-    """Return the one or two values of a ranking loss, one per ranking, and the state of the backward pass.
+    """Compute the one or two values of a ranking loss, one per ranking, and the backward state.
 
-    ``logits`` and ``targets`` are flat and contiguous. Logits of half precision are read as they are, and their
-    gradient has their dtype; the values are at least float32. Ranking g is the g-th consecutive slice, of length
+    ``logits`` and ``targets`` are flat and contiguous. Half-precision logits are read directly, and their gradient has
+    their dtype; the values are at least float32. Ranking g is the g-th consecutive slice, of length
     ``sizes[g]``. ``localisation`` (aLRP) holds one error per positive, in the order of ``logits[targets > 0]``.
     ``loss`` is a name in ``RANKING_LOSSES``.
 
-    Without ``max_positives`` the host waits once, for the number of positives. With it the host does not wait.
-    ``max_positives`` is the capacity of the whole call. With more positives, every value is NaN.
+    ``max_positives`` is an upper bound on the positives of the whole call, called the capacity. With it there is no
+    device sync; exceeding it yields NaN for every value. Without it there is one sync, to read the number of positives.
     """
-    # Imported when first needed: importing Triton takes half a second, and CPU tensors never need it.
+    # Import lazily: importing Triton takes half a second, and CPU tensors never need it.
     from bucketrank.losses.triton.ranking import TritonRanking
 
     return TritonRanking.compute(
@@ -106,7 +106,7 @@ def rank_with_triton(
 
 
 def state_sizes(logits: Tensor, targets: Tensor, **settings: Any) -> tuple[int, int, int]:
-    """Return the lengths of the three tensors of a call's state, which are known before the call with a capacity."""
+    """Return the lengths of the three state tensors, which a capacity fixes before the call."""
     from bucketrank.losses.triton.ranking import Plan
 
     plan = Plan.of(logits, targets, positives=settings.pop("max_positives"), has_capacity=True, **settings)
@@ -116,7 +116,7 @@ def state_sizes(logits: Tensor, targets: Tensor, **settings: Any) -> tuple[int, 
 def resume_ranking(
     logits: Tensor, targets: Tensor, localisation: Tensor | None, state: tuple[Tensor, Tensor, Tensor], **settings: Any
 ) -> TritonRanking:
-    """Return the ranking of an earlier call with a capacity, from its state, ready for the backward pass."""
+    """Restore the ranking of an earlier call with a capacity from its state, for the backward pass."""
     from bucketrank.losses.triton.ranking import State, TritonRanking
 
     return TritonRanking.resume(logits, targets, localisation, State(*state), **settings)

@@ -21,7 +21,7 @@ def float64_from(bits):
 
 @triton.jit
 def block_of_ranking(starts, rankings, program, BLOCK: tl.constexpr):
-    """Return the ranking of this program and the number of its block inside that ranking."""
+    """Return the ranking of this program and its block number within the ranking."""
     low = program * 0
     high = low + rankings
     while high - low > 1:
@@ -42,10 +42,10 @@ def edges_of(first_positives, ranking, PER_POSITIVE: tl.constexpr):
 
 @triton.jit
 def count_copies(first_positives, rankings, PER_POSITIVE: tl.constexpr, COPIES: tl.constexpr, BUCKETS: tl.constexpr):
-    """Return the number of edges of all rankings, and how many copies of the buckets there are.
+    """Return the total number of edges, and the number of bucket copies.
 
-    The copies hold at most BUCKETS buckets together. The kernels count the positives themselves: the host knows only
-    their upper bound.
+    The copies hold at most BUCKETS buckets in total. The kernels count the positives themselves, because the host only
+    knows an upper bound.
     """
     edges = tl.load(first_positives + rankings) * PER_POSITIVE
     return edges, tl.minimum(tl.maximum(BUCKETS // tl.maximum(edges, 1), 1), COPIES)
@@ -131,7 +131,7 @@ def split_sum(a, b, WIDE: tl.constexpr):
 
 @triton.jit
 def divide(a, b):
-    """Return ``a / b``, correctly rounded: for float32 Triton's operator is only nearly so."""
+    """Return ``a / b``, correctly rounded, which Triton's float32 operator is not."""
     if a.dtype == tl.float64:
         quotient = a / b
     else:
@@ -147,7 +147,7 @@ def clamp_to_unit(x):
 
 @triton.jit
 def offset_in_bucket(x, bounds, rests, edge, relevant, inverse, WIDE: tl.constexpr):
-    """Return the distance of ``x`` from an edge at or below it in units of 2 delta, cut to 1.
+    """Return the distance of ``x`` from an edge at or below it in units of 2 delta, clipped to 1.
 
     The edge is ``bound - rest``. Neither ``x - bound`` nor ``rest`` is negative, so their sum loses no digits.
     """
@@ -158,7 +158,7 @@ def offset_in_bucket(x, bounds, rests, edge, relevant, inverse, WIDE: tl.constex
 
 @triton.jit
 def bucket_width(owners, scores, first_edge, edge, edges, inside, inverse):
-    """Return the width of the bucket above each edge in units of 2 delta, cut to 1; 0 above the last edge.
+    """Return the width of the bucket above each edge in units of 2 delta, clipped to 1; 0 above the last edge.
 
     A bucket wider than 2 delta lies inside no ramp, so its width does not matter.
     """

@@ -17,11 +17,11 @@ from triton.runtime import driver
 
 from bucketrank.launches import record_kernel
 
-# Bytes: Triton loads aligned pointers in wider pieces.
+# Alignment in bytes: Triton uses wider loads for aligned pointers.
 ALIGNMENT = 16
-# Kernels, compiled, by name and variant.
+# Compiled kernels by name and variant.
 _compiled: dict[Hashable, Any] = {}
-# Older versions of Triton keep hooks, which profilers set, at the class of compiled kernels.
+# In older Triton versions the hooks, which profilers set, are attributes of the compiled kernel class.
 _HAS_KNOBS = hasattr(triton, "knobs")
 # Since this version of Triton a launch also passes the constants, which it ignores.
 _CONSTANTS_ARE_PASSED = tuple(map(int, re.findall(r"\d+", triton.__version__)[:2])) >= (3, 3)
@@ -30,8 +30,8 @@ _CONSTANTS_ARE_PASSED = tuple(map(int, re.findall(r"\d+", triton.__version__)[:2
 class Launcher:
     """Launches kernels on the current device and stream.
 
-    Triton's own launch costs the host about 10 microseconds, most of them to find out which variant of the kernel the
-    arguments need. ``variant`` says that: two launches with the same variant and the same constants must have
+    Triton's own launch costs the host about 10 microseconds, mostly to select the kernel variant for the arguments.
+    ``variant`` replaces this: two launches with the same variant and the same constants must have
     arguments of the same types and the same alignment. Integer arguments are not specialised (``do_not_specialize``).
     """
 
@@ -69,21 +69,21 @@ def probe(device: torch.device) -> None:
 
 
 def _has_hooks() -> bool:
-    """Whether a profiler listens to Triton's launches; it hears only of those that Triton makes itself."""
+    """Whether a profiler hooks into Triton's launches; it only sees launches made by Triton itself."""
     runtime = triton.knobs.runtime if _HAS_KNOBS else CompiledKernel
     enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
     return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
 
 
 def on_device(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context in which Triton launches on ``device``: it launches on the current device of torch."""
+    """Make ``device`` current within a context, because Triton launches on torch's current device."""
     if device.type != "cuda" or torch.cuda.current_device() == device.index:
         return nullcontext()
     return torch.cuda.device(device)
 
 
 def is_aligned(*tensors: Tensor | None) -> tuple[bool, ...]:
-    """Return which tensors begin at an address that Triton calls aligned."""
+    """Return for each tensor whether Triton considers its address aligned."""
     return tuple(tensor is None or tensor.data_ptr() % ALIGNMENT == 0 for tensor in tensors)
 
 

@@ -49,7 +49,7 @@ def fill_buckets(
     BUCKETS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Add the count and the offsets of the negatives to their buckets; mark rankings with input that is not finite.
+    """Add the count and the offsets of the negatives to their buckets; mark rankings with non-finite input.
 
     Offsets are added as integers, multiples of 1 / ``unit``: the sum has the same bits in any order of the programs.
     Program p adds to copy p % copies of the buckets, so that few programs meet at one address. With CAPACITY, count
@@ -72,7 +72,7 @@ def fill_buckets(
         if positives > 0:
             tl.atomic_add(positive_count, positives, sem="relaxed")
     _, positives, first_edge, edges = edges_of(first_positives, ranking, PER_POSITIVE)
-    # One number follows the last edge, so that a ranking without edges may read it.
+    # An extra number follows the last edge, which a ranking without edges may read.
     lowest = tl.where(edges > 0, tl.load(bounds + first_edge), float("inf"))
     relevant = (target == 0) & (x >= lowest) & is_finite
     kind = tl.where(relevant, RELEVANT, tl.where(target > 0, POSITIVE, tl.where(target < 0, IGNORED, NEGATIVE)))
@@ -142,7 +142,7 @@ def write_gradient(
     """Write the gradient at the logits, and at the localisation errors if LOCALISED.
 
     Negatives take it from the table of lines, positives from their own gradients, POSITIVES of them at a time. Where
-    the ranking is broken, every entry that is not ignored gets NaN. FIRST and SECOND say which gradients at the values
+    the ranking is broken, every entry that is not ignored gets NaN. FIRST and SECOND tell which gradients at the values
     exist; the others are not read. For aLRP ``second_own`` holds the factors of the localisation errors, added up over
     the positives: a positive takes the sum at the last positive tied with it.
     """
@@ -178,7 +178,7 @@ def write_gradient(
         second_scale = divide(tl.load(second_upstream + ranking.to(tl.int64) * second_stride).to(dtype), count)
     members = tl.sum((kind == POSITIVE).to(tl.int32), 0)
     if members > 0:
-        # With more positives than the capacity the last of them have no slot, and the ranking is broken.
+        # Positives beyond the capacity have no slot, and their ranking is broken.
         base = tl.load(block_slots + tl.program_id(0))
         end = tl.minimum(base + members, tl.load(first_positives + rankings))
         while base < end:

@@ -1,4 +1,4 @@
-"""Memory on the device: the arrays of a call in one piece, and the boundaries of its rankings."""
+"""Device memory: the arrays of a call in one allocation, and the boundaries of its rankings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Layout:
-    """The division of one piece of memory into arrays: one allocation and one launch instead of many.
+    """The layout of several arrays in one allocation: one allocation and one launch instead of many.
 
     ``groups`` has the dtype and the lengths of neighbouring arrays. Lengths must be multiples of :func:`pad`.
     """
@@ -19,7 +19,7 @@ class Layout:
         self.bytes = [sum(lengths) * dtype.itemsize for dtype, lengths in groups]
 
     def allocate(self, device: torch.device) -> Tensor:
-        """Return zeros of the right size."""
+        """Allocate zeros of the right size."""
         return torch.zeros(sum(self.bytes), dtype=torch.uint8, device=device)
 
     def divide(self, memory: Tensor) -> list[Tensor]:
@@ -33,11 +33,11 @@ class Layout:
 
 
 def pad(length: int) -> int:
-    """Return the next length at which an array that follows is aligned, whatever its dtype of at least 4 bytes."""
+    """Pad a length so that the next array is aligned, for any dtype of at least 4 bytes."""
     return (length + 3) // 4 * 4
 
 
-# Combinations of sizes that are kept per process.
+# Maximum number of cached size combinations per process.
 MAX_KEPT = 64
 
 
@@ -51,14 +51,14 @@ class _Upload(NamedTuple):
 
 
 _kept: dict[tuple[tuple[int, ...], torch.device], _Upload] = {}
-# What captured graphs read; they may be replayed at any time.
+# Arrays that captured graphs read; the graphs may be replayed at any time.
 _captured: list[_Upload] = []
 
 
 def upload_starts(sizes: tuple[int, ...], device: torch.device) -> Tensor | None:
     """Return the first position of each ranking and the end of the last; None if there is one ranking.
 
-    The host does not wait. The array may be used on any stream of the device, and in captured graphs.
+    There is no device sync. The array may be used on any stream of the device, and in captured graphs.
     """
     if len(sizes) == 1:
         return None
@@ -69,7 +69,7 @@ def upload_starts(sizes: tuple[int, ...], device: torch.device) -> Tensor | None
     upload = _kept.get(key)
     if upload is None:
         upload = _upload(sizes, device, capturing=capturing)
-        if not capturing:  # until the first replay, a captured copy has not happened
+        if not capturing:  # a captured copy only happens at the first replay
             _kept[key] = upload
             if len(_kept) > MAX_KEPT:
                 del _kept[next(iter(_kept))]
@@ -85,7 +85,7 @@ def upload_starts(sizes: tuple[int, ...], device: torch.device) -> Tensor | None
 
 
 def _upload(sizes: tuple[int, ...], device: torch.device, *, capturing: bool) -> _Upload:
-    # On the CPU whatever torch.set_default_device says: only CPU memory can be pinned.
+    # Always allocate on the CPU, regardless of torch.set_default_device: only CPU memory can be pinned.
     source = torch.tensor([0, *sizes], device="cpu").cumsum(0)
     if device.type != "cuda":
         return _Upload(source, source, None, None)

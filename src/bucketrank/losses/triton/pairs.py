@@ -41,7 +41,7 @@ def _add_copies(buckets, first_edge, ranking_edges, block, edges, copies, TILE: 
         total += tl.load(address + 1, mask=inside, other=0)
         copy += 1
     address = buckets + 2 * (first_edge + edge).to(tl.int64)
-    tl.debug_barrier()  # where a tile has fewer buckets than threads, several threads have loaded the same bucket
+    tl.debug_barrier()  # if a tile has fewer buckets than threads, several threads have loaded the same bucket
     tl.store(address, count, mask=inside)
     tl.store(address + 1, total, mask=inside)
 
@@ -68,11 +68,11 @@ def compare_positives(
     COLUMNS: tl.constexpr,
     FLUSH: tl.constexpr,
 ):
-    """Compare each positive with those of its ranking; also add up the copies of the buckets of its edges.
+    """Compare each positive with those of its ranking; also add up the bucket copies of its edges.
 
     Writes to ``ranks`` the sum of H over the positives. RS: ``shares`` is the sorting error per unit of missorted mass,
     ``seconds`` the sorting error. aLRP: ``shares`` is the sum of H times the errors of the other positives, ``seconds``
-    the sum of the errors of the positives at or above. No term of a sum is negative unless an error is.
+    the sum of errors over the positives at or above. No term of a sum is negative unless an error is.
     """
     PER_POSITIVE: tl.constexpr = 2 if SMOOTH else 1
     ranking, block = block_of_ranking(first_positives, rankings, tl.program_id(0), ROWS)
@@ -215,7 +215,7 @@ def demote_positives(
         delta = float64_from(delta_bits)
         inverse = compute_type(float64_from(inverse_bits), WIDE)
         score = tl.load(scores + row, mask=inside, other=0.0)
-        # Rows past the end are demoted by nobody.
+        # Rows past the end have no demotion.
         label = tl.load(labels + row, mask=inside, other=float("inf"))[:, None]
         # H(score - x) is (edge - x) / (2 delta), clamped: 0 at the upper edge of the row.
         edge, rest = split_sum(score.to(tl.float64), delta, WIDE)

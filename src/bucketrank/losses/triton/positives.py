@@ -15,7 +15,7 @@ from bucketrank.losses.triton.device import LARGEST_FLOAT32, exact_sum, float64_
 def _finite(score):
     """Return ``score``, or a large number if it is NaN or infinite.
 
-    Its ranking is marked as broken by the pass over the logits. The searches need an order of all scores all the same.
+    The pass over the logits marks its ranking as broken, but the searches still need ordered scores.
     """
     return tl.where(tl.abs(score) < float("inf"), score, tl.where(score < 0, -LARGEST_FLOAT32, LARGEST_FLOAT32))
 

@@ -17,24 +17,23 @@ from bucketrank.losses.triton.scans import finish_rankings
 
 # Logits per program of the two passes over all logits.
 LOGITS = 1024
-# Positives per program where each is handled alone, and per step of the backward pass.
+# Positives per program where each is handled separately, and per step of the backward pass.
 POSITIVES, POSITIVES_OF_BLOCK = 256, 128
 # Edges or positives per step of a scan, and warps of its program.
 TILE, SCAN_WARPS = 1024, 16
-# Rows and columns of a tile of positives compared with positives, and tiles between two sums over the columns. Small
-# rankings take fewer rows per program, so that all multiprocessors of a GPU have work; float64 sums, so that they fit
-# into registers.
+# Rows and columns of a tile in the comparison of positives with positives, and tiles between two column sums. Small
+# rankings use fewer rows per program to keep all multiprocessors busy; float64 sums use fewer to fit into registers.
 ROWS, COLUMNS, FLUSH = 32, 64, 16
 FEW_ROWS, FEW_POSITIVES = 16, 4096
-# Buckets in all copies together, and copies at most.
+# Maximum number of buckets in all copies, and maximum number of copies.
 BUCKETS, COPIES = 1 << 16, 64
-# Limits between which 2 delta and its inverse are ordinary float64 numbers, and between which float32 is enough.
+# Range in which 2 delta and its inverse are normal float64 numbers, and range in which float32 is enough.
 SMALLEST_DELTA, LARGEST_DELTA = 1e-290, 1e290
 SMALLEST_FLOAT32_DELTA, LARGEST_FLOAT32_DELTA = 1e-30, 1e30
 
 
 class Arrays(NamedTuple):
-    """The arrays of one call, views of one piece of memory: P positives, E edges, G rankings."""
+    """The arrays of one call, views of one allocation: P positives, E edges, G rankings."""
 
     keys: Tensor  # (P,) int64
     buckets: Tensor  # (copies, E, 2) int64: count and sum of offsets
@@ -68,9 +67,9 @@ class Plan(NamedTuple):
     loss: str
     delta: float
     sizes: tuple[int, ...]
-    positives: int  # their number; with a capacity, its upper bound
+    positives: int  # number of positives, or its upper bound with a capacity
     has_capacity: bool
-    dtype: torch.dtype  # of the values
+    dtype: torch.dtype  # dtype of the values
 
     @classmethod
     def of(
@@ -111,12 +110,12 @@ class Plan(NamedTuple):
         return _ceil_div(size, LOGITS) if self.rankings == 1 else size // LOGITS + self.rankings
 
     def layout(self, size: int) -> Layout:
-        """Return the division of the memory for ``size`` logits, in the order of :class:`Arrays`."""
+        """Return the memory layout for ``size`` logits, in the order of :class:`Arrays`."""
         positives = pad(self.positives)
         seconds, localised = positives * self.has_second, positives * (self.loss == "alrp")
         per_positive = 2 if self.is_smooth else 1
         edges = positives * per_positive
-        # With a capacity there may be fewer edges, and more copies of them.
+        # A capacity may exceed the actual number of edges, which leaves room for more copies.
         number = self.positives * per_positive
         buckets = max(number, BUCKETS) if self.has_capacity else number * max(1, BUCKETS // max(1, number))
         buckets = pad(min(buckets, COPIES * number))
@@ -153,7 +152,7 @@ class TritonRanking(NamedTuple):
     arrays: Arrays
     localisations: int  # number of localisation errors
     localisation_dtype: torch.dtype | None
-    counts: Tensor | None = None  # (G,) int32 number of positives of each ranking
+    counts: Tensor | None = None  # (G,) int32 positives per ranking
 
     @classmethod
     def compute(
@@ -167,7 +166,7 @@ class TritonRanking(NamedTuple):
         sizes: tuple[int, ...],
         max_positives: int | None,
     ) -> tuple[Tensor, Tensor | None, TritonRanking]:
-        """Return the one or two values per ranking, and the state of the backward pass."""
+        """Compute the one or two values per ranking, and the backward state."""
         logits, targets = _readable(logits, targets)
         with on_device(logits.device):
             mask = targets > 0
@@ -211,7 +210,7 @@ class TritonRanking(NamedTuple):
     def resume(
         cls, logits: Tensor, targets: Tensor, localisation: Tensor | None, state: State, **settings: Any
     ) -> TritonRanking:
-        """Return the ranking with the state of an earlier forward pass of the same call with a capacity."""
+        """Restore the ranking from the state of an earlier forward pass with a capacity."""
         logits, targets = _readable(logits, targets)
         positives = settings.pop("max_positives")
         plan = Plan.of(logits, targets, positives=positives, has_capacity=True, **settings)
@@ -345,7 +344,7 @@ class TritonRanking(NamedTuple):
         at_localisation = None
         if self.localisation_dtype is not None and second is not None:
             # The kernel writes one number for each of the positives, padding included. More errors than that mean more
-            # positives than the capacity, which make every gradient NaN. Without logits, nobody writes.
+            # positives than the capacity, which make every gradient NaN. Without logits, nothing is written.
             value = torch.nan if self.localisations > plan.positives else 0.0
             options: dict[str, Any] = {"dtype": plan.dtype, "device": logits.device}
             shape = (self.localisations,)
@@ -413,6 +412,6 @@ def _positions(mask: Tensor, max_positives: int | None) -> Tensor:
         return mask.new_full((max_positives,), -1, dtype=torch.int64)
     try:
         return torch.nonzero_static(mask, size=max_positives, fill_value=-1).view(-1)
-    except NotImplementedError:  # on CUDA before torch 2.7: the host waits once
+    except NotImplementedError:  # CUDA before torch 2.7: one device sync
         positions = mask.nonzero().view(-1)[:max_positives]
         return torch.nn.functional.pad(positions, (0, max_positives - positions.numel()), value=-1)

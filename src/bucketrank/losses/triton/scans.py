@@ -1,7 +1,7 @@
 """The Triton kernel that turns the buckets of a ranking into its values, its gradients and the table of lines.
 
 One program scans one ranking, over its edges and its positives, tile by tile in one order. The errors and weights of
-each loss are those of ``terms.py``, written again: each torch operation of that module would be a launch of its own.
+each loss are those of ``terms.py``, written again: each torch operation of that module would be a separate launch.
 """
 
 import triton
@@ -9,7 +9,7 @@ import triton.language as tl
 
 from bucketrank.losses.triton.device import bucket_width, edges_of, float64_from
 
-# As in terms.py.
+# Same value as in terms.py.
 ALRP_LEAST_FALSE_POSITIVES = tl.constexpr(1e-5)
 
 
@@ -68,7 +68,7 @@ def _compute_terms(
     """Write the weights of the negatives and the positives' own gradients; return the sums of the two errors."""
     first_sum = tl.zeros((TILE,), tl.float64)
     second_sum = tl.zeros((TILE,), tl.float64)
-    least = tl.zeros((), tl.float64) + float("inf")
+    lowest = tl.zeros((), tl.float64) + float("inf")
     inverse_ranks = tl.zeros((), tl.float64)
     start = positives * 0
     while start < positives:
@@ -88,8 +88,8 @@ def _compute_terms(
         pushed = error
         if LOSS == "interpolated_ap":
             own_error = tl.where(inside, error, float("inf"))
-            error = tl.minimum(tl.associative_scan(own_error, 0, smaller), least)
-            least = tl.minimum(tl.min(own_error, 0), least)
+            error = tl.minimum(tl.associative_scan(own_error, 0, smaller), lowest)
+            lowest = tl.minimum(tl.min(own_error, 0), lowest)
             weight = error / tl.where(own_error > 0, own_error, 1.0) * weight
             pushed = error
         if LOSS == "alrp":
