@@ -1,9 +1,10 @@
 """Build a command line from function signatures.
 
 A command is a function. Its positional parameters are the positional arguments, its keyword-only parameters the flags,
-and its docstring is the help. A parameter is declared as ``name: Annotated[type, "help text"] = default``, like the
-settings of a recipe, and :func:`bucketrank.settings.fields.convert` converts its text. A parameter of type
-:data:`Changes` collects the flags that change a recipe.
+and its docstring is the help. The data set may be positional or follow ``--data``. A parameter is declared as
+``name: Annotated[type, "help text"] = default``, like the settings of a recipe, and
+:func:`bucketrank.settings.fields.convert` converts its text. A parameter of type :data:`Changes` collects the flags
+that change a recipe.
 
 We use argparse from the standard library. jsonargparse, tyro and cyclopts neither read lists, null and mappings as our
 recipe files have them nor let us word the messages, their imports take 150 to 290 ms instead of 30, and none of them
@@ -41,6 +42,7 @@ Command = Callable[..., int | None]  # returns the exit status, None for 0
 Commands = dict[str, Union[Command, "Commands"]]
 Changes = dict[str, str]  # texts of setting flags by key: {"loss.delta": "0.25"}
 
+DATA = "data"  # a positional parameter of this name may also be given as a flag
 SAMPLE_RECIPE = "atss-r50-rs"  # its settings are shown by --help if no recipe is named
 REQUIREMENT = re.compile(r"([\w.-]+)(?:\[([\w,. -]+)\])?.*?;.*\bextra\s*==\s*[\"']([\w-]+)[\"']")
 
@@ -152,6 +154,7 @@ def _parse(command: Command, words: list[str], *, program: str) -> dict[str, Any
     hints = get_type_hints(command, include_extras=True)
     flags = ["--help"]
     types: dict[str, tuple[str, Any]] = {}  # parameter -> its name in messages, and its type
+    positional: list[str] = []
     changes = None
     for name, parameter in inspect.signature(command).parameters.items():
         annotation, text = get_args(hints[name])
@@ -160,17 +163,29 @@ def _parse(command: Command, words: list[str], *, program: str) -> dict[str, Any
             continue
         if type(None) in alternatives(annotation):  # None means that the argument is not given
             (annotation,) = (each for each in alternatives(annotation) if each is not type(None))
-        added = _add_parameter(parser, parameter, annotation, text)
-        flags += added
+        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY and not (name == DATA and _has_flag(words, DATA)):
+            _add_positional(parser, parameter, annotation, text)
+            positional.append(name)
+            flags += [f"--{DATA}"] if name == DATA else []
+            added = []
+        else:
+            added = _add_flag(parser, parameter, annotation, text)
+            flags += added
         types[name] = (added[0] if added else name, annotation)
     if changes is not None:
         words = [normalised(word) for word in words]
         flags += flag_names()
         if {"-h", "--help"} & {*words}:
             _show_settings(parser, words, dest=changes)
+            names = " ".join(f"[{name}]" for name in positional)
+            parser.usage = f"{program} {names} [options] [settings]"
         else:
             add_used_flags(parser, words, dest=changes)
     values, rest = parser.parse(words, flags)
+    # argparse leaves out an optional positional argument that follows a flag.
+    for name in positional:
+        if name not in values and rest and not rest[0].startswith("-"):
+            values[name] = rest.pop(0)
     if rest:
         raise UsageError(f"unrecognized arguments: {' '.join(rest)}")
     given = {} if changes is None else {changes: values.get(changes, {})}
@@ -186,26 +201,34 @@ def _parse(command: Command, words: list[str], *, program: str) -> dict[str, Any
     return given
 
 
-def _add_parameter(parser: FlagParser, parameter: inspect.Parameter, annotation: Any, text: str) -> list[str]:
-    """Add one parameter of a command to its parser, and return its flags."""
+def _has_flag(words: list[str], name: str) -> bool:
+    return any(word.partition("=")[0] == f"--{name}" for word in words)
+
+
+def _add_positional(parser: FlagParser, parameter: inspect.Parameter, annotation: Any, text: str) -> None:
+    """Add a positional parameter of a command to its parser."""
+    count = "+" if get_origin(annotation) is list else "?" if parameter.default is None else None
+    text += f" (also as --{DATA})" if parameter.name == DATA else ""
+    parser.add_argument(parameter.name, nargs=count, default=argparse.SUPPRESS, help=text.replace("%", "%%"))
+
+
+def _add_flag(parser: FlagParser, parameter: inspect.Parameter, annotation: Any, text: str) -> list[str]:
+    """Add a parameter of a command to its parser as a flag, and return the names of the flag."""
     from bucketrank.settings.fields import choices_of
     from bucketrank.settings.flags import metavar
 
     text = text.replace("%", "%%")
-    if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
-        count = "+" if get_origin(annotation) is list else "?" if parameter.default is None else None
-        parser.add_argument(parameter.name, nargs=count, default=argparse.SUPPRESS, help=text)
-        return []
     flag = parameter.name.replace("_", "-")
     options: dict[str, Any] = {"dest": parameter.name, "default": argparse.SUPPRESS}
     if annotation is bool:
         parser.add_argument(f"--{flag}", f"--no-{flag}", action=_Switch, help=text, **options)
         return [f"--{flag}", f"--no-{flag}"]
-    if parameter.default is not None:
+    if parameter.default not in (None, parameter.empty):
         text += f" ({parameter.default})"
     if choices_of(annotation):
         options["metavar"] = metavar(annotation)
-    parser.add_value(f"--{flag}", annotation, help=text, **options)
+    required = parameter.default is parameter.empty
+    parser.add_value(f"--{flag}", annotation, help=text, required=required, **options)
     return [f"--{flag}"]
 
 
@@ -217,7 +240,6 @@ def _show_settings(parser: FlagParser, words: list[str], *, dest: str) -> None:
     known = recipe_names()
     named = (word for word in words if word in known or word.endswith((".yaml", ".yml")))
     name = next(named, SAMPLE_RECIPE)
-    parser.usage = f"{parser.prog} [recipe] [options] [settings]"
     parser.epilog = f"The values in brackets are those of the recipe {name}."
     add_recipe_flags(parser, load_recipe(name), dest=dest)
 

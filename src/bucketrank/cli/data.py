@@ -16,7 +16,7 @@ Copy = Annotated[bool, "copy the images instead of linking to them"]
 
 
 def check_data(
-    folder: Annotated[Path, "folder of the data set, in its own layout, COCO's, LVIS's or Roboflow's"],
+    data: Annotated[Path, "folder of the data set, in its own layout, COCO's, LVIS's or Roboflow's"],
     *,
     layout: Annotated[LayoutName | None, "layout of the folder (default: the first that fits)"] = None,
     masks: Annotated[bool, "require a mask for every object"] = False,
@@ -28,11 +28,11 @@ def check_data(
     from bucketrank.data.summary import check_folder
 
     require_min("--workers", workers, 1)
-    return check_folder(folder, layout=layout, masks=masks, decode=decode, show=show, workers=workers)
+    return check_folder(data, layout=layout, masks=masks, decode=decode, show=show, workers=workers)
 
 
 def split(
-    source: Annotated[Path, "folder of the data set; its training and validation images are joined first"],
+    data: Annotated[Path, "folder of the data set; its training and validation images are joined first"],
     destination: Annotated[Path, "new folder with train.json, val.json and images"],
     *,
     val: Annotated[float, "share of the images for validation"] = 0.2,
@@ -46,7 +46,7 @@ def split(
 
     if not 0 < val < 1:
         raise UsageError(f"--val: expected a share above 0 and below 1, got {val:g}")
-    convert_folder(partial(write_new_split, val=val, seed=seed, layout=layout), source, destination, copy=copy)
+    convert_folder(partial(write_new_split, val=val, seed=seed, layout=layout), data, destination, copy=copy)
 
 
 def convert_cityscapes(source: Source, destination: Destination, *, copy: Copy = False) -> None:

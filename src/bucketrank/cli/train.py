@@ -35,8 +35,8 @@ def recipes(
 
 def train(
     recipe: Annotated[str | None, "name or file of a recipe (see bucketrank recipes)"] = None,
-    *,
     data: Annotated[Path | None, "folder of the data set"] = None,
+    *,
     out: Annotated[Path | None, "folder for everything the run writes (default: runs/RECIPE)"] = None,
     resume: Annotated[bool, "continue the run in --out, or start it if --out holds no run"] = False,
     allow_changed_data: Annotated[bool, "resume although images or annotations changed (classes may never)"] = False,
@@ -49,7 +49,7 @@ def train(
     if recipe is None and (out is None or not resume):
         raise UsageError("expected a recipe (see bucketrank recipes), or --resume and the --out of a run")
     if data is None and not resume:
-        raise UsageError("expected --data, the folder of the data set")
+        raise UsageError("expected the folder of the data set after the recipe, or as --data")
     out = out or Path("runs") / Path(str(recipe)).stem
     if recipe is None and settings and (out / "recipe.yaml").is_file():  # change settings of the run's own recipe
         recipe = str(out / "recipe.yaml")
