@@ -116,7 +116,7 @@ def test_a_wrong_command_names_the_nearest(words: list[str], capsys: pytest.Capt
         (["report", "run", "--image", "3"], "--images"),
         (["check-data", "d", "--no-deocde"], "--no-decode"),
         (["predict", "w", "i", "--treshold=3"], "--threshold"),
-        (["train", "atss-laptop", "--lr", "3"], "--schedule.lr"),
+        (["train", "atss-laptop", "--momentum", "3"], "--schedule.momentum"),
         (["check-data", "folder", "--mask"], "--masks"),
         (["check-data", "--worker", "3", "folder"], "--workers"),
         (["convert", "yolo", "a", "b", "--cpoy"], "--copy"),

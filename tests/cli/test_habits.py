@@ -10,6 +10,7 @@ import pytest
 from bucketrank.cli import main
 from bucketrank.inference import evaluation
 from bucketrank.training import run as training
+from bucketrank.training.processes import pass_pid_to_children
 
 
 @pytest.fixture
@@ -95,3 +96,89 @@ def test_help_says_that_data_may_be_a_flag(command: str, capsys: pytest.CaptureF
     with pytest.raises(SystemExit):
         main([command, "--help"])
     assert "(also as --data)" in " ".join(capsys.readouterr().out.split())
+
+
+def test_short_names_change_the_settings(trained: list[dict[str, Any]]) -> None:
+    words = "train atss-r50-rs my-data --epochs 20 --batch 4 --imgsz 640 --lr 1e-3 --device cpu --workers 2"
+    assert main(words.split()) == 0
+    recipe = trained[0]["recipe"]
+    assert (recipe.schedule.epochs, recipe.schedule.milestones) == (20, (13, 18)), "8 and 11 of 12"
+    assert (recipe.data.batch_size, recipe.data.workers, recipe.schedule.lr) == (4, 2, 1e-3)
+    assert (recipe.inputs.min_size, recipe.inputs.max_size) == (640, 1066), "800 and 1333"
+    assert (recipe.trainer.accelerator, recipe.trainer.devices) == ("cpu", "1")
+
+
+def test_what_only_scales_may_be_chosen(trained: list[dict[str, Any]]) -> None:
+    words = "train atss-r50-rs my-data --epochs 1 --imgsz 256 --inputs.max_size 512 --device cuda --trainer.devices 2"
+    assert main(words.split()) == 0
+    assert main(["train", "atss-r50-rs", "my-data", "--epochs", "20", "--schedule.milestones", "5,6"]) == 0
+    assert main(["train", "retinanet-coco", "my-data", "--imgsz", "640"]) == 0
+    first, second, library = (run["recipe"] for run in trained)
+    assert (first.schedule.epochs, first.schedule.milestones) == (1, (1,)), "which never comes"
+    assert (first.inputs.min_size, first.inputs.max_size) == (256, 512)
+    assert (first.trainer.accelerator, first.trainer.devices) == ("cuda", "2")
+    assert second.schedule.milestones == (5, 6)
+    assert (library.inputs.min_size, library.inputs.max_size) == (640, None), "the limit is the model's own"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--epochs", "few"], "--epochs: expected a whole number, got 'few'"),
+        (["--epochs", "0"], "schedule.epochs: expected at least 1, got 0"),
+        (["--imgsz", "0"], "inputs.min_size: expected one or more sizes between 1 and max_size"),
+        (["--batch", "2", "--data.batch_size", "3"], "--batch: is short for --data.batch_size; give one of them"),
+        (["--device", "cuda:3"], "--device: expected auto, cpu, cuda or mps, got 'cuda:3'; choose a GPU with"),
+    ],
+)
+def test_wrong_short_names_are_one_line(
+    words: list[str], message: str, trained: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "atss-laptop", "my-data", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert not trained
+
+
+def test_train_help_shows_the_short_names_first(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    options = capsys.readouterr().out.partition("options:")[2]
+    shown = [line.split()[0] for line in options.splitlines() if line.startswith("  --")]
+    assert shown[:6] == ["--epochs", "--batch", "--imgsz", "--lr", "--device", "--workers"]
+
+
+def test_a_resumed_run_takes_short_names(trained: list[dict[str, Any]], tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("base: atss-laptop\ndata: {batch_size: 7}\n")
+    assert main(["train", "--resume", "--out", str(tmp_path), "--workers", "3"]) == 0
+    assert (trained[0]["recipe"].data.batch_size, trained[0]["recipe"].data.workers) == (7, 3)
+
+
+def begin(folder: str) -> None:
+    Path(folder).mkdir(parents=True)
+    Path(folder, "recipe.yaml").touch()
+
+
+def test_the_same_recipe_again_gets_a_new_folder(trained: list[dict[str, Any]]) -> None:
+    words = ["train", "atss-laptop", "my-data"]
+    assert main(words) == 0
+    begin("runs/atss-laptop")
+    assert main(words) == 0
+    begin("runs/atss-laptop-2")
+    assert main(words) == 0
+    assert main([*words, "--out", "runs/atss-laptop"]) == 0, "refused by the run itself"
+    assert main([*words, "--resume"]) == 0
+    folders = [run["out"].as_posix() for run in trained]
+    assert folders == [f"runs/atss-laptop{end}" for end in ("", "-2", "-3", "", "")]
+
+
+def test_the_processes_of_a_run_share_its_folder(
+    trained: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin("runs/atss-laptop")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert main(["train", "atss-laptop", "my-data"]) == 0, "started by torchrun, which does not say the folder"
+    with pass_pid_to_children(Path("runs/atss-laptop-2")):
+        begin("runs/atss-laptop-2")
+        assert main(["train", "atss-laptop", "my-data"]) == 0
+    assert [run["out"].as_posix() for run in trained] == ["runs/atss-laptop", "runs/atss-laptop-2"]

@@ -137,10 +137,10 @@ def test_ctrl_c_and_on_with_it_from_the_command_line(shapes, tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (torch.OutOfMemoryError("Tried to allocate 2.00 GiB.\nmore"), "a smaller --data.batch_size"),
+        (torch.OutOfMemoryError("Tried to allocate 2.00 GiB.\nmore"), "a smaller --batch"),
         (
             RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "),
-            "Lower --data.workers; resume with",
+            "Lower --workers; resume with",
         ),
     ],
 )
@@ -161,7 +161,7 @@ def test_a_mistake_is_told_before_anything_is_loaded(shapes, tmp_path, capsys):
     words = ["train", "atss-laptop", "--data", str(shapes), "--out", str(tmp_path / "run")]
     for mistake, nearest in [
         (["--loss.dleta", "1"], "--loss.delta"),
-        (["--lr", "1"], "--schedule.lr"),
+        (["--momentum", "1"], "--schedule.momentum"),
         (["--dta", "x"], "--data"),
         (["--loss", "focl"], "focal"),
     ]:

@@ -11,11 +11,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # Rank variables of Lightning, torchrun, SLURM and LSF, for the process or its machine.
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK", "NODE_RANK", "GROUP_RANK")
 PARENT = "BUCKETRANK_PARENT"  # environment variable with the PID of the process that starts the others
+FOLDER = "BUCKETRANK_RUN_FOLDER"  # environment variable with the run folder that the first process chose
 POLL_SECONDS = 1.0
 
 
@@ -88,18 +90,25 @@ def is_first_process() -> bool:
     return all(os.environ.get(name, "0") in ("", "0") for name in RANKS)
 
 
+def is_launched() -> bool:
+    """Return whether a launcher like torchrun, SLURM or another run started this process as one of several."""
+    return any(name in os.environ for name in RANKS)
+
+
 @contextmanager
-def pass_pid_to_children() -> Iterator[None]:
-    """Pass our PID to the child processes started in this context."""
-    before = os.environ.get(PARENT)
-    os.environ[PARENT] = str(os.getpid())
+def pass_pid_to_children(folder: Path | None = None) -> Iterator[None]:
+    """Pass our PID, and the run folder if given, to the child processes started in this context."""
+    passed = {PARENT: str(os.getpid())} | ({} if folder is None else {FOLDER: str(folder)})
+    before = {name: os.environ.get(name) for name in passed}
+    os.environ.update(passed)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[PARENT]
-        else:
-            os.environ[PARENT] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def end_with_parent() -> None:

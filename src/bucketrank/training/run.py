@@ -147,7 +147,7 @@ def _train(
     weights = folder / "weights.safetensors"
     finished = read_final_weights(weights) if progress.is_finished(schedule) else None
     if finished is None:
-        _launch(fabric, stop)
+        _launch(fabric, stop, folder)
         loop = Loop(
             fabric,
             detector,
@@ -290,11 +290,11 @@ def _resumed_progress(checkpoint: dict[str, Any], log: RunLog, *, batches: int, 
     return progress
 
 
-def _launch(fabric: Fabric, stop: StopSignals) -> None:
+def _launch(fabric: Fabric, stop: StopSignals, folder: Path) -> None:
     """Start the other processes, if any, and connect to them; stop signals are blocked meanwhile."""
     stop.defer()
     try:
-        with pass_pid_to_children():
+        with pass_pid_to_children(folder):
             fabric.launch()
     finally:
         stop.unblock()
