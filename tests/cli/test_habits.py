@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from bucketrank.cli import main
+from bucketrank.data import find_splits
 from bucketrank.inference import evaluation
 from bucketrank.training import run as training
 from bucketrank.training.processes import pass_pid_to_children
+from tests.training import tiny
 
 
 @pytest.fixture
@@ -182,3 +186,64 @@ def test_the_processes_of_a_run_share_its_folder(
         begin("runs/atss-laptop-2")
         assert main(["train", "atss-laptop", "my-data"]) == 0
     assert [run["out"].as_posix() for run in trained] == ["runs/atss-laptop", "runs/atss-laptop-2"]
+
+
+@pytest.fixture(scope="module")
+def run_folder(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train for one epoch, with a third of the training images held out."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    tiny.run(folder, shapes, "--schedule.epochs 1 --data.holdout 0.34")
+    return folder
+
+
+def test_a_run_is_evaluated_on_its_own_data(run_folder: Path, shapes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(run_folder), "--device", "cpu"]) == 0
+    assert "4 images; " in capsys.readouterr().out, "those that the run held out"
+    assert main(["eval", str(run_folder / "weights.safetensors"), "--split", "train", "--device", "cpu"]) == 0
+    assert "8 images; " in capsys.readouterr().out
+    assert main(["eval", str(run_folder), str(shapes), "--device", "cpu"]) == 0
+    assert "3 images; " in capsys.readouterr().out, "the validation images of the folder"
+
+
+def test_calibrate_takes_the_folder_of_a_run(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    class Calibrated(Exception):  # noqa: N818 (not an error)
+        pass
+
+    def record(model: Any, images: Any, **_: Any) -> None:
+        given.append(len(images))
+        raise Calibrated
+
+    monkeypatch.setattr(evaluation, "calibrate", record)
+    for weights in (run_folder, run_folder / "weights.safetensors"):
+        with pytest.raises(Calibrated):
+            main(["calibrate", str(weights), "--device", "cpu"])
+    assert given == [8, 8], "the training images that were not held out"
+
+
+@pytest.mark.parametrize("command", ["eval", "calibrate"])
+def test_weights_outside_of_a_run_need_data(
+    command: str, run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = shutil.copy(run_folder / "weights.safetensors", tmp_path)
+    assert main([command, str(weights)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "expected the folder of the data set after it, or as --data" in line
+
+
+def test_the_yaml_file_stands_for_its_folder(shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for kind in ("images", "labels"):
+        (tmp_path / "yolo" / kind / "train").mkdir(parents=True)
+    Image.new("RGB", (40, 30)).save(tmp_path / "yolo/images/train/a.png")
+    (tmp_path / "yolo/labels/train/a.txt").write_text("1 0.5 0.5 0.2 0.2\n")
+    (tmp_path / "yolo/other.yaml").write_text("names: [no, nothing]\ntrain: images/none\n")
+    (tmp_path / "yolo/mine.yaml").write_text("names: [cat, dog]\ntrain: images/train\n")
+    assert main(["convert", "yolo", str(tmp_path / "yolo/mine.yaml"), str(tmp_path / "coco")]) == 0
+    (split,) = {find_splits(tmp_path / "coco").train} - {None}
+    assert split is not None
+    assert [each["name"] for each in split.read()["categories"]] == ["cat", "dog"]
+    copy = shutil.copytree(shapes, tmp_path / "shapes")
+    (copy / "data.yaml").touch()
+    assert main(["check-data", str(copy / "data.yaml")]) == 0
+    assert "12 images, " in capsys.readouterr().out

@@ -65,7 +65,12 @@ def convert_voc(source: Source, destination: Destination, *, copy: Copy = False)
     convert_folder(convert_voc, source, destination, copy=copy)
 
 
-def convert_yolo(source: Source, destination: Destination, *, copy: Copy = False) -> None:
+def convert_yolo(
+    source: Annotated[Path, "folder to convert, or the data.yaml in it"],
+    destination: Destination,
+    *,
+    copy: Copy = False,
+) -> None:
     """Convert YOLO (data.yaml, images, labels) to COCO format: boxes and polygons."""
     from bucketrank.data.convert import convert_yolo
     from bucketrank.data.summary import convert_folder

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from bucketrank.cli.arguments import require, require_device, require_min
 from bucketrank.errors import UsageError, printable
 from bucketrank.settings.choices import CalibrationMethod, CalibrationTarget, LayoutName
 
 Weights = Annotated[Path, "weights file, folder of a run or of save_pretrained, or owner/name on the hub"]
-Data = Annotated[Path, "folder of the data set"]
-DataLayout = Annotated[LayoutName | None, "layout of the data folder (default: the first that fits)"]
+Data = Annotated[Path | None, "folder of the data set (default: the one the run was trained on)"]
+DataLayout = Annotated[
+    LayoutName | None, "layout of the data folder (default: that of the run without DATA, else the first that fits)"
+]
 Device = Annotated[str, "a torch device, like cpu or cuda:0; auto is cuda if available"]
 First = Annotated[int | None, "evaluate only the first N images"]
 Batch = Annotated[int, "images per batch"]
@@ -21,7 +23,7 @@ Batch = Annotated[int, "images per batch"]
 
 def evaluate(
     weights: Weights,
-    data: Data,
+    data: Data = None,
     *,
     split: Annotated[Literal["val", "train"], "images to evaluate on"] = "val",
     layout: DataLayout = None,
@@ -41,11 +43,13 @@ def evaluate(
     require_min("--workers", workers, 0)
     require_min("--most", most, 1)
     require_device(device)
+    chosen = _choose_data(weights, data, layout)
     evaluation = evaluate(
         weights,
-        data,
+        chosen.folder,
         split=split,
-        layout=layout,
+        layout=chosen.layout,
+        holdout=chosen.holdout,
         batch_size=batch,
         workers=workers,
         device=device,
@@ -54,6 +58,29 @@ def evaluate(
         given_boxes=given_boxes,
     )
     print_evaluation(Console(), evaluation)
+
+
+class _ChosenData(NamedTuple):
+    folder: Path
+    layout: LayoutName | None
+    holdout: float | None
+
+
+def _choose_data(weights: Path, data: Path | None, layout: LayoutName | None) -> _ChosenData:
+    """Return the data set that the user names or, without one, that of the run, with its layout and its hold-out."""
+    from bucketrank.settings import load_recipe
+    from bucketrank.training.folder import stored_data_folder
+
+    if data is not None:
+        return _ChosenData(data, layout, None)
+    run = weights if weights.is_dir() else weights.parent
+    recipe, stored = run / "recipe.yaml", stored_data_folder(run)
+    if stored is None or not recipe.is_file():
+        raise UsageError(
+            f"{weights}: expected the folder of the data set after it, or as --data, because it is not in a run folder"
+        )
+    settings = load_recipe(recipe).data
+    return _ChosenData(stored, layout or settings.chosen_layout, settings.holdout)
 
 
 def predict(
@@ -78,8 +105,8 @@ def predict(
 
 
 def calibrate(
-    weights: Annotated[Path, "weights.safetensors of a run"],
-    data: Data,
+    weights: Annotated[Path, "folder of a run, or its weights.safetensors"],
+    data: Data = None,
     *,
     out: Annotated[Path | None, "the file to write (default: replace WEIGHTS)"] = None,
     split: Annotated[Literal["train", "val"], "images to fit on"] = "train",
@@ -96,24 +123,27 @@ def calibrate(
     from rich.console import Console
 
     from bucketrank.inference.evaluation import calibrate_weights
+    from bucketrank.weights.files import find_weights
 
     require_min("--most", most, 1)
     if per_class and method == "temperature":
         raise UsageError("--per-class: expected --method platt, got temperature, which classes share")
     require_device(device)
+    chosen = _choose_data(weights, data, layout)
     calibration = calibrate_weights(
         weights,
-        data,
+        chosen.folder,
         out,
         split=split,
-        layout=layout,
+        layout=chosen.layout,
+        holdout=chosen.holdout,
         target=target,
         per_class=per_class,
         method=method,
         max_images=most,
         device=device,
     )
-    lines = printable(f"{calibration}\nwrote {out or weights}")
+    lines = printable(f"{calibration}\nwrote {out or find_weights(weights)}")
     Console().print(lines, highlight=False, markup=False, soft_wrap=True)
 
 

@@ -271,11 +271,13 @@ def find_splits(folder: Path | str, *, layout: str | None = None, seed: int = 0)
     images, chosen by id and ``seed``, is kept for validation (see Split).
 
     Args:
-        folder: data set folder.
+        folder: data set folder, or the data.yaml in it.
         layout: own, coco, lvis or roboflow; by default the first that fits.
         seed: seed that chooses the validation images if there is a single file.
     """
     folder = Path(folder)
+    if is_yaml(folder):
+        folder = folder.parent
     if not folder.is_dir():
         raise DataError(f"{folder}: the folder does not exist; give the data set folder")
     if layout is not None and layout not in LAYOUTS:
@@ -297,6 +299,11 @@ def find_splits(folder: Path | str, *, layout: str | None = None, seed: int = 0)
         f"{folder}: no annotations found{others}. Looked for:{expected}\n"
         "Rename the files, or convert them: bucketrank convert --help"
     )
+
+
+def is_yaml(path: Path) -> bool:
+    """Return whether the path is a yaml file, such as the data.yaml of a YOLO data set."""
+    return path.suffix in (".yaml", ".yml") and path.is_file()
 
 
 def _split(folder: Path, annotations: str, images: str) -> Split | None:

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from bucketrank.console import progress_bar
-from bucketrank.data.annotations import Split, find_splits
+from bucketrank.data.annotations import Split, find_splits, is_yaml
 from bucketrank.data.checks import Content, Depth, check, check_pair
 from bucketrank.data.convert.writer import Written
 from bucketrank.data.problems import Problem, counted
@@ -23,6 +23,7 @@ def check_folder(folder: Path, *, layout: str | None, masks: bool, decode: bool,
     """Check every split of a folder and print its problems; return 1 if there is an error, otherwise 0."""
     console = _console()
     splits = find_splits(folder, layout=layout)
+    folder = folder.parent if is_yaml(folder) else folder
     problems: list[Problem] = []
     single = splits.train is not None and splits.val is not None and splits.train.annotations == splits.val.annotations
     checked = [replace(splits.train, part="all")] if single and splits.train else [each for each in splits if each]

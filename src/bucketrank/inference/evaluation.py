@@ -24,7 +24,7 @@ from bucketrank.evaluation.calibration.fitting import MAX_IMAGES
 from bucketrank.settings import from_dict
 from bucketrank.settings.choices import CalibrationMethod, CalibrationTarget
 from bucketrank.weights.atomic import require_no_folder, write_text
-from bucketrank.weights.files import Meta, describe_scores, save_weights
+from bucketrank.weights.files import Meta, describe_scores, find_weights, save_weights
 from bucketrank.weights.load import load_model
 
 
@@ -58,6 +58,7 @@ def evaluate(
     *,
     split: str = "val",
     layout: str | None = None,
+    holdout: float | None = None,
     batch_size: int = 1,
     workers: int = 0,
     device: str = "auto",
@@ -74,6 +75,7 @@ def evaluate(
         data: data set folder.
         split: ``"val"`` or ``"train"``.
         layout: layout of the data folder; by default the first that fits.
+        holdout: share of the training images that stands in for the validation images, as in the recipe of a run.
         batch_size: images per batch.
         workers: data-loading workers.
         device: a torch device; auto is cuda if available.
@@ -83,7 +85,7 @@ def evaluate(
     """
     if detections is not None:
         require_no_folder(detections, "detections.json")
-    setup = prepare_evaluation(weights, data, split=split, layout=layout, device=device)
+    setup = prepare_evaluation(weights, data, split=split, layout=layout, holdout=holdout, device=device)
     masked = setup.model if given_boxes and isinstance(setup.model, MaskRCNN) else None
     if given_boxes and masked is None:
         raise DataError(
@@ -117,11 +119,17 @@ def evaluate(
 
 
 def prepare_evaluation(
-    weights: Path | str, data: Path | str, *, split: str = "val", layout: str | None = None, device: str = "auto"
+    weights: Path | str,
+    data: Path | str,
+    *,
+    split: str = "val",
+    layout: str | None = None,
+    holdout: float | None = None,
+    device: str = "auto",
 ) -> EvaluationSetup:
     """Load a weights file and a split of the data folder ``data``; raise DataError unless the classes are the same."""
     model, meta = load_model(weights)
-    chosen = _find_split(data, split, layout)
+    chosen = _find_split(data, split, layout, holdout)
     require_sound(chosen, masks=model.masks)
     images = CocoDataset(chosen, transform=eval_transform())
     if (images.category_ids, images.class_names) != (meta.category_ids, meta.classes):
@@ -139,8 +147,8 @@ def prepare_evaluation(
     return EvaluationSetup(model.to(torch_device), meta, images, evaluator, torch_device)
 
 
-def _find_split(data: Path | str, split: str, layout: str | None) -> Split:
-    splits = find_splits(data, layout=layout)
+def _find_split(data: Path | str, split: str, layout: str | None, holdout: float | None) -> Split:
+    splits = find_splits(data, layout=layout).with_holdout(holdout)
     chosen = {"val": splits.val, "train": splits.train}.get(split)
     if chosen is None:
         raise DataError(f"{data}: expected a split {split!r}, got none; choose val or train, if the folder has both")
@@ -188,6 +196,7 @@ def calibrate_weights(
     *,
     split: str = "train",
     layout: str | None = None,
+    holdout: float | None = None,
     target: CalibrationTarget = "match",
     per_class: bool = False,
     method: CalibrationMethod = "platt",
@@ -206,17 +215,20 @@ def calibrate_weights(
         out: file to write; by default the weights file is replaced.
         split: images to fit on: ``"train"`` or ``"val"``.
         layout: layout of the data folder; by default the first that fits.
+        holdout: share of the training images to leave out, as in the recipe of a run.
         target: ``"match"``, the probability of a match at an IoU of 0.5, or ``"iou"``, the expected IoU.
         per_class: fit each class separately.
         method: ``"platt"`` for sigmoid scores, ``"temperature"`` for a softmax.
         max_images: maximum number of images; None for all.
         device: a torch device; auto is cuda if available.
     """
+    if out is None and Path(weights).is_dir():
+        weights = find_weights(weights)
     if out is None and not Path(weights).is_file():
         raise WeightsError(
             f"{weights}: expected a weights file to replace, got no such file; choose the file with --out"
         )
-    setup = prepare_evaluation(weights, data, split=split, layout=layout, device=device)
+    setup = prepare_evaluation(weights, data, split=split, layout=layout, holdout=holdout, device=device)
     calibration = calibrate(
         setup.model, setup.images, target=target, per_class=per_class, method=method, max_images=max_images
     )

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import yaml
 
-from bucketrank.data.annotations import is_text, path_inside, polygon_area
+from bucketrank.data.annotations import is_text, is_yaml, path_inside, polygon_area
 from bucketrank.data.convert.writer import Writer, Written, read_text
 from bucketrank.data.images import SUFFIXES
 from bucketrank.errors import DataError
@@ -27,14 +27,17 @@ class TextLoader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
 def convert_yolo(source: Path, folder: Path, *, copy: bool = False) -> list[Written]:
     """Convert the images and labels that ``data.yaml`` in ``source`` names to a folder in COCO format.
 
-    Without a yaml file, the images come from images/train and images/val, or else from images, and the class names
-    from classes.txt, or else they are numbers. The labels of images/a/b.jpg are in labels/a/b.txt; an image
+    ``source`` is the folder, or the yaml file in it. Without a yaml file, the images come from images/train and
+    images/val, or else from images, and the class names from classes.txt, or else they are numbers. The labels of
+    images/a/b.jpg are in labels/a/b.txt; an image
     without that file has no objects. Each line has a class and either a box (x and y of its centre, width, height) or
     the corners of a polygon, from which the box is computed. Classes are numbered from 0 and get category ids from 1.
     """
+    file = source if is_yaml(source) else None
+    source = source if file is None else file.parent
     if not source.is_dir():
         raise DataError(f"{source}: the folder does not exist; give the folder to convert")
-    settings = read_yaml(source)
+    settings = read_yaml(source, file)
     splits = {name: images for name in SPLITS if (images := images_of(source, settings, name))}
     if not splits:
         splits = {"annotations": list_images(source / "images")}
@@ -68,14 +71,16 @@ def convert_yolo(source: Path, folder: Path, *, copy: bool = False) -> list[Writ
     return written
 
 
-def read_yaml(source: Path) -> dict[str, Any]:
-    """Read data.yaml, or the only yaml file in the folder; return an empty dict if neither exists.
+def read_yaml(source: Path, file: Path | None = None) -> dict[str, Any]:
+    """Read ``file``, or else data.yaml, or the only yaml file in the folder; return an empty dict if none exists.
 
     Roboflow and older files call the validation images ``valid``; the result always has ``val``. Everything in
     ``names`` is text, as written: YAML rules would turn the class names yes and no into booleans, and 007 into 7.
     """
     candidates = sorted([*source.glob("*.yaml"), *source.glob("*.yml")])
-    if source / "data.yaml" in candidates:
+    if file is not None:
+        path = file
+    elif source / "data.yaml" in candidates:
         path = source / "data.yaml"
     elif len(candidates) == 1:
         path = candidates[0]
