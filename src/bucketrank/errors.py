@@ -28,7 +28,8 @@ OUT_OF_MEMORY = (
 
 MAX_QUOTED = 200  # characters of a quoted value
 MAX_COMPARED = 100  # characters of a mistyped name; the comparison takes quadratic time
-MIN_LIKENESS = 0.5  # similarity from which a name is suggested, from 0 to 1
+MIN_LIKENESS = 0.65  # similarity from which a name is suggested, from 0 to 1
+MIN_BEGINNING = 3  # characters that, as the beginning of a name, are enough to suggest it
 
 
 class BucketrankError(Exception):
@@ -168,16 +169,19 @@ def short_repr(value: object) -> str:
 def suggest(word: str, known: Iterable[str]) -> str:
     """Return a hint at the known name closest to ``word``, to append to a message; empty if none is close.
 
-    ``word`` may be the last part of a dotted name: ``--lr`` suggests ``--schedule.lr``.
+    ``word`` may be the last part of a dotted name, or the beginning of a name: ``--momentum`` suggests
+    ``--schedule.momentum``, and ``retinanet`` suggests ``retinanet-coco``.
 
-    >>> suggest("dleta", ["delta", "method"]), suggest("x", ["delta", "method"])
+    >>> suggest("dleta", ["delta", "method"]), suggest("--foo", ["--out", "--loss.delta"])
     ('; the nearest is "delta"', '')
     """
-    word = word[:MAX_COMPARED]
+    word = word[:MAX_COMPARED].removeprefix("--")
 
     def likeness(name: str) -> float:
-        last_part = "--" + name.rpartition(".")[2] if name.startswith("--") and "." in name else name
-        return max(difflib.SequenceMatcher(None, word, each).ratio() for each in (name, last_part))
+        name = name.removeprefix("--")
+        last_part = name.rpartition(".")[2]
+        ratio = max(difflib.SequenceMatcher(None, word, each).ratio() for each in (name, last_part))
+        return max(ratio, MIN_LIKENESS) if len(word) >= MIN_BEGINNING and name.startswith(word) else ratio
 
     best, name = max(((likeness(name), name) for name in known), key=lambda pair: pair[0], default=(0.0, ""))
     return f'; the nearest is "{name}"' if best >= MIN_LIKENESS else ""

@@ -247,3 +247,34 @@ def test_the_yaml_file_stands_for_its_folder(shapes: Path, tmp_path: Path, capsy
     (copy / "data.yaml").touch()
     assert main(["check-data", str(copy / "data.yaml")]) == 0
     assert "12 images, " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flag", ["--foo", "--project", "--cache", "--patience", "--pretrained", "--model", "--gpus"])
+def test_no_hint_at_a_flag_that_is_not_near(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "atss-laptop", "my-data", flag, "1"]) == 2
+    assert capsys.readouterr().err == f'bucketrank: train: there is no flag "{flag}"\n'
+
+
+@pytest.mark.parametrize(
+    ("typed", "nearest"),
+    [
+        ("--img-size", "--imgsz"),
+        ("--batch-size", "--data.batch_size"),
+        ("--num-workers", "--workers"),
+        ("--lr0", "--lr"),
+        ("--epoch", "--epochs"),
+        ("--optimizer", "--schedule.optimiser"),
+        ("--seed", "--trainer.seed"),
+    ],
+)
+def test_flags_of_other_tools_get_a_hint(typed: str, nearest: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "atss-laptop", "my-data", typed, "1"]) == 2
+    assert f'there is no flag "{typed}"; the nearest is "{nearest}"' in capsys.readouterr().err
+
+
+def test_a_recipe_is_hinted_at_by_its_beginning(capsys: pytest.CaptureFixture[str]) -> None:
+    for typed, nearest in {"retinanet": "retinanet-coco", "atss": "atss-laptop", "rfdetr": "rf-detr-coco"}.items():
+        assert main(["train", typed, "my-data"]) == 2
+        assert f'the nearest is "{nearest}"' in capsys.readouterr().err
+    assert main(["train", "yolov8n", "my-data"]) == 2
+    assert "nearest" not in capsys.readouterr().err

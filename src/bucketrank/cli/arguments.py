@@ -324,7 +324,10 @@ def _overview(commands: Commands, path: list[str], *, program: str, summary: str
 def _no_such_command(commands: Commands, words: list[str], typed: int, *, program: str) -> str:
     # The next word gives a hint, too, as in "convret voc".
     meant = " ".join(word for word in words[: typed + 1] if not word.startswith("-"))
-    likeness = {name: difflib.SequenceMatcher(None, meant, name).ratio() for name, _ in _leaves(commands)}
+    likeness = {
+        name: max(difflib.SequenceMatcher(None, meant, each).ratio() for each in (name, name.split()[-1]))
+        for name, _ in _leaves(commands)
+    }
     closest = max(likeness, key=lambda name: likeness[name])
     hint = f'the nearest is "{program} {closest}"' if likeness[closest] >= MIN_LIKENESS else f"see {program} --help"
     return f'there is no command "{" ".join(words[:typed])}"; {hint}'
