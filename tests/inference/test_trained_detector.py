@@ -9,10 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from huggingface_hub import hub_mixin
+from PIL import Image
 from safetensors.torch import save_file
+from torch.testing import assert_close
 
 import bucketrank
 from bucketrank.cli import main
@@ -268,3 +271,22 @@ def test_without_a_connection(trained: TrainedDetector, tmp_path: Path, monkeypa
             "me/cats: the detector cannot be uploaded (no connection to 127.0.0.1); check the name and the connection, "
             "and log in with: hf auth login"
         )
+
+
+def test_one_image_or_many_in_every_form(trained: TrainedDetector, tmp_path: Path) -> None:
+    pixels = torch.randint(0, 256, (60, 80, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)).numpy()
+    path = tmp_path / "a.png"
+    Image.fromarray(pixels).save(path)
+    tensor = torch.from_numpy(pixels).permute(2, 0, 1)
+    (expected,) = trained.predict([path], threshold=0.0, device="cpu")
+    assert len(expected["scores"]) > 0
+    forms = [str(path), path, Image.open(path), pixels, tensor, tensor.float() / 255]
+    for one in forms:
+        for images, count in [(one, 1), ([one], 1), ((one, one), 2), (iter([one, one]), 2)]:
+            results = trained.predict(images, threshold=0.0, device="cpu")
+            assert len(results) == count
+            assert_close(results[-1], expected)
+    for several in (np.stack([pixels, pixels]), torch.stack([tensor, tensor])):
+        assert len(trained.predict(several, threshold=0.0, device="cpu")) == 2
+    with pytest.raises(ValueError, match=r"expected an array \(H, W, 3\) of uint8, got \(60, 80\)"):
+        trained.predict(pixels[:, :, 0], device="cpu")

@@ -71,7 +71,7 @@ class TrainedDetector(ModelHubMixin):
 
     def predict(
         self,
-        images: Iterable[ImageInput],
+        images: ImageInput | Iterable[ImageInput],
         *,
         threshold: float | None = None,
         batch_size: int = 1,
@@ -79,9 +79,11 @@ class TrainedDetector(ModelHubMixin):
     ) -> list[dict[str, Tensor]]:
         """Detect objects in each image; the detections are sorted by score and are tensors on the CPU.
 
+        The result is a list, also for one image: ``(detections,) = trained.predict("a.jpg")``.
+
         Args:
-            images: file names, PIL images, arrays (H, W, 3) of uint8, or tensors (3, H, W) of uint8 or of floats from
-                0 to 1.
+            images: one image or several: file names, PIL images, arrays (H, W, 3) of uint8, or tensors (3, H, W) of
+                uint8 or of floats from 0 to 1.
             threshold: minimum score to report; by default the stored threshold.
             batch_size: images per batch.
             device: a torch device; auto is cuda if available.

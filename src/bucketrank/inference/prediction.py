@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -45,7 +45,7 @@ FAILURES = (ArithmeticError, LookupError, MemoryError, RuntimeError, ValueError)
 
 def predict(
     model: nn.Module,
-    images: Iterable[ImageInput],
+    images: ImageInput | Iterable[ImageInput],
     *,
     threshold: float | None = None,
     batch_size: int = 1,
@@ -53,14 +53,15 @@ def predict(
 ) -> list[dict[str, Tensor]]:
     """Detect objects in each image; the detections are sorted by score and are tensors on the CPU.
 
-    ``images`` are file names, PIL images, arrays (H, W, 3) of uint8, or tensors (3, H, W) of uint8 or of floats from 0
-    to 1. ``threshold`` is the minimum score to report. By default it is the threshold stored with the weights, which
-    ``load_model`` sets on the model; a model that was not loaded from a weights file reports all detections. The model
-    is moved to ``device`` (auto: cuda if available, else cpu) and stays there.
+    ``images`` is one image or several; the result is a list in either case. An image is a file name, a PIL image, an
+    array (H, W, 3) of uint8, or a tensor (3, H, W) of uint8 or of floats from 0 to 1. ``threshold`` is the minimum
+    score to report. By default it is the threshold stored with the weights, which ``load_model`` sets on the model; a
+    model that was not loaded from a weights file reports all detections. The model is moved to ``device`` (auto: cuda
+    if available, else cpu) and stays there.
 
     Args:
         model: a detector.
-        images: images in any of the forms above.
+        images: one image or several, in any of the forms above.
         threshold: minimum score to report; by default the stored threshold.
         batch_size: images per batch.
         device: a torch device; auto is cuda if available.
@@ -69,7 +70,7 @@ def predict(
     >>> small = {"channels": 32, "min_size": 96, "max_size": 128}
     >>> model = build("atss", num_classes=3, backbone="test_resnet", **small)
     >>> # An untrained detector finds 100 detections with low scores in every image.
-    >>> (detections,) = predict(model, [torch.zeros(3, 80, 100)])
+    >>> (detections,) = predict(model, torch.zeros(3, 80, 100))
     >>> {name: tuple(value.shape) for name, value in detections.items()}
     {'boxes': (100, 4), 'scores': (100,), 'labels': (100,)}
     """
@@ -82,7 +83,7 @@ def predict(
     predictions: list[dict[str, Tensor]] = []
     try:
         with torch.inference_mode():
-            for batch in _batches(images, batch_size):
+            for batch in _batches([images] if _is_one_image(images) else images, batch_size):
                 detections = model([as_tensor(image).to(resolved) for image in batch])
                 predictions += [_at_least(each, min_score) for each in detections]
     finally:
@@ -111,6 +112,13 @@ def as_tensor(image: ImageInput) -> Tensor:
             "convert values from 0 to 255 with image.to(torch.uint8)"
         )
     return image.float() / 255
+
+
+def _is_one_image(images: ImageInput | Iterable[ImageInput]) -> TypeGuard[ImageInput]:
+    """Return whether this is one image, not several; arrays and tensors of several have four dimensions."""
+    return isinstance(images, str | Path | Image.Image) or (
+        isinstance(images, np.ndarray | Tensor) and images.ndim != 4
+    )
 
 
 def _batches(images: Iterable[ImageInput], size: int) -> Iterator[list[ImageInput]]:
