@@ -11,9 +11,12 @@ from PIL import Image
 
 from bucketrank.cli import main
 from bucketrank.data import find_splits
+from bucketrank.evaluation.calibration import Calibration
 from bucketrank.inference import evaluation
+from bucketrank.settings import recipe_names
 from bucketrank.training import run as training
 from bucketrank.training.processes import pass_pid_to_children
+from bucketrank.weights.files import Meta, describe_scores
 from tests.training import tiny
 
 
@@ -278,3 +281,72 @@ def test_a_recipe_is_hinted_at_by_its_beginning(capsys: pytest.CaptureFixture[st
         assert f'the nearest is "{nearest}"' in capsys.readouterr().err
     assert main(["train", "yolov8n", "my-data"]) == 2
     assert "nearest" not in capsys.readouterr().err
+
+
+def test_recipes_are_listed_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes"]) == 0
+    start, coco, laptop, paper, end = capsys.readouterr().out.split("\n\n")
+    titles = [group.splitlines()[0] for group in (start, coco, laptop, paper)]
+    assert titles == [
+        "Start here: bucketrank train RECIPE DATA",
+        "From COCO weights",
+        "For a laptop",
+        "The paper's tables, with its AP",
+    ]
+    names = [[line.split()[0] for line in group.splitlines()[1:]] for group in (start, coco, laptop, paper)]
+    assert sorted([*names[1], *names[2], *names[3]]) == recipe_names(), "each once"
+    assert {*names[0]} < {*names[1], *names[2]}, "the first are listed again in their group"
+    assert all(len(line) <= 120 for line in laptop.splitlines())
+    assert "  atss-r50-focal                        table 7: ATSS R-50 focal and GIoU, AP 39.3\n" in paper
+    assert end == "All settings of a recipe: bucketrank recipes RECIPE\n"
+
+
+def test_every_command_ends_with_the_next_one(
+    run_folder: Path, shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def next_command(*words: str) -> str:
+        assert main([*words]) == 0
+        return capsys.readouterr().out.splitlines()[-1]
+
+    alone = Path(shutil.copy(run_folder / "weights.safetensors", tmp_path / "a b.safetensors"))
+    image = next((shapes / "images").iterdir())
+    assert next_command("check-data", str(shapes)) == f"Next: bucketrank train atss-laptop {shapes}"
+    assert next_command("eval", str(run_folder)) == f"Next: bucketrank report {run_folder}"
+    assert next_command("eval", str(alone), str(shapes)) == f"Next: bucketrank export '{alone}'"
+    assert next_command("predict", str(run_folder), str(image), "--out", str(tmp_path / "out")) == (
+        f"Next: bucketrank export {run_folder}"
+    )
+
+
+def test_train_ends_with_the_next_command(trained: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+    begin("runs/atss-laptop")
+    assert main(["train", "atss-laptop", "my-data"]) == 0
+    assert len(trained) == 1
+    assert capsys.readouterr().out == "Next: bucketrank report runs/atss-laptop-2\n"
+
+
+def test_a_finished_run_says_so(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = shutil.copytree(run_folder, tmp_path / "run")
+    assert main(["train", "--resume", "--out", str(copy)]) == 0
+    lines = " ".join(capsys.readouterr().out.split())
+    assert "The run is already finished" in lines
+    assert "resuming" not in lines
+
+
+def test_what_scores_mean_is_said_in_words() -> None:
+    calibration = Calibration(
+        method="platt",
+        target="match",
+        a=(6.549,),
+        b=(20.97,),
+        images=96,
+        detections=900,
+        right=90,
+        d_ece=(0.1234, 0.0123),
+        la_ece=(0.2, 0.1),
+        best_threshold=0.3,
+    )
+    meta = Meta(classes=["cat"], category_ids=[1], threshold=0.3, recipe={}, calibration=calibration)
+    words = describe_scores(meta)
+    assert words.endswith(", on 96 images: the calibration error (D-ECE) was 0.123 before and is 0.012 now.")
+    assert words.startswith("Scores are calibrated to the probability ")

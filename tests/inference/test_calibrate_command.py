@@ -114,7 +114,10 @@ def test_eval_and_predict_say_whether_scores_are_calibrated(
     out = tmp_path / "calibrated.safetensors"
     assert main(["calibrate", str(weights), str(data), "--out", str(out), "--target", "iou", "--most", "9"]) == 0
     image = next((data / "images").rglob("*.png"), None) or next((data / "images").rglob("*.jpg"))
-    for path, text in [(weights, "Scores are not calibrated: bucketrank calibrate"), (out, "to the expected IoU (a ")]:
+    for path, text in [
+        (weights, "Scores are not calibrated: bucketrank calibrate"),
+        (out, "to the expected IoU, on 9 images: "),
+    ]:
         for words in (["eval", str(path), str(data)], ["predict", str(path), str(image), "--out", str(tmp_path / "p")]):
             capsys.readouterr()
             assert main(words) == 0

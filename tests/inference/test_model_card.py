@@ -89,7 +89,7 @@ def test_an_ap_without_a_data_set_stays_out_of_the_hubs_index() -> None:
 def test_calibrated_scores_are_explained() -> None:
     _, text = parts(model_card(META.calibrated(CALIBRATION)))
     assert "Scores are calibrated to the probability of a match at IoU 0.5" in text
-    assert "D-ECE 0.3000 -> 0.0100" in text
+    assert "the calibration error (D-ECE) was 0.300 before and is 0.010 now." in text
     assert "| D-ECE" not in text, "said once"
 
 

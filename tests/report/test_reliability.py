@@ -50,7 +50,9 @@ def test_the_page_has_errors_and_says_what_scores_are(run: ReportedRun, measurem
     calibrated = replace(measurement, meta=replace(measurement.meta, calibration=CALIBRATION))
     page = render_page([replace(run, measurement=calibrated)])
     assert "<td>calibrated</td>" in page
-    assert "calibrated to the probability of a match at IoU 0.5 (a 2, b 1; on 100 images" in page
+    assert (
+        "calibrated to the probability of a match at IoU 0.5, on 100 images: the calibration error (D-ECE) was " in page
+    )
 
 
 def test_gradients_are_those_of_the_logits_before_calibration(measurement: Measurement) -> None:

@@ -327,7 +327,7 @@ def test_recipes_need_no_torch():
     lines = done.stdout.splitlines()
     assert lines[-1] == "[]"
     assert "  lr: 0.008" in lines
-    assert sum(line.startswith("atss-r50-") for line in lines) >= 8
+    assert sum(line.startswith("  atss-r50-") for line in lines) >= 8
 
 
 def test_alrp_balances_once_an_epoch_of_coco_unless_told_otherwise():

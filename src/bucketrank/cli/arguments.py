@@ -17,6 +17,7 @@ import argparse
 import difflib
 import inspect
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -293,6 +294,11 @@ def require_min(flag: str, value: float | None, minimum: int) -> None:
     """Raise UsageError if a flag is given with a value below ``minimum``."""
     if value is not None and value < minimum:
         raise UsageError(f"{flag}: expected at least {minimum}, got {value}")
+
+
+def say_next(*words: object) -> None:
+    """Print the command to go on with."""
+    sys.stdout.write(f"Next: {printable(shlex.join(['bucketrank', *map(str, words)]))}\n")
 
 
 def listed(flag: str, text: str, parse: Callable[[str], Any]) -> tuple[Any, ...]:

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from bucketrank.cli.arguments import require_min
+from bucketrank.cli.arguments import require_min, say_next
 from bucketrank.errors import UsageError
 from bucketrank.settings.choices import LayoutName
 
@@ -28,7 +28,10 @@ def check_data(
     from bucketrank.data.summary import check_folder
 
     require_min("--workers", workers, 1)
-    return check_folder(data, layout=layout, masks=masks, decode=decode, show=show, workers=workers)
+    status = check_folder(data, layout=layout, masks=masks, decode=decode, show=show, workers=workers)
+    if status == 0:
+        say_next("train", "mask-rcnn-laptop" if masks else "atss-laptop", data)
+    return status
 
 
 def split(

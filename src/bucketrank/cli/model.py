@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-from bucketrank.cli.arguments import require, require_device, require_min
+from bucketrank.cli.arguments import require, require_device, require_min, say_next
 from bucketrank.errors import UsageError, printable
 from bucketrank.settings.choices import CalibrationMethod, CalibrationTarget, LayoutName
 
@@ -58,6 +58,14 @@ def evaluate(
         given_boxes=given_boxes,
     )
     print_evaluation(Console(), evaluation)
+    run = _run_folder(weights)
+    say_next(*(["export", weights] if run is None else ["report", run]))
+
+
+def _run_folder(weights: Path) -> Path | None:
+    """Return the run folder that holds the weights; None if they are somewhere else."""
+    folder = weights if weights.is_dir() else weights.parent
+    return folder if (folder / "recipe.yaml").is_file() else None
 
 
 class _ChosenData(NamedTuple):
@@ -73,13 +81,13 @@ def _choose_data(weights: Path, data: Path | None, layout: LayoutName | None) ->
 
     if data is not None:
         return _ChosenData(data, layout, None)
-    run = weights if weights.is_dir() else weights.parent
-    recipe, stored = run / "recipe.yaml", stored_data_folder(run)
-    if stored is None or not recipe.is_file():
+    run = _run_folder(weights)
+    stored = None if run is None else stored_data_folder(run)
+    if run is None or stored is None:
         raise UsageError(
             f"{weights}: expected the folder of the data set after it, or as --data, because it is not in a run folder"
         )
-    settings = load_recipe(recipe).data
+    settings = load_recipe(run / "recipe.yaml").data
     return _ChosenData(stored, layout or settings.chosen_layout, settings.holdout)
 
 
@@ -101,7 +109,9 @@ def predict(
     if threshold is not None and not math.isfinite(threshold):
         raise UsageError(f"--threshold: expected a finite number, got {threshold}; scores are from 0 to 1")
     require_device(device)
-    return int(predict_files(weights, images, out, threshold=threshold, device=device, batch_size=batch) > 0)
+    skipped = predict_files(weights, images, out, threshold=threshold, device=device, batch_size=batch)
+    say_next("export", weights)
+    return int(skipped > 0)
 
 
 def calibrate(
@@ -145,6 +155,7 @@ def calibrate(
     )
     lines = printable(f"{calibration}\nwrote {out or find_weights(weights)}")
     Console().print(lines, highlight=False, markup=False, soft_wrap=True)
+    say_next("eval", out or weights, *([] if data is None and out is None else [chosen.folder]))
 
 
 def export(

@@ -8,7 +8,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from bucketrank.cli.arguments import Changes
+from bucketrank.cli.arguments import Changes, say_next
 from bucketrank.errors import DiskFullError, OutOfMemoryError, UsageError
 
 if TYPE_CHECKING:
@@ -75,6 +75,8 @@ def train(
             return 0
         sys.stderr.write(f"bucketrank: stopped; {_how_to_continue(out)}\n")
         return 130
+    if is_first_process():
+        say_next("report", out)
     return 0
 
 

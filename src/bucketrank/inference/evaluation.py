@@ -24,7 +24,7 @@ from bucketrank.evaluation.calibration.fitting import MAX_IMAGES
 from bucketrank.settings import from_dict
 from bucketrank.settings.choices import CalibrationMethod, CalibrationTarget
 from bucketrank.weights.atomic import require_no_folder, write_text
-from bucketrank.weights.files import Meta, describe_scores, find_weights, save_weights
+from bucketrank.weights.files import RUN_FILE, Meta, describe_scores, save_weights
 from bucketrank.weights.load import load_model
 
 
@@ -222,8 +222,8 @@ def calibrate_weights(
         max_images: maximum number of images; None for all.
         device: a torch device; auto is cuda if available.
     """
-    if out is None and Path(weights).is_dir():
-        weights = find_weights(weights)
+    if out is None and (Path(weights) / RUN_FILE).is_file():
+        weights = Path(weights) / RUN_FILE
     if out is None and not Path(weights).is_file():
         raise WeightsError(
             f"{weights}: expected a weights file to replace, got no such file; choose the file with --out"

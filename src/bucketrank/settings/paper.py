@@ -112,18 +112,53 @@ def header(name: str) -> Header:
     return Header(comments[0], comments[1:])
 
 
+# Recipes to start with: what each is good for. They are listed first, and again in their group.
+START = {
+    "atss-laptop": "trains on a CPU, from a backbone pretrained on ImageNet",
+    "retinanet-coco": "fine-tunes torchvision's RetinaNet from COCO weights",
+    "rf-detr-coco": "fine-tunes RF-DETR from COCO weights",
+}
+TITLES = {
+    "start": "Start here: bucketrank train RECIPE DATA",
+    "coco": "From COCO weights",
+    "laptop": "For a laptop",
+    "paper": "The paper's tables, with its AP",
+}
+
+
 def list_recipes() -> str:
-    """Return the list of all recipes, with the paper's row and AP."""
-    rows = [("recipe", "the paper's row", "AP there")]
-    for name in recipe_names():
-        row = paper_row(name)
-        if row is None:
-            rows.append((name, header(name).notes[0].partition(":")[0], ""))
-        else:
-            rows.append((name, f"table {row.table}: {row.title(name)}", _ap(row)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    padded = [[cell.ljust(width) for cell, width in zip(cells, widths, strict=True)] for cells in rows]
-    return "".join("  ".join(cells).rstrip() + "\n" for cells in padded)
+    """Return the list of all recipes in groups: where to start, from COCO weights, for a laptop, from the paper."""
+    names = recipe_names()
+    groups: dict[str, list[tuple[str, str]]] = {"start": list(START.items())}
+    for ending in ("coco", "laptop"):
+        groups[ending] = [(name, _summary(name)) for name in names if name.endswith(f"-{ending}")]
+    others = [name for name in names if not name.endswith(("-coco", "-laptop"))]
+    groups["paper"] = [(name, _summary(name)) for name in sorted(others, key=_paper_order)]
+    width = max(map(len, names))
+    lines = [
+        line
+        for group, recipes in groups.items()
+        for line in (TITLES[group], *(f"  {name:<{width}}  {text}" for name, text in recipes), "")
+    ]
+    return "\n".join([*lines, "All settings of a recipe: bucketrank recipes RECIPE", ""])
+
+
+def _paper_order(name: str) -> tuple[int, str]:
+    row = paper_row(name)
+    return (row.table or 0 if row else 0, name)
+
+
+def _summary(name: str) -> str:
+    """Describe a recipe in one line: the paper's row and AP, or the detector, its input size and its length."""
+    row = paper_row(name)
+    if row is not None:
+        return f"table {row.table}: {row.title(name)}, AP {_ap(row)}"
+    recipe = load_recipe(name)
+    parts = [recipe.detector.name, *([recipe.backbone_name] if recipe.backbone_name else [])]
+    side = recipe.inputs.min_size
+    if side is not None:
+        parts.append(f"{side if isinstance(side, int) else max(side)} pixels")
+    return ", ".join([*parts, f"{recipe.schedule.epochs} epochs", f"loss {recipe.loss.name}"])
 
 
 def markdown() -> str:

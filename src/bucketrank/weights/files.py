@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bucketrank.data.annotations import is_id, is_text
+from bucketrank.data.problems import counted
 from bucketrank.errors import WeightsError
 from bucketrank.evaluation.calibration.mapping import Calibration
 from bucketrank.weights.atomic import write_tensors
@@ -236,4 +237,9 @@ def describe_scores(meta: Meta) -> str:
     """Say in one sentence what the scores were calibrated to, or that they were not calibrated."""
     if meta.calibration is None:
         return "Scores are not calibrated: bucketrank calibrate makes them probabilities."
-    return f"Scores are calibrated to {MEANINGS[meta.calibration.target]} ({meta.calibration})."
+    calibration = meta.calibration
+    name, errors = ("D-ECE", calibration.d_ece) if calibration.target == "match" else ("LaECE", calibration.la_ece)
+    return (
+        f"Scores are calibrated to {MEANINGS[calibration.target]}, on {counted(calibration.images, 'image')}: the "
+        f"calibration error ({name}) was {errors[0]:.3f} before and is {errors[1]:.3f} now."
+    )
