@@ -70,6 +70,8 @@ class Comparison(ABC):
     xp: Any
     # Whether the method uses the ends of the ramps, for which a tiny delta leaves too few digits.
     has_edges: ClassVar[bool] = False
+    # Whether one comparison holds all rankings of a call.
+    takes_sizes: ClassVar[bool] = False
     delta: float
     # False if a logit that is not ignored, or the target of a positive, is known to be NaN or infinite. Then no sum is
     # defined.

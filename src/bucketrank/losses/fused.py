@@ -53,6 +53,7 @@ class Fused(Comparison):
 
     xp: Any = np
     has_edges = True
+    takes_sizes = True
     # Memory for the gradient. Until the backward pass returns it, it holds the bucket of every negative.
     gradient: Array | None = None
 
@@ -69,14 +70,14 @@ class Fused(Comparison):
         positions = _positives(self.targets)
         self.shape = () if sizes is None else (len(sizes),)
         if sizes is None:
-            self.sizes, self.first = np.array([self.logits.size]), np.array([0, positions.size])
-            self.starts = np.array([0, self.logits.size])
+            self.starts, self.first = np.array([0, self.logits.size]), np.array([0, positions.size])
+            self.sizes, self.counts = self.starts[1:], self.first[1:]  # a ranking that begins at 0 ends at its size
         else:
             self.sizes = np.array(sizes, np.int64)
             self.starts = np.concatenate([[0], self.sizes.cumsum()])
             self.first = positions.searchsorted(self.starts)
-        self.counts = self.first[1:] - self.first[:-1]
-        self.runs = split_rankings(self.counts, MIN_POSITIVES)
+            self.counts = self.first[1:] - self.first[:-1]
+        self.runs = [part[:2] for part in split_rankings(self.counts, MIN_POSITIVES)]
         self.parts = split_rankings(self.sizes, MIN_ENTRIES, RANKING_COST, within=True)
         # Build the tables of a split ranking before its parts.
         self.heads = [(*part[:2], 0, 0) for part in self.parts if part[2] == 0 and part[3] < self.sizes[part[0]]]
@@ -145,13 +146,13 @@ class Fused(Comparison):
         return sums
 
     def ranks(self) -> tuple[Array, Array]:
-        false_positives, ranks = np.zeros_like(self.scores), np.ones((self.scores.size, 1))
+        false_positives, ranks = np.empty_like(self.scores), np.empty_like(self.scores)
         tables = self.edges, self.owners, self.buckets
-        self._each(kernels.rank_rankings, self.scores, self.delta, *tables, np.ones_like(ranks), false_positives, ranks)
-        return false_positives, ranks[:, 0]
+        self._each(kernels.rank_rankings, self.scores, self.delta, *tables, false_positives, ranks)
+        return false_positives, ranks
 
     def false_positives(self) -> Array:
-        sums = np.zeros_like(self.scores)
+        sums = np.empty_like(self.scores)
         self._each(kernels.count_rankings, self.delta, self.edges, self.owners, self.buckets, sums)
         return sums
 
@@ -160,20 +161,15 @@ class Fused(Comparison):
         if gradient is None:  # already returned by an earlier backward pass
             gradient = np.empty_like(self.logits)
             self._fill(gradient)
-        inputs = (self.starts, self.first, self.broken), self.logits, self.targets, self.delta, self.edges, self.owners
+        inputs = self.starts, self.first, self.broken, self.logits, self.targets, self.delta, self.edges, self.owners
         outputs = weights, np.empty_like(self.buckets), _numbers_in(gradient), gradient
-
         for parts in (self.heads, self.parts):
-            run(lambda *part: call_kernel(kernels.write_gradients, *part, *inputs, *outputs), parts)
-        if self.broken.any():
-            whole = ~self.broken.repeat(self.counts)
-            gradient[self.at[whole]] = own[whole]
-        else:
-            gradient[self.at] = own
+            run_kernel(kernels.write_gradients, parts, *inputs, *outputs)
+        call_kernel(kernels.write_own_gradients, self.first, self.broken, self.at, own, gradient)
         return torch.from_numpy(gradient)
 
     def above(self, values: Array) -> Array:
-        sums = np.ones_like(values)
+        sums = np.empty_like(values)
         self._each(kernels.sum_rankings_above, *self.windows, values, sums)
         return sums
 
@@ -182,20 +178,22 @@ class Fused(Comparison):
 
     def below_better(self, values: Array) -> Array:
         # Reversing a ranking turns "below and better" into "above and worse". The kernel takes two columns; one is 0.
-        turned = (self.first[:-1] + self.first[1:] - 1).repeat(self.counts) - np.arange(values.size)
+        turned: Any = slice(None, None, -1)
+        if self.sizes.size > 1:
+            turned = (self.first[:-1] + self.first[1:] - 1).repeat(self.counts) - np.arange(values.size)
         windows = self._windows(-self.scores[turned])
-        columns = np.stack([values[turned], np.zeros_like(values)], 1)
+        columns = np.zeros((values.size, 2))
+        columns[:, 0] = values[turned]
         return self._above_worse(windows, -self.labels[turned], columns)[turned, 0]
 
     def _above_worse(self, windows: tuple[Array, Array, Array], labels: Array, values: Array) -> Array:
-        sums = np.zeros_like(values)
-        order = self._sort(labels) - self.first[:-1].repeat(self.counts)
-        run(
-            lambda *part: call_kernel(
-                kernels.sum_rankings_above_worse, *part, self.first, self.broken, *windows, order, labels, values, sums
-            ),
-            split_rankings(self.counts, MIN_POSITIVES, within=True),
-        )
+        sums = np.empty_like(values)
+        order = self._sort(labels)
+        if self.sizes.size > 1:
+            order -= self.first[:-1].repeat(self.counts)
+        parts = split_rankings(self.counts, MIN_POSITIVES, within=True)
+        arguments = self.first, self.broken, *windows, order, labels, values, sums
+        run_kernel(kernels.sum_rankings_above_worse, parts, *arguments)
         return sums
 
     def _windows(self, scores: Array) -> tuple[Array, Array, Array]:
@@ -206,11 +204,13 @@ class Fused(Comparison):
     def _sort(self, values: Array) -> Array:
         """Return the order that sorts the values of each ranking."""
         order = self._sort_large(values)
-        run(lambda begin, end, *_: call_kernel(kernels.sort_rankings, begin, end, self.first, values, order), self.runs)
+        run_kernel(kernels.sort_rankings, self.runs, self.first, values, order)
         return order
 
     def _sort_large(self, values: Array) -> Array:
         """Allocate the order and fill it for the rankings that are too large for the kernel."""
+        if self.sizes.size == 1 and values.size > kernels.MAX_SORTED:
+            return values.argsort()
         order = np.empty(values.size, np.int64)
         if values.size > kernels.MAX_SORTED:
             for ranking in (self.counts > kernels.MAX_SORTED).nonzero()[0]:
@@ -224,8 +224,8 @@ class Fused(Comparison):
 
     def _fill(self, gradient: Array) -> None:
         """Fill the buckets, store the bucket of each negative in ``gradient``, and find the broken rankings."""
-        inputs = (self.starts, self.first, self.broken), self.logits, self.targets, self.scores, self.delta
-        tables = (self.edges, self.owners, self.bounds, self.before), self.cells_per_unit, _numbers_in(gradient)
+        inputs = self.starts, self.first, self.broken, self.logits, self.targets, self.scores, self.delta
+        tables = self.edges, self.owners, self.bounds, self.before, self.cells_per_unit, _numbers_in(gradient)
 
         if len(self.parts) == 1:
             call_kernel(kernels.fill_rankings, *self.parts[0], *inputs, *tables, 0, self.buckets)
@@ -248,15 +248,14 @@ class Fused(Comparison):
 
     def _each(self, kernel: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Call ``kernel`` for all rankings, on several threads if they have many positives."""
-        return run(
-            lambda begin, end, *_: call_kernel(kernel, begin, end, self.first, self.broken, *arguments), self.runs
-        )
+        return run_kernel(kernel, self.runs, self.first, self.broken, *arguments)
 
 
 def _positives(targets: Array) -> Array:
     """Return the positions of the positives, ascending."""
-    parts = in_parts(lambda start, stop: start + (targets[start:stop] > 0).nonzero()[0], targets.size)
-    return np.concatenate(parts) if len(parts) > 1 else parts[0]
+    if targets.size < 2 * MIN_ENTRIES:
+        return (targets > 0).nonzero()[0]
+    return np.concatenate(in_parts(lambda start, stop: start + (targets[start:stop] > 0).nonzero()[0], targets.size))
 
 
 def _numbers_in(gradient: Array) -> Array:
@@ -328,6 +327,13 @@ def run(work: Callable[..., PartResult], parts: Sequence[tuple[int, ...]]) -> li
     for other in others:
         other.result()
     return [results[part] for part in range(len(parts))]
+
+
+def run_kernel(kernel: Callable[..., Any], parts: Sequence[tuple[int, ...]], *arguments: Any) -> list[Any]:
+    """Call ``kernel(*part, *arguments)`` for each part, on several threads, and return the results in order."""
+    if len(parts) == 1:  # on small inputs, every further call costs as much as a loop
+        return [call_kernel(kernel, *parts[0], *arguments)]
+    return run(lambda *part: call_kernel(kernel, *part, *arguments), parts)
 
 
 def _executor() -> Executor:

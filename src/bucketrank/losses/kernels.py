@@ -251,7 +251,25 @@ def keep_negatives(logits, targets, numbers):
 
 @kernel
 def fill_rankings(
-    begin, end, start, stop, rankings, logits, targets, scores, delta, tables, cells_per_unit, numbers, offset, buckets
+    begin,
+    end,
+    start,
+    stop,
+    starts,
+    first,
+    broken,
+    logits,
+    targets,
+    scores,
+    delta,
+    edges,
+    owners,
+    bounds,
+    before,
+    cells_per_unit,
+    numbers,
+    offset,
+    buckets,
 ):
     """Count the negatives of each bucket, sum their offsets from its lower edge, and find the broken rankings.
 
@@ -259,8 +277,6 @@ def fill_rankings(
     also write the look-up table. Write the bucket of every negative to ``numbers``, and 0 for other entries. Bucket k
     has its count at ``buckets[2 * k]`` and its sum behind it; ``buckets`` leaves out ``offset`` buckets of the call.
     """
-    starts, first, broken = rankings
-    edges, owners, bounds, before = tables
     width = 1 if delta == 0 else 2
     one = np.uint64(1)
     for g in range(begin, end):
@@ -323,13 +339,15 @@ def count_false_positives(edges, owners, buckets, delta, sums):
 
 @kernel
 def count_rankings(begin, end, first, broken, delta, edges, owners, buckets, sums):
-    """Write FP(i) for the positives of each ranking."""
+    """Write FP(i) for the positives of each ranking; 0 if it is broken."""
     width = 1 if delta == 0 else 2
     for g in range(begin, end):
         at, size = table_parts(g, first, width)
-        if size > 0 and not broken[g]:
+        own_sums = sums[first[g] : first[g + 1]]
+        if broken[g]:
+            own_sums[:] = 0
+        elif size > 0:
             g_edges, g_owners = edges[at : at + size + 2], owners[at : at + size]
-            own_sums = sums[first[g] : first[g + 1]]
             count_false_positives(g_edges, g_owners, buckets[2 * at : 2 * (at + size + 1)], delta, own_sums)
 
 
@@ -363,14 +381,28 @@ def gradient_table(edges, owners, weights, delta, table):
 
 @kernel
 def write_gradients(
-    begin, end, start, stop, rankings, logits, targets, delta, edges, owners, weights, tables, numbers, gradient
+    begin,
+    end,
+    start,
+    stop,
+    starts,
+    first,
+    broken,
+    logits,
+    targets,
+    delta,
+    edges,
+    owners,
+    weights,
+    tables,
+    numbers,
+    gradient,
 ):
     """Write the gradient at the entries of each ranking from ``start`` to ``stop``; NaN in broken rankings.
 
     For whole rankings, or if ``stop`` is 0, also write the gradient table. ``numbers`` and ``gradient`` may
     share memory.
     """
-    starts, first, broken = rankings
     one = np.uint64(1)
     width = 1 if delta == 0 else 2
     for g in range(begin, end):
@@ -391,6 +423,15 @@ def write_gradients(
                 k = np.uint64(own_numbers[j]) << one
                 # Bucket 0 has gradient 0. It also holds ignored entries, which may be NaN, so there is no product.
                 out[j] = table[k] + table[k + one] * (np.float64(s[j]) - lowest) if k > 0 else 0.0
+
+
+@kernel
+def write_own_gradients(first, broken, at, own, gradient):
+    """Write the gradient ``own`` at the positives of each ranking that is not broken."""
+    for g in range(first.size - 1):
+        if not broken[g]:
+            for i in range(first[g], first[g + 1]):
+                gradient[at[i]] = own[i]
 
 
 @inlined
@@ -454,28 +495,36 @@ def sum_above(x, low, high, values, sums, count, ramp):
 
 @kernel
 def sum_rankings_above(begin, end, first, broken, x, low, high, values, sums):
-    """Write the sums of :func:`sum_above` for each ranking."""
+    """Write the sums of :func:`sum_above` for each ranking; 1 if it is broken."""
     count, ramp = np.empty((2, max_positives(begin, end, first) + 1))
     for g in range(begin, end):
-        if first[g] < first[g + 1] and not broken[g]:
-            own = slice(first[g], first[g + 1])
+        own = slice(first[g], first[g + 1])
+        if broken[g]:
+            sums[own] = 1
+        elif own.start < own.stop:
             sum_above(x[own], low[own], high[own], values[own], sums[own], count, ramp)
 
 
 @kernel
-def rank_rankings(begin, end, first, broken, scores, delta, edges, owners, buckets, ones, false_positives, ranks):
-    """Write FP(i) and rank(i) for the positives of each ranking. On small inputs, calls cost more than arithmetic."""
+def rank_rankings(begin, end, first, broken, scores, delta, edges, owners, buckets, false_positives, ranks):
+    """Write FP(i) and rank(i) for the positives of each ranking; 0 and 1 if it is broken.
+
+    On small inputs, calls cost more than arithmetic.
+    """
     count_rankings(begin, end, first, broken, delta, edges, owners, buckets, false_positives)
     largest = max_positives(begin, end, first)
     x, count, ramp = np.empty((3, largest + 1))
     low, high = np.empty((2, largest), np.int64)
+    ones, sums = np.ones((largest, 1)), ranks.reshape(-1, 1)
     for g in range(begin, end):
-        if first[g] < first[g + 1] and not broken[g]:
-            own, some = slice(first[g], first[g + 1]), slice(0, first[g + 1] - first[g])
+        own, some = slice(first[g], first[g + 1]), slice(0, first[g + 1] - first[g])
+        if broken[g]:
+            ranks[own] = 1
+        elif own.start < own.stop:
             windows(scores[own], delta, x[some], low[some], high[some])
-            sum_above(x[some], low[some], high[some], ones[own], ranks[own], count, ramp)
+            sum_above(x[some], low[some], high[some], ones[some], sums[own], count, ramp)
             for i in range(first[g], first[g + 1]):
-                ranks[i, 0] += false_positives[i]
+                ranks[i] += false_positives[i]
 
 
 @kernel
@@ -583,11 +632,16 @@ def sum_above_worse(start, stop, x, low, high, order, labels, values, sums, tree
 
 @kernel
 def sum_rankings_above_worse(begin, end, start, stop, first, broken, x, low, high, order, labels, values, sums):
-    """Write the sums of :func:`sum_above_worse` for the positives ``order[start:stop]`` of each ranking."""
+    """Write the sums of :func:`sum_above_worse` for the positives ``order[start:stop]`` of each ranking.
+
+    They are 0 if it is broken.
+    """
     tree = np.empty((max_positives(begin, end, first) + 1, 4))
     for g in range(begin, end):
-        if first[g] < first[g + 1] and not broken[g]:
-            own = slice(first[g], first[g + 1])
+        own = slice(first[g], first[g + 1])
+        if broken[g]:
+            sums[own] = 0
+        elif own.start < own.stop:
             last = min(stop, first[g + 1] - first[g])
             arrays = x[own], low[own], high[own], order[own], labels[own], values[own], sums[own]
             sum_above_worse(start, last, *arrays, tree)

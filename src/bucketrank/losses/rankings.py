@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -12,7 +12,6 @@ from torch import Tensor
 from bucketrank.losses.backend import METHODS, comparison_of, triton_for
 from bucketrank.losses.comparison import (
     Comparison,
-    TorchComparison,
     can_place_edges,
     check_finite,
     comparable,
@@ -22,6 +21,9 @@ from bucketrank.losses.comparison import (
 )
 from bucketrank.losses.pairwise import Pairwise
 from bucketrank.losses.terms import RANKING_LOSSES, Gradients
+
+if TYPE_CHECKING:
+    from bucketrank.losses.fused import Fused  # imports numba, which is optional
 
 
 class Settings(NamedTuple):
@@ -70,10 +72,10 @@ def rank_all(
         if settings.sizes is None:
             return tuple(value.view(()) for value in values), _BatchOfOne(prepared)
         return values, prepared
-    if not issubclass(comparison_of(settings.method, settings.backend, logits), TorchComparison):
-        return _rank_together(logits, targets, localisation, settings)
+    method: Any = comparison_of(settings.method, settings.backend, logits)
+    if method.takes_sizes:
+        return _rank_together(method, logits, targets, localisation, settings)
     if settings.sizes is None:
-        method = METHODS[settings.method]
         return _rank_alone(method(logits, targets, settings.delta), logits, targets, localisation, settings)
     parts = _split(logits, targets, settings.sizes)
     comparisons = _compare_each(logits, targets, parts, settings)
@@ -89,12 +91,10 @@ def rank_all(
 
 
 def _rank_together(
-    logits: Tensor, targets: Tensor, localisation: Tensor | None, settings: Settings
+    method: type[Fused], logits: Tensor, targets: Tensor, localisation: Tensor | None, settings: Settings
 ) -> tuple[tuple[Tensor, ...], Prepared]:
     """Rank all rankings in compiled loops, or each separately if delta is too small for some logits."""
-    from bucketrank.losses.fused import Fused  # imports numba, which is optional
-
-    comparison = Fused(logits, targets, settings.delta, settings.sizes, settings.max_positives)
+    comparison = method(logits, targets, settings.delta, settings.sizes, settings.max_positives)
     _check_localisation(localisation, len(comparison.scores))
     if comparison.is_accurate():
         return _compute(comparison, targets, localisation, settings.loss)
