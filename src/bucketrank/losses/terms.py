@@ -59,7 +59,8 @@ def interpolated_average_precision(comparison: Comparison) -> Terms:
 def rank_sort(comparison: Comparison) -> Terms:
     """RS loss: the AP error, and the sorting error ``l_S(i) - l_S*(i)`` of the positives ranked above."""
     xp = comparison.xp
-    values = xp.stack([xp.ones_like(comparison.labels), 1 - comparison.labels], 1)
+    labels = comparison.labels[:, None]
+    values = xp.concatenate([xp.ones_like(labels), 1 - labels], 1)  # np.stack is slower on small inputs
     false_positives = comparison.false_positives()
     all_count, all_sum = comparison.above(values).T
     worse_count, worse_sum = comparison.above_worse(values).T
