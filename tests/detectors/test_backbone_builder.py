@@ -69,7 +69,7 @@ def test_invalid_settings_are_named(settings, message):
     [
         (
             {"name": "resnet50_mlp", "weights": "pretrained"},
-            "weights: expected null or a file for resnet50_mlp, which timm has no weights of, got pretrained",
+            "weights: expected null or a file for resnet50_mlp, for which timm has no weights, got pretrained",
         ),
         (
             {"name": "swin_tiny_patch4_window7_224"},

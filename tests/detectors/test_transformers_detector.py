@@ -234,7 +234,9 @@ def test_private_settings_of_a_configuration_are_dropped(folders):
 def test_code_in_a_folder_is_never_run(tmp_path, monkeypatch):
     folder = evil_folder(tmp_path / "x" / "evil")
     monkeypatch.setattr("builtins.input", lambda *_: "y")  # the answer to transformers' question
-    with pytest.raises(ValueError, match=r"detector.name: expected a model of transformers itself, got .* Python code"):
+    with pytest.raises(
+        ValueError, match=r"detector.name: expected a model built into transformers, got .* Python code"
+    ):
         build(f"transformers/{folder}", num_classes=2)
     assert not (folder / "executed").exists()
 

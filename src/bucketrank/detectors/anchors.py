@@ -113,7 +113,7 @@ class Anchors(AnchorGenerator):
         """
         if anchors.dim() != 2 or anchors.shape[1] != 4:
             raise ValueError(
-                f"Anchors.valid: expected anchors of shape (A, 4), all levels as one, got {tuple(anchors.shape)}"
+                f"Anchors.valid: expected anchors of shape (A, 4), all levels concatenated, got {tuple(anchors.shape)}"
             )
         sizes = torch.tensor([(width, height) for height, width in image_sizes], dtype=anchors.dtype)
         sizes = sizes.reshape(-1, 1, 2).to(anchors.device)  # (B, 1, 2) as x, y

@@ -312,7 +312,7 @@ def _build_timm(name: str, weights: str | None) -> Any:
     if weights == "pretrained":
         if configuration is None or not configuration.has_weights:
             raise ValueError(
-                f"backbone.weights: expected null or a file for {name}, which timm has no weights of, got pretrained"
+                f"backbone.weights: expected null or a file for {name}, for which timm has no weights, got pretrained"
             )
         with downloading(name):
             return timm.create_model(name, features_only=True, pretrained=True)

@@ -245,7 +245,7 @@ class Detector(nn.Module):
     ) -> None:
         super().__init__()
         if num_classes < 1:
-            raise ValueError(f"num_classes: expected at least 1 class of objects, got {num_classes}")
+            raise ValueError(f"num_classes: expected at least 1 object class, got {num_classes}")
         self.num_classes = num_classes
         if backbone is None or inputs is None:
             return

@@ -238,7 +238,7 @@ def _read_config(name: str, num_classes: int) -> Any:
         if "trust_remote_code" not in str(error):
             raise
         raise ValueError(
-            f"detector.name: expected a model of transformers itself, got {name}, which brings Python code of its own; "
+            f"detector.name: expected a model built into transformers, got {name}, which brings its own Python code; "
             f"such code is never run: choose a detector of type {', '.join(FAMILIES)}"
         ) from error
 
