@@ -280,9 +280,10 @@ def test_one_image_or_many_in_every_form(trained: TrainedDetector, tmp_path: Pat
     tensor = torch.from_numpy(pixels).permute(2, 0, 1)
     (expected,) = trained.predict([path], threshold=0.0, device="cpu")
     assert len(expected["scores"]) > 0
-    forms = [str(path), path, Image.open(path), pixels, tensor, tensor.float() / 255]
+    forms: list[Any] = [str(path), path, Image.open(path), pixels, tensor, tensor.float() / 255]
     for one in forms:
-        for images, count in [(one, 1), ([one], 1), ((one, one), 2), (iter([one, one]), 2)]:
+        cases: list[tuple[Any, int]] = [(one, 1), ([one], 1), ((one, one), 2), (iter([one, one]), 2)]
+        for images, count in cases:
             results = trained.predict(images, threshold=0.0, device="cpu")
             assert len(results) == count
             assert_close(results[-1], expected)

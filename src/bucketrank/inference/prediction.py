@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
@@ -83,7 +83,7 @@ def predict(
     predictions: list[dict[str, Tensor]] = []
     try:
         with torch.inference_mode():
-            for batch in _batches([images] if _is_one_image(images) else images, batch_size):
+            for batch in _batches(_as_several(images), batch_size):
                 detections = model([as_tensor(image).to(resolved) for image in batch])
                 predictions += [_at_least(each, min_score) for each in detections]
     finally:
@@ -114,11 +114,13 @@ def as_tensor(image: ImageInput) -> Tensor:
     return image.float() / 255
 
 
-def _is_one_image(images: ImageInput | Iterable[ImageInput]) -> TypeGuard[ImageInput]:
-    """Return whether this is one image, not several; arrays and tensors of several have four dimensions."""
-    return isinstance(images, str | Path | Image.Image) or (
-        isinstance(images, np.ndarray | Tensor) and images.ndim != 4
-    )
+def _as_several(images: ImageInput | Iterable[ImageInput]) -> Iterable[ImageInput]:
+    """Return one image as a list; arrays and tensors of several images have four dimensions."""
+    if isinstance(images, str | Path | Image.Image):
+        return [images]
+    if isinstance(images, np.ndarray | Tensor):
+        return list(images) if images.ndim == 4 else [images]
+    return images
 
 
 def _batches(images: Iterable[ImageInput], size: int) -> Iterator[list[ImageInput]]:
