@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bucketrank import alrp_loss, rank_sort_loss
-from bucketrank.losses import fused, kernels
+from bucketrank.losses import fused, sorting
 
 from . import oracle
 from .cases import LOSSES, RANKING, assert_same, hard_inputs, localisation_errors, synthetic, total, use_backend
@@ -120,15 +120,15 @@ def test_parts_cover_every_member_once(cost: int, within: bool, monkeypatch) -> 
             assert covered == [(ranking, member) for ranking, size in enumerate(sizes) for member in range(size)]
 
 
-@pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 33, 500, kernels.MAX_SORTED, kernels.MAX_SORTED + 1])
+@pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 33, 500, sorting.MAX_SORTED, sorting.MAX_SORTED + 1])
 def test_sorts_each_ranking_and_keeps_ties_in_order(size: int) -> None:
     values = np.random.default_rng(0).integers(0, 50, 2 * size + 3).astype(float)
     first = np.array([0, size, size, size + 3, 2 * size + 3])
     order = np.arange(values.size)
-    kernels.sort_rankings(0, 4, first, values, order)
+    sorting.sort_rankings(0, 4, first, values, order)
     for begin, end in itertools.pairwise(first):
         expected = begin + values[begin:end].argsort(kind="stable")
-        if end - begin > kernels.MAX_SORTED:  # left to numpy
+        if end - begin > sorting.MAX_SORTED:  # left to numpy
             expected = np.arange(begin, end)
         assert order[begin:end].tolist() == expected.tolist()
 

@@ -7,8 +7,8 @@ From ``ap_loss`` to its gradient:
 3. ``rankings.py`` compares the entries of each ranking and prepares the backward pass. ``backend.py`` chooses the class
    for the method, a ``Comparison`` (``comparison.py``). On a GPU the Triton kernels take all rankings at once and do
    the following steps themselves.
-4. ``pairwise.py``, ``exact.py`` and ``fused.py`` (with ``kernels.py``) sum the smoothed step H over positives and
-   negatives.
+4. ``pairwise.py``, ``exact.py`` and ``fused.py`` (with ``kernels.py`` and ``sorting.py``) sum the smoothed step H over
+   positives and negatives.
 5. ``terms.py``: ``average_precision`` turns these sums into errors and gradients. The loss is the mean error.
 6. The backward pass in ``rankings.py`` scales the gradients, and ``Comparison.spread`` writes them to all logits.
 

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bucketrank.losses import kernels
+from bucketrank.losses import kernels, sorting
 from bucketrank.losses.comparison import Array, Comparison, can_place_edges
 
 PartResult = TypeVar("PartResult")
@@ -87,7 +87,7 @@ class Fused(Comparison):
         scores = self.logits[positions].astype(np.float64)
         self.order = self._sort_large(scores)
         self.at, self.scores = np.empty_like(positions), np.empty_like(scores)
-        largest = self._each(kernels.gather_rankings, scores, positions, self.order, self.scores, self.at)
+        largest = self._each(sorting.gather_rankings, scores, positions, self.order, self.scores, self.at)
         self.accurate = can_place_edges(max(largest, default=0.0), delta)
         if self.accurate:  # otherwise the definition replaces this comparison
             size = self._edges_per_positive * self.scores.size + kernels.PADDING * self.sizes.size
@@ -204,16 +204,16 @@ class Fused(Comparison):
     def _sort(self, values: Array) -> Array:
         """Return the order that sorts the values of each ranking."""
         order = self._sort_large(values)
-        run_kernel(kernels.sort_rankings, self.runs, self.first, values, order)
+        run_kernel(sorting.sort_rankings, self.runs, self.first, values, order)
         return order
 
     def _sort_large(self, values: Array) -> Array:
         """Allocate the order and fill it for the rankings that are too large for the kernel."""
-        if self.sizes.size == 1 and values.size > kernels.MAX_SORTED:
+        if self.sizes.size == 1 and values.size > sorting.MAX_SORTED:
             return values.argsort()
         order = np.empty(values.size, np.int64)
-        if values.size > kernels.MAX_SORTED:
-            for ranking in (self.counts > kernels.MAX_SORTED).nonzero()[0]:
+        if values.size > sorting.MAX_SORTED:
+            for ranking in (self.counts > sorting.MAX_SORTED).nonzero()[0]:
                 own = slice(self.first[ranking], self.first[ranking + 1])
                 order[own] = own.start + values[own].argsort()
         return order
