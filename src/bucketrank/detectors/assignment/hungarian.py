@@ -15,34 +15,31 @@ TINY = 1e-12  # keeps the logarithm of a probability finite
 
 
 class CostWeights(NamedTuple):
-    """Weights of the three matching costs, and focal loss's ``alpha`` and ``gamma``."""
+    """Weights of the matching costs, and the focal parameters of the class cost."""
 
-    classification: float
-    l1: float
-    giou: float
-    alpha: float
-    gamma: float
+    classification: float  # weight of the class cost
+    l1: float  # weight of the L1 distance
+    giou: float  # weight of the GIoU
+    alpha: float  # focal alpha
+    gamma: float  # focal gamma
 
 
 class ImageQueries(NamedTuple):
-    """The queries of one layer and image, and the image's objects.
+    """The queries of one layer and image, and the image's objects."""
 
-    ``boxes`` is (Q, 4), ``objects`` (G, 4), both in pixels; ``logits`` is (Q, C), ``labels`` (G,), ``valid`` (Q,).
-    """
-
-    boxes: Tensor
-    objects: Tensor
-    logits: Tensor
-    labels: Tensor
-    image_size: tuple[int, int]
-    valid: Tensor | None = None
+    boxes: Tensor  # (Q, 4) query boxes in pixels
+    objects: Tensor  # (G, 4) object boxes in pixels
+    logits: Tensor  # (Q, C) class logits of the queries
+    labels: Tensor  # (G,) object labels from 0
+    image_size: tuple[int, int]  # height and width
+    valid: Tensor | None = None  # (Q,) mask of valid queries; None: all
 
 
 class QueryAssignment(NamedTuple):
-    """The object index (Q,) of each query, NEGATIVE or IGNORED, and the matched queries in ascending order."""
+    """The assignment of one entry of a batch."""
 
-    assignment: Tensor
-    queries: Tensor
+    assignment: Tensor  # (Q,) object index of each query, NEGATIVE or IGNORED
+    queries: Tensor  # indices of the matched queries, ascending
 
 
 @torch.no_grad()
@@ -62,8 +59,9 @@ def assign_hungarian(batch: Sequence[ImageQueries], weights: CostWeights) -> lis
 
     >>> boxes = torch.tensor([[0.0, 0, 4, 4], [4, 4, 8, 8], [0, 0, 8, 8]])
     >>> objects, labels = torch.tensor([[5.0, 5, 8, 8]]), torch.tensor([0])
-    >>> queries = ImageQueries(boxes, objects, torch.zeros(3, 1), labels, image_size=(8, 8))
-    >>> weights = CostWeights(classification=2, l1=5, giou=2, alpha=0.25, gamma=2)
+    >>> logits = torch.zeros(3, 1)
+    >>> queries = ImageQueries(boxes, objects, logits, labels, image_size=(8, 8))
+    >>> weights = CostWeights(2, l1=5, giou=2, alpha=0.25, gamma=2)
     >>> assign_hungarian([queries], weights)[0].assignment
     tensor([-1,  0, -1])
     """
