@@ -152,7 +152,6 @@ class InputTransform(GeneralizedRCNNTransform):
     """
 
     published_masks = True
-    rounding = 0.5  # added to a resized side before it is truncated
 
     def resize(self, image: Tensor, target: dict[str, Tensor] | None = None) -> tuple[Tensor, dict[str, Tensor] | None]:
         if self.fixed_size is not None:
@@ -161,7 +160,7 @@ class InputTransform(GeneralizedRCNNTransform):
         height, width = (int(side) for side in image.shape[-2:])
         shorter = self.torch_choice(self.min_size) if self.training else self.min_size[-1]
         scale = min(shorter / min(height, width), self.max_size / max(height, width))
-        size = [max(1, int(side * scale + self.rounding)) for side in (height, width)]
+        size = [max(1, int(side * scale + 0.5)) for side in (height, width)]
         image = F.interpolate(image[None], size=size, mode="bilinear", align_corners=False)[0]
         if target is None:
             return image, None
@@ -363,6 +362,18 @@ def build(
     require_choice(f"loss.name for {detector.name}", loss.name, loss_names(detector.name))
     model: Detector = spec.load()(num_classes, **groups)
     return model
+
+
+class LibraryTransform(InputTransform):
+    """torchvision's transform, which rounds resized sides down, but with at least one pixel per side."""
+
+    published_masks = False
+
+    def resize(self, image: Tensor, target: dict[str, Tensor] | None = None) -> tuple[Tensor, dict[str, Tensor] | None]:
+        is_thin = int(min(image.shape[-2:]) * self.max_size / max(image.shape[-2:])) < 1
+        resize = InputTransform.resize if is_thin else GeneralizedRCNNTransform.resize
+        resized: tuple[Tensor, dict[str, Tensor] | None] = resize(self, image, target)
+        return resized
 
 
 class LibraryDetector(Detector):

@@ -15,7 +15,7 @@ from torchvision.models.detection import FCOS, FasterRCNN, MaskRCNN, RetinaNet
 from torchvision.models.detection.ssd import SSD
 from torchvision.ops import FrozenBatchNorm2d
 
-from bucketrank.detectors.base import InputTransform, LibraryDetector, Target, ranking_arguments
+from bucketrank.detectors.base import LibraryDetector, LibraryTransform, Target, ranking_arguments
 from bucketrank.evaluation.calibration.mapping import ScoreHead
 from bucketrank.integrations.torchvision import use_ranking_loss
 from bucketrank.integrations.torchvision.scores import score_head
@@ -168,7 +168,7 @@ def _arguments(settings: TorchvisionSettings, inputs: LibraryInputSettings) -> d
     }
 
 
-def _input_transform(usual: Any, inputs: LibraryInputSettings) -> InputTransform:
+def _input_transform(usual: Any, inputs: LibraryInputSettings) -> LibraryTransform:
     """Build a model's transform with the sizes in ``inputs``; resized sides have at least one pixel."""
     sizes = inputs.sizes or usual.min_size
     if usual.fixed_size is not None:
@@ -178,7 +178,7 @@ def _input_transform(usual: Any, inputs: LibraryInputSettings) -> InputTransform
                 raise ValueError(f"inputs.{name}: expected null for inputs of {height} x {width} pixels, got {value}")
     max_size = inputs.max_size or max(usual.max_size, *sizes)
     require_few_pixels(max(sizes), max_size)
-    return InputTransform(
+    return LibraryTransform(
         min_size=sizes,
         max_size=max_size,
         image_mean=usual.image_mean,

@@ -22,7 +22,7 @@ from torchvision.ops import box_convert, clip_boxes_to_image
 from transformers.utils import logging as library_logging
 
 from bucketrank.detectors.backbone import IMAGENET_MEAN, IMAGENET_STD
-from bucketrank.detectors.base import InputTransform, LibraryDetector, Target, ranking_arguments
+from bucketrank.detectors.base import LibraryDetector, LibraryTransform, Target, ranking_arguments
 from bucketrank.detectors.dense import top_scores
 from bucketrank.evaluation.calibration.mapping import ScoreHead
 from bucketrank.integrations.transformers import use_ranking_loss
@@ -61,13 +61,7 @@ FAMILIES = {
 }
 
 
-class ProcessorTransform(InputTransform):
-    """Resize images like the library's image processors, which truncate the longer side."""
-
-    rounding = 1e-6  # against float error: 2/3 of 48 is 32
-
-
-class SquareTransform(InputTransform):
+class SquareTransform(LibraryTransform):
     """Resize all images of a batch to a square of the same size, drawn at random in training."""
 
     def forward(
@@ -79,7 +73,7 @@ class SquareTransform(InputTransform):
         return batch, resized
 
 
-def input_transform(config: Any, processor: Mapping[str, Any], inputs: LibraryInputSettings) -> InputTransform:
+def input_transform(config: Any, processor: Mapping[str, Any], inputs: LibraryInputSettings) -> LibraryTransform:
     """Build a model's transform from the user's settings, else its folder, else its family."""
     family = FAMILIES[config.model_type]
     size = processor.get("size") or {}
@@ -93,7 +87,7 @@ def input_transform(config: Any, processor: Mapping[str, Any], inputs: LibraryIn
         longest = inputs.max_size or max(int(size.get("longest_edge", LONGER_SIDE)), *sizes)
         require_few_pixels(max(sizes), longest)
         divisor = inputs.size_divisor or 1
-        return ProcessorTransform(min_size=sizes, max_size=longest, size_divisible=divisor, **normalisation)
+        return LibraryTransform(min_size=sizes, max_size=longest, size_divisible=divisor, **normalisation)
     sides = inputs.sizes or (int(size.get("height", _usual_side(config))),)
     require_few_pixels(max(sides), max(sides))
     _check_sides(config, sides, inputs)
