@@ -91,6 +91,10 @@ class NonFiniteLossError(BucketrankError, RuntimeError):
     """The loss became NaN or infinite."""
 
 
+class KilledProcessError(BucketrankError, RuntimeError):
+    """One of the processes of a run was killed."""
+
+
 class DiskFullError(BucketrankError, OSError):
     """A file cannot be written because the disk or the quota is full."""
 

@@ -6,15 +6,19 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from bucketrank import settings as recipes
 from bucketrank.cli import main
+from bucketrank.errors import KilledProcessError
 from bucketrank.evaluation import Evaluator
 from bucketrank.training import loop as loop_module
 from bucketrank.training import run as run_module
 from bucketrank.training.checkpoints import Checkpoints
+from bucketrank.training.fabric import killed_process_named
 from bucketrank.training.log import RunLog
 from bucketrank.training.loop import Loop
 from bucketrank.training.processes import PARENT, Interrupted, pass_pid_to_children, stop_signals
@@ -259,3 +263,35 @@ def test_the_variable_of_an_outer_run_comes_back(monkeypatch: pytest.MonkeyPatch
     with pass_pid_to_children():
         assert os.environ[PARENT] == str(os.getpid())
     assert os.environ[PARENT] == "7"
+
+
+def test_a_killed_child_process_ends_the_run_with_advice(tmp_path: Path) -> None:
+    """Lightning's own observer finds the dead child, and kills the first process."""
+    code = """
+import os, pathlib, subprocess, sys
+from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
+from bucketrank.training.fabric import ResumeAdvice
+ResumeAdvice.install(pathlib.Path(sys.argv[1]))
+child = subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+child.wait()
+_ChildProcessObserver(os.getpid(), [child])._run()
+"""
+    folder = tmp_path / "my run"
+    result = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True)
+    assert result.returncode == -signal.SIGKILL
+    advice = f"a process of the run was killed; continue with: bucketrank train --resume --out '{folder}'\n"
+    assert result.stderr.endswith(f"bucketrank: train: {advice}")
+
+
+def test_the_communication_error_after_a_killed_child_is_named(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+    child.wait()
+    fabric: Any = SimpleNamespace(strategy=SimpleNamespace(launcher=SimpleNamespace(procs=[child])))
+    with (
+        pytest.raises(KilledProcessError, match=r"was killed; continue with: bucketrank train --resume --out"),
+        killed_process_named(fabric, tmp_path),
+    ):
+        raise RuntimeError("connection reset by peer")
+    fabric.strategy.launcher = None  # a run of one process
+    with pytest.raises(RuntimeError, match="another error"), killed_process_named(fabric, tmp_path):
+        raise RuntimeError("another error")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +17,7 @@ from lightning.fabric import Fabric
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 
-from bucketrank.errors import RecipeError
+from bucketrank.errors import KilledProcessError, RecipeError
 from bucketrank.settings.training import TrainerSettings
 from bucketrank.training.log import build_loggers
 
@@ -36,6 +38,47 @@ def build_fabric(settings: TrainerSettings, folder: Path) -> Fabric:
     except (RuntimeError, ValueError, MisconfigurationException) as error:
         names = "trainer.accelerator, trainer.devices and trainer.strategy"
         raise RecipeError(f"expected {names} that Lightning accepts on this machine, got: {error}") from error
+
+
+def killed_process_message(folder: Path) -> str:
+    """Say that a process was killed, and how to resume."""
+    return f"a process of the run was killed; continue with: bucketrank train --resume --out {shlex.quote(str(folder))}"
+
+
+@contextmanager
+def killed_process_named(fabric: Fabric, folder: Path) -> Iterator[None]:
+    """Raise KilledProcessError in place of the communication error that a dead child process causes."""
+    try:
+        yield
+    except RuntimeError as error:
+        children = getattr(fabric.strategy.launcher, "procs", [])
+        if any(child.poll() not in (None, 0) for child in children):
+            raise KilledProcessError(killed_process_message(folder)) from error
+        raise
+
+
+class ResumeAdvice(logging.Handler):
+    """Print how to resume when a child process has died while this one waits for it.
+
+    Lightning's observer logs the death and then kills all processes, this one included, so nothing later can say it.
+    """
+
+    observer = logging.getLogger("lightning.fabric.strategies.launchers.subprocess_script")
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def emit(self, record: logging.LogRecord) -> None:  # noqa: ARG002 (logging's signature)
+        sys.stderr.write(f"bucketrank: train: {killed_process_message(self.folder)}\n")
+        sys.stderr.flush()
+
+    @classmethod
+    def install(cls, folder: Path) -> None:
+        """Listen to the observer in place of the handlers of an earlier run."""
+        cls.observer.handlers = [cls(folder)]
+        cls.observer.setLevel(logging.INFO)
+        cls.observer.propagate = False
 
 
 def require_strategy(name: str) -> None:

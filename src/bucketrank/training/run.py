@@ -20,7 +20,14 @@ from bucketrank.settings import RankingSettings, Recipe, detector_spec, load_rec
 from bucketrank.settings.recipe import MAY_CHANGE, fixed_differences, from_dict
 from bucketrank.training.batches import RunData, seed_of
 from bucketrank.training.checkpoints import Checkpoints, Progress
-from bucketrank.training.fabric import build_fabric, deterministic_algorithms, quiet, require_strategy
+from bucketrank.training.fabric import (
+    ResumeAdvice,
+    build_fabric,
+    deterministic_algorithms,
+    killed_process_named,
+    quiet,
+    require_strategy,
+)
 from bucketrank.training.final import draw_validation_images, read_final_weights, write_final_weights
 from bucketrank.training.fingerprint import (
     Fingerprint,
@@ -162,7 +169,8 @@ def _train(
         )
         if checkpoint is not None:
             loop.restore(checkpoint)
-        loop.run()
+        with killed_process_named(fabric, folder):
+            loop.run()
         final, meta = loop.evaluated_detector, loop.meta()
     else:
         final, meta = finished
@@ -295,6 +303,7 @@ def _launch(fabric: Fabric, stop: StopSignals, folder: Path) -> None:
     stop.defer()
     try:
         with pass_pid_to_children(folder):
+            ResumeAdvice.install(folder)
             fabric.launch()
     finally:
         stop.unblock()
