@@ -254,9 +254,7 @@ class TestFiles:
         content = file.read_bytes()
         cut = tmp_path / "cut.pth"
         cut.write_bytes(content[: int(share * len(content))])
-        with pytest.raises(
-            WeightsError, match=r"got a truncated, damaged or other file .*; download it again"
-        ) as caught:
+        with pytest.raises(WeightsError, match=r"got a truncated, damaged or other file; download it again$") as caught:
             read_checkpoint(cut)
         assert "\n" not in str(caught.value)
 

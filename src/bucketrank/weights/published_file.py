@@ -127,7 +127,7 @@ def _load(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         match = re.search(r"GLOBAL ([\w.]+)", str(error))
         if match is None:
-            raise _damaged(path, error) from error
+            raise _damaged(path) from error
         raise WeightsError(
             f"{path}: expected tensors and plain values, got {match[1]}, which could run code and was not loaded; "
             'where it was made, keep only the weights: torch.save({"state_dict": checkpoint["state_dict"]}, FILE)'
@@ -136,13 +136,13 @@ def _load(path: Path) -> Any:
         raise
     # A damaged archive or pickle raises whatever its reader stumbles over.
     except Exception as error:
-        raise _damaged(path, error) from error
+        raise _damaged(path) from error
 
 
-def _damaged(path: Path, error: Exception) -> WeightsError:
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
+def _damaged(path: Path) -> WeightsError:
+    # Without the words of torch, which recommend loading the file with weights_only=False.
     return WeightsError(
-        f"{path}: expected a checkpoint that torch.save wrote, got a truncated, damaged or other file ({reason:.120}); "
+        f"{path}: expected a checkpoint that torch.save wrote, got a truncated, damaged or other file; "
         "download it again"
     )
 
