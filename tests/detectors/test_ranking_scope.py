@@ -21,7 +21,7 @@ def test_the_image_scope_is_the_mean_over_images_with_positives():
     targets = torch.zeros(9, 2)
     targets[[0, 1, 4], [0, 1, 1]] = torch.tensor([0.9, 0.4, 0.7])  # the third image has no positive
     image_index = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2])
-    actual = ImageScope().rank(rs, logits, targets, image_index=image_index)
+    actual = ImageScope().rank(rs, logits, targets, images=image_index, values=None, parts=False)
     first, second = rank_sort_loss(logits[:3], targets[:3]), rank_sort_loss(logits[3:6], targets[3:6])
     torch.testing.assert_close(torch.stack(actual), (torch.stack(first) + torch.stack(second)) / 2)
 
@@ -37,9 +37,9 @@ def test_one_call_ranks_the_images_of_a_loss_that_takes_sizes():
         calls.append(sizes)
         return rank_sort_loss(logits, targets, sizes=sizes)
 
-    together = ImageScope().rank(rs_of_parts, logits, targets, image_index=image_index, parts=True)
+    together = ImageScope().rank(rs_of_parts, logits, targets, images=image_index, values=None, parts=True)
     assert calls == [[6, 9, 6]]
-    apart = ImageScope().rank(rs, logits, targets, image_index=image_index)
+    apart = ImageScope().rank(rs, logits, targets, images=image_index, values=None, parts=False)
     torch.testing.assert_close(torch.stack(together), torch.stack(apart))
 
 
@@ -50,7 +50,7 @@ def test_the_image_scope_splits_the_values_of_the_positives():
     def alrp(logits, targets, values):
         return alrp_loss(logits, targets, values)
 
-    actual = ImageScope().rank(alrp, logits, targets, image_index=torch.tensor([0, 0, 1, 1]), values=errors)
+    actual = ImageScope().rank(alrp, logits, targets, images=torch.tensor([0, 0, 1, 1]), values=errors, parts=False)
     parts = [alrp_loss(logits[:2], targets[:2], errors[:1]), alrp_loss(logits[2:], targets[2:], errors[1:])]
     torch.testing.assert_close(torch.stack(actual), torch.stack([torch.stack(part) for part in parts]).mean(0))
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from bucketrank.lazy import import_object
 from bucketrank.settings.choices import DEFAULT_DELTAS, ALRPMethod, Method
-from bucketrank.settings.fields import Settings
+from bucketrank.settings.fields import Settings, describe
 
 RankingScope = Literal["batch", "image", "global"]
 BoxLoss = Literal["giou", "l1", "smooth_l1"]
@@ -24,7 +24,7 @@ AnyLossSettings = TypeVar("AnyLossSettings", bound="LossSettings")
 
 @dataclass(frozen=True)
 class LossSettings(Settings):
-    """Base class of the loss settings. Each loss adds its own in a subclass.
+    """Base class of the loss settings. Each loss adds its own in a subclass; ``loss_settings`` fills in its name.
 
     ``ranking_scope`` defines which images are ranked together: ``"batch"``, all images of the process (the paper's
     choice); ``"image"``, each image separately, averaged over the images with objects; ``"global"``, the images of all
@@ -109,7 +109,6 @@ class RankSortSettings(RankingSettings):
 class APSettings(RankingSettings):
     """Settings of AP loss."""
 
-    name: Annotated[str, "the loss that trains the detector"] = "ap"
     interpolate: Annotated[bool, "ap: the original, interpolated loss"] = False
 
 
@@ -120,7 +119,6 @@ class ALRPSettings(RankingSettings):
     default_delta: ClassVar[float] = DEFAULT_DELTAS["alrp"]
     filled_by_run: ClassVar[tuple[str, ...]] = ("balance_period",)
 
-    name: Annotated[str, "the loss that trains the detector"] = "alrp"
     method: Annotated[ALRPMethod, "exact or pairwise (the definition)"] = "exact"
     balance_period: Annotated[int | None, "alrp: iterations between updates of the box weight (null: one epoch)"] = None
 
@@ -136,18 +134,12 @@ class ALRPSettings(RankingSettings):
 
 
 @dataclass(frozen=True)
-class DRSettings(LossSettings):
-    """Settings of DR loss."""
-
-    name: Annotated[str, "the loss that trains the detector"] = "dr"
-
-
-@dataclass(frozen=True)
 class ScoreBasedSettings(LossSettings):
-    """Settings shared by the score-based losses."""
+    """Settings shared by the score-based losses. The numbers that a loss adds are finite and at least 0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.require_finite(*(each.name for each in describe(type(self)) if each.type is float))
         expected = "batch or global, because a score-based loss ranks nothing"
         self.require("ranking_scope", expected, holds=self.ranking_scope != "image")
 
@@ -156,82 +148,40 @@ class ScoreBasedSettings(LossSettings):
 class FocalSettings(ScoreBasedSettings):
     """Settings of focal loss."""
 
-    name: Annotated[str, "the loss that trains the detector"] = "focal"
     focal_alpha: Annotated[float, "focal: weight of the positives; the negatives get 1 - alpha"] = 0.25
     focal_gamma: Annotated[float, "focal: focusing exponent, which lowers the weight of easy examples"] = 2.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require_finite("focal_alpha", "focal_gamma")
-
     def sampled(self) -> LossSettings:
         shared = {field.name: getattr(self, field.name) for field in fields(LossSettings) if field.name != "name"}
-        return CrossEntropySettings(**shared)
-
-
-@dataclass(frozen=True)
-class CrossEntropySettings(ScoreBasedSettings):
-    """Settings of cross-entropy."""
-
-    name: Annotated[str, "the loss that trains the detector"] = "ce"
-
-
-@dataclass(frozen=True)
-class OwnSettings(LossSettings):
-    """Settings of a library model's own loss. The shared settings do not apply to it."""
-
-    name: Annotated[str, "the loss that trains the detector"] = "own"
+        return ScoreBasedSettings(name="ce", **shared)
 
 
 @dataclass(frozen=True)
 class QualityFocalSettings(ScoreBasedSettings):
     """Settings of Quality Focal Loss."""
 
-    name: Annotated[str, "the loss that trains the detector"] = "qfl"
     quality_beta: Annotated[float, "qfl, rsq: exponent of the distance between score and IoU"] = 2.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require_finite("quality_beta")
 
 
 @dataclass(frozen=True)
 class VarifocalSettings(ScoreBasedSettings):
     """Settings of Varifocal Loss."""
 
-    name: Annotated[str, "the loss that trains the detector"] = "vfl"
     varifocal_alpha: Annotated[float, "vfl: weight of the negatives"] = 0.75
     varifocal_gamma: Annotated[float, "vfl: exponent of the score in the weight of a negative"] = 2.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require_finite("varifocal_alpha", "varifocal_gamma")
-
-
-@dataclass(frozen=True)
-class SoftBCESettings(ScoreBasedSettings):
-    """Settings of binary cross-entropy with IoU targets."""
-
-    name: Annotated[str, "the loss that trains the detector"] = "bce"
 
 
 @dataclass(frozen=True)
 class MALSettings(ScoreBasedSettings):
     """Settings of Matchability-Aware Loss."""
 
-    name: Annotated[str, "the loss that trains the detector"] = "mal"
     mal_gamma: Annotated[float, "mal: exponent of positive IoUs and negative scores"] = 1.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require_finite("mal_gamma")
 
 
 @dataclass(frozen=True)
 class IoUAwareBCESettings(ScoreBasedSettings):
     """Settings of IoU-aware BCE."""
 
-    name: Annotated[str, "the loss that trains the detector"] = "iabce"
     iabce_alpha: Annotated[
         float, "iabce: exponent of the score in the target of a positive; the IoU gets 1 - alpha"
     ] = 0.25
@@ -239,7 +189,6 @@ class IoUAwareBCESettings(ScoreBasedSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require_finite("iabce_alpha", "iabce_gamma")
         self.require("iabce_alpha", "at most 1", holds=self.iabce_alpha <= 1)
 
 
@@ -247,7 +196,6 @@ class IoUAwareBCESettings(ScoreBasedSettings):
 class RankSortQualitySettings(RankSortSettings):
     """Settings of RS loss plus Quality Focal Loss."""
 
-    name: Annotated[str, "the loss that trains the detector"] = "rsq"
     quality_beta: Annotated[float, "qfl, rsq: exponent of the distance between score and IoU"] = 2.0
 
     def __post_init__(self) -> None:
@@ -334,7 +282,6 @@ BUILT_IN_LOSSES = (
     LossSpec(
         "dr",
         "bucketrank.detectors.criterion.ranked:DR",
-        DRSettings,
         title="DR loss",
         reference="Qian et al., DR Loss: Improving Object Detection by Distributional Ranking, CVPR 2020",
     ),
@@ -349,7 +296,7 @@ BUILT_IN_LOSSES = (
     LossSpec(
         "ce",
         "bucketrank.detectors.criterion.scored:CrossEntropy",
-        CrossEntropySettings,
+        ScoreBasedSettings,
         title="cross-entropy",
         reference="Ren et al., Faster R-CNN, NeurIPS 2015",
         gradient_note=_SCORE_NOTE,
@@ -377,7 +324,7 @@ BUILT_IN_LOSSES = (
     LossSpec(
         "bce",
         QUALITY_SCORED,
-        SoftBCESettings,
+        ScoreBasedSettings,
         title="binary cross-entropy with IoU targets",
         reference="Feng et al., TOOD, ICCV 2021",
         gradient_note=_SCORE_NOTE,
@@ -411,5 +358,5 @@ BUILT_IN_LOSSES = (
         reference="the sum of rs and qfl",
         gradient_note=f"{_RANKING_NOTE} Quality Focal Loss also pulls each score towards its IoU.",
     ),
-    LossSpec("own", None, OwnSettings, title="own loss of the model"),
+    LossSpec("own", None, title="own loss of the model"),
 )

@@ -177,21 +177,18 @@ class Scope:
     joins_calls = True  # whether several heads or layers may share one loss call
 
     def rank(
-        self,
-        loss: LossFunction,
-        logits: Tensor,
-        targets: Tensor,
-        *,
-        image_index: Tensor,
-        values: Tensor | None = None,
-        parts: bool = False,
+        self, loss: LossFunction, logits: Tensor, targets: Tensor, *, images: Tensor, values: Tensor | None, parts: bool
     ) -> tuple[Tensor, ...]:
         """Compute the terms of ``loss`` in this scope.
 
-        ``logits`` and ``targets`` are (R, C), ``image_index`` (R,) holds the image of each row, and ``values`` (P,)
-        belong to ``logits[targets > 0]`` in that order. ``parts`` tells whether the loss takes ``sizes``.
+        ``logits`` and ``targets`` are (R, C), ``images`` (R,) holds the image of each row, and ``values`` (P,) belong
+        to ``logits[targets > 0]`` in that order. ``parts`` tells whether the loss takes ``sizes``.
         """
-        return tuple(loss(logits, targets, values))
+        return tuple(loss(self.join(logits), self.join(targets), None if values is None else self.join(values)))
+
+    def join(self, rows: Tensor) -> Tensor:
+        """Return the rows of all processes that are ranked together."""
+        return rows
 
     def total(self, value: Tensor) -> Tensor:
         """Sum ``value`` over all processes that are ranked together."""
@@ -212,25 +209,18 @@ class ImageScope(Scope):
     joins_calls = False
 
     def rank(
-        self,
-        loss: LossFunction,
-        logits: Tensor,
-        targets: Tensor,
-        *,
-        image_index: Tensor,
-        values: Tensor | None = None,
-        parts: bool = False,
+        self, loss: LossFunction, logits: Tensor, targets: Tensor, *, images: Tensor, values: Tensor | None, parts: bool
     ) -> tuple[Tensor, ...]:
         # Rows are sorted by image, so each image is a consecutive part of the list.
-        rows = torch.bincount(image_index).tolist()
+        rows = torch.bincount(images).tolist()
         if parts:
             return tuple(loss(logits, targets, values, sizes=[count * targets.shape[1] for count in rows]))
         positives = [int((part > 0).sum()) for part in targets.split(rows)]
         own_values = [None] * len(rows) if values is None else values.split(positives)
-        images = zip(logits.split(rows), targets.split(rows), own_values, positives, strict=True)
-        terms = [loss(*image) for *image, count in images if count]
+        lists = zip(logits.split(rows), targets.split(rows), own_values, positives, strict=True)
+        terms = [loss(*each) for *each, count in lists if count]
         if not terms:
-            return super().rank(loss, logits, targets, image_index=image_index, values=values)
+            return super().rank(loss, logits, targets, images=images, values=values, parts=parts)
         return tuple(torch.stack(per_image).mean() for per_image in zip(*terms, strict=True))
 
 
@@ -243,19 +233,8 @@ class GlobalScope(Scope):
 
     joins_calls = False
 
-    def rank(
-        self,
-        loss: LossFunction,
-        logits: Tensor,
-        targets: Tensor,
-        *,
-        image_index: Tensor,
-        values: Tensor | None = None,
-        parts: bool = False,
-    ) -> tuple[Tensor, ...]:
-        if _process_count() == 1:
-            return super().rank(loss, logits, targets, image_index=image_index, values=values)
-        return tuple(loss(_gather(logits), _gather(targets), None if values is None else _gather(values)))
+    def join(self, rows: Tensor) -> Tensor:
+        return rows if _process_count() == 1 else _gather(rows)
 
     def total(self, value: Tensor) -> Tensor:
         if _process_count() == 1:

@@ -25,10 +25,13 @@ class Ranked(Criterion):
 
     def terms(self, assigned: Assigned) -> LossTerms:
         """Compute the ranking loss and the box losses."""
-        (rank,) = self.scope.rank(
-            self.loss, assigned.logits, assigned.targets(1.0), image_index=assigned.image_index, parts=self.ranks_parts
-        )
+        (rank,) = self.rank(assigned, assigned.targets(1.0))
         return {"rank": rank, **self.box_terms(assigned, rank)}
+
+    def rank(self, assigned: Assigned, targets: Tensor, errors: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Compute the loss terms of one input in the ranking scope."""
+        images, parts = assigned.image_index, self.ranks_parts
+        return self.scope.rank(self.loss, assigned.logits, targets, images=images, values=errors, parts=parts)
 
     def loss(self, logits: Tensor, targets: Tensor, errors: Tensor | None) -> Sequence[Tensor]:
         """Compute the loss terms of one ranking.
@@ -62,12 +65,7 @@ class SmoothedRanked(Ranked):
     def rank_all(self, batch: Sequence[Assigned], targets: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
         """Rank each input of a batch separately, in a single loss call if possible; return their loss terms."""
         if len(batch) == 1 or not self.scope.joins_calls:
-            return [
-                self.scope.rank(
-                    self.loss, assigned.logits, target, image_index=assigned.image_index, parts=self.ranks_parts
-                )
-                for assigned, target in zip(batch, targets, strict=True)
-            ]
+            return [self.rank(assigned, target) for assigned, target in zip(batch, targets, strict=True)]
         logits = torch.cat([assigned.logits.flatten() for assigned in batch])
         joined = torch.cat([target.flatten() for target in targets])
         sizes = [target.numel() for target in targets]
@@ -126,14 +124,7 @@ class ALRP(SmoothedRanked):
     def terms(self, assigned: Assigned) -> LossTerms:
         # LRP uses (1 - IoU) / (1 - minimum IoU). The GIoU loss goes up to 2, so half of it replaces 1 - IoU.
         errors = self.box_errors(assigned) / (2 * (1 - self.recipe.min_iou))
-        classification, localisation = self.scope.rank(
-            self.loss,
-            assigned.logits,
-            assigned.targets(1.0),
-            image_index=assigned.image_index,
-            parts=self.ranks_parts,
-            values=errors,
-        )
+        classification, localisation = self.rank(assigned, assigned.targets(1.0), errors)
         balanced = localisation * self.balance.clone()
         if self.training:
             self._update_balance(classification.detach(), localisation.detach())

@@ -170,25 +170,12 @@ def finish_rankings(
     With CAPACITY, also mark the ranking as broken if there are more positives than were kept.
     """
     ranking = tl.program_id(0)
-    first, positives, first_edge, edges = edges_of(first_positives, ranking, 2 if SMOOTH else 1)
+    first, kept, first_edge, edges = edges_of(first_positives, ranking, 2 if SMOOTH else 1)
     inverse = float64_from(inverse_bits)
     _scan_buckets(first_edge, edges, owners, scores, buckets, ramps, part, inverse, SMOOTH, TILE)
     tl.debug_barrier()  # other threads read these sums
     first_sum, second_sum = _compute_terms(
-        first,
-        positives,
-        lower_edges,
-        upper_edges,
-        ramps,
-        ranks,
-        shares,
-        seconds,
-        weights,
-        own,
-        factors,
-        LOSS,
-        SMOOTH,
-        TILE,
+        first, kept, lower_edges, upper_edges, ramps, ranks, shares, seconds, weights, own, factors, LOSS, SMOOTH, TILE
     )
     is_broken = tl.load(broken + ranking) > 0
     if CAPACITY:
@@ -196,9 +183,9 @@ def finish_rankings(
     tl.debug_barrier()  # other threads read these weights, and all threads have loaded the flag
     if CAPACITY:
         tl.store(broken + ranking, is_broken.to(tl.int32))
-    count = tl.maximum(positives, 1).to(tl.float64)
+    count = tl.maximum(kept, 1).to(tl.float64)
     tl.store(first_values + ranking, tl.where(is_broken, float("nan"), first_sum / count))
     if LOSS == "rs" or LOSS == "alrp":
         tl.store(second_values + ranking, tl.where(is_broken, float("nan"), second_sum / count))
-    tl.store(counts + ranking, positives)
+    tl.store(counts + ranking, kept)
     _write_table(first_edge, edges, owners, scores, weights, table, inverse, SMOOTH, TILE)
