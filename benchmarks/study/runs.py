@@ -29,7 +29,7 @@ from bucketrank.evaluation import BootstrapAP
 from bucketrank.evaluation.bootstrap import NUM_DRAWS
 from bucketrank.settings import Recipe, load_recipe, parse_flags
 from bucketrank.settings.recipe import differences, fixed_differences
-from bucketrank.training.tables import CsvTable
+from bucketrank.training.log import CsvTable
 
 # Settings that a resumed run may change, but on which the results of a study depend.
 DECISIVE = ("backbone.weights", "init", "trainer.precision", "trainer.validate_every")

@@ -18,9 +18,9 @@ from bucketrank.cli import main
 from bucketrank.evaluation import Evaluator
 from bucketrank.training import run, tables
 from bucketrank.training.checkpoints import Checkpoints
+from bucketrank.training.log import CsvTable
 from bucketrank.training.loop import Loop
 from bucketrank.training.processes import SIGNALS
-from bucketrank.training.tables import CsvTable
 from bucketrank.weights import atomic
 
 from . import tiny

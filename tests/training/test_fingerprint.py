@@ -9,10 +9,10 @@ import pytest
 
 from bucketrank.cli import main
 from bucketrank.data import find_splits
-from bucketrank.training.fingerprint import Fingerprint, fingerprint_of, read_fingerprint
+from bucketrank.training.folder import Fingerprint, fingerprint_of, read_fingerprint
+from bucketrank.training.log import CsvTable
 from bucketrank.training.loop import Loop
 from bucketrank.training.processes import Interrupted
-from bucketrank.training.tables import CsvTable
 
 from . import tiny
 

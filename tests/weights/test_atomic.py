@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from bucketrank.cli.arguments import run
 from bucketrank.errors import DiskFullError
-from bucketrank.training.tables import CsvTable
+from bucketrank.training.log import CsvTable
 from bucketrank.weights.atomic import remove_temporary_files, write_tensors, write_text
 
 TENSORS = {

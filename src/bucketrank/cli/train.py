@@ -54,7 +54,7 @@ def train(
 ) -> int:
     """Train a detector on a data set with a recipe; every setting is a flag, like --loss.delta 0.25."""
     from bucketrank.settings import load_recipe
-    from bucketrank.settings.short import ShortNames
+    from bucketrank.settings.flags import ShortNames
     from bucketrank.training.processes import Interrupted, is_first_process, stop_signals
 
     if recipe is None and (out is None or not resume):

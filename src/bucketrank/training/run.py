@@ -6,18 +6,22 @@ import logging
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
+from torch import Tensor
 
-from bucketrank.data import find_splits
+from bucketrank.data import CocoDataset, eval_transform, find_splits
 from bucketrank.detectors import Detector
-from bucketrank.errors import ChangedDataError, RecipeError
+from bucketrank.errors import CannotCalibrateError, RecipeError, WeightsError
 from bucketrank.evaluation import Evaluator
+from bucketrank.evaluation.calibration import Calibration, calibrate
 from bucketrank.settings import RankingSettings, Recipe, detector_spec, load_recipe
 from bucketrank.settings.recipe import MAY_CHANGE, fixed_differences, from_dict
+from bucketrank.settings.training import TrainerSettings
 from bucketrank.training.batches import RunData, seed_of
 from bucketrank.training.checkpoints import Checkpoints, Progress
 from bucketrank.training.fabric import (
@@ -28,14 +32,14 @@ from bucketrank.training.fabric import (
     quiet,
     require_strategy,
 )
-from bucketrank.training.final import draw_validation_images, read_final_weights, write_final_weights
-from bucketrank.training.fingerprint import (
-    Fingerprint,
+from bucketrank.training.folder import (
+    describe_run,
     fingerprint_of,
-    read_fingerprint,
+    lock_run_folder,
+    require_no_foreign_files,
     require_same_data,
+    stored_data_folder,
 )
-from bucketrank.training.folder import describe_run, lock_run_folder, require_no_foreign_files, stored_data_folder
 from bucketrank.training.log import RunLog, require_loggers, say
 from bucketrank.training.loop import Loop
 from bucketrank.training.optimiser import Schedule, require_known_factors
@@ -46,7 +50,9 @@ from bucketrank.training.processes import (
     pass_pid_to_children,
     stop_signals,
 )
-from bucketrank.weights.load import build_detector, load_initial_weights, without_weights
+from bucketrank.weights.atomic import write
+from bucketrank.weights.files import Meta, read_weights, save_weights
+from bucketrank.weights.load import build_detector, load_initial_weights, load_model, without_weights
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -133,7 +139,7 @@ def _train(
     recipe = replace(recipe, loss=recipe.loss.for_run(batches_per_epoch=batches))
     fingerprint = fingerprint_of(data.train.split, data.val.split, masks=masks) if first_process else None
     if fingerprint is not None and resume:
-        _require_same_data(folder, fingerprint, allow_changes=allow_changed_data)
+        require_same_data(folder, fingerprint, allow_changes=allow_changed_data)
 
     # Build the detector, and load the checkpoint to resume from.
     checkpoint = _load_checkpoint(folder, recipe) if resume else None
@@ -152,7 +158,7 @@ def _train(
         _announce(console, recipe, data, schedule, progress, fabric, folder)
 
     weights = folder / "weights.safetensors"
-    finished = read_final_weights(weights) if progress.is_finished(schedule) else None
+    finished = _read_final_weights(weights) if progress.is_finished(schedule) else None
     if finished is None:
         _launch(fabric, stop, folder)
         loop = Loop(
@@ -178,12 +184,12 @@ def _train(
         if progress.step < schedule.total_steps:
             say(console, f"Stopped early at step {progress.step:,}: no higher AP in {progress.stale} evaluations.")
         if finished is None:
-            meta = write_final_weights(final, meta, data, folder, settings=recipe.trainer, console=console)
+            meta = _write_final_weights(final, meta, data, folder, settings=recipe.trainer, console=console)
         else:
             say(console, f"The run is already finished; {weights} stays as it is.")
         log.draw_curves()
         count = recipe.trainer.pictures
-        draw_validation_images(final, data, folder / "pictures", threshold=meta.threshold, count=count)
+        _draw_validation_images(final, data, folder / "pictures", threshold=meta.threshold, count=count)
         say(console, f"Done: {weights}")
     return RunResult(folder, meta.metrics, weights, progress.step)
 
@@ -228,21 +234,6 @@ def _predicts_masks(recipe: Recipe) -> bool:
     except ValueError as error:
         raise RecipeError(str(error)) from error
     return bool(detector.predicts_masks(recipe.detector))
-
-
-def _require_same_data(folder: Path, now: Fingerprint, *, allow_changes: bool) -> None:
-    """Raise ChangedDataError if the data changed, or if its fingerprint cannot be read."""
-    path = folder / "data.safetensors"
-    before = read_fingerprint(path)
-    if before is not None:
-        require_same_data(folder, before, now, allow_changes=allow_changes)
-    elif path.exists() or (folder / "checkpoints").is_dir():
-        if not allow_changes:
-            raise ChangedDataError(
-                f"{path}: expected the fingerprint of the data, got a missing or damaged file; restore it, or pass "
-                "--allow-changed-data to continue with the data as it is now"
-            )
-        logging.getLogger(__name__).warning("%s: missing or damaged; the data was not checked for changes", path)
 
 
 def _load_checkpoint(folder: Path, recipe: Recipe) -> dict[str, Any] | None:
@@ -340,3 +331,87 @@ def _announce(
 
 def _shortened(names: list[str]) -> str:
     return ", ".join(names[:MAX_LISTED]) + (", ..." if len(names) > MAX_LISTED else "")
+
+
+def _write_final_weights(
+    detector: Detector,
+    meta: Meta,
+    data: RunData,
+    folder: Path,
+    *,
+    settings: TrainerSettings,
+    console: Console,
+) -> Meta:
+    """Calibrate the detector in place, write weights.safetensors, and calibrate best.safetensors.
+
+    The scores are calibrated on training images with validation transforms, so validation metrics stay unbiased.
+    Checkpoints hold the weights before calibration, and best.safetensors is calibrated only once: a run resumed here
+    ends with the same files. If the scores cannot be calibrated, they stay as they are, and one line says why.
+    """
+    best = folder / "best.safetensors"
+    if settings.calibrate:
+        before = {name: tensor.clone() for name, tensor in detector.state_dict().items()}
+        images = CocoDataset(data.train.split, transform=eval_transform())
+        try:
+            calibration = calibrate(detector, images, max_images=settings.calibration_images)
+        except CannotCalibrateError as error:
+            say(console, f"The scores are not calibrated: {str(error).removeprefix('calibrate: ')}")
+        else:
+            say(console, f"Calibrated the scores: {calibration}")
+            meta = meta.calibrated(calibration)
+            if best.is_file():
+                _calibrate_best(best, before, detector, calibration, images, settings)
+    save_weights(folder / "weights.safetensors", detector, meta)
+    return meta
+
+
+def _read_final_weights(path: Path) -> tuple[Detector, Meta] | None:
+    """Read the final weights of a finished run; return None if the file is missing or damaged."""
+    if not path.is_file():
+        return None
+    try:
+        return load_model(path)
+    except WeightsError:
+        return None
+
+
+def _calibrate_best(
+    path: Path,
+    last: dict[str, Tensor],
+    detector: Detector,
+    calibration: Calibration,
+    images: CocoDataset,
+    settings: TrainerSettings,
+) -> None:
+    """Calibrate the best weights; reuse the calibration if they equal the last weights."""
+    state, meta = read_weights(path)
+    if meta.calibration is not None:
+        return
+    if all(torch.equal(tensor, last[name].cpu()) for name, tensor in state.items()):
+        save_weights(path, detector, meta.calibrated(calibration))
+        return
+    model, _ = load_model(path)
+    model.to(next(detector.parameters()).device)
+    try:
+        own = calibrate(model, images, max_images=settings.calibration_images)
+    except CannotCalibrateError:
+        return  # an early epoch may have too few correct detections
+    save_weights(path, model, meta.calibrated(own))
+
+
+@torch.no_grad()
+def _draw_validation_images(model: Detector, data: RunData, folder: Path, *, threshold: float, count: int) -> None:
+    """Draw detections and ground truth on up to ``count`` images spread over the validation set; name files by id."""
+    from bucketrank.drawing import draw  # loads matplotlib
+
+    images = data.val
+    count = min(count, len(images))
+    indices = [round(number * (len(images) - 1) / max(count - 1, 1)) for number in range(count)]
+    model.eval()
+    device = next(model.parameters()).device
+    for index in indices:
+        image, target = images[index]
+        (detections,) = model([image.to(device)])
+        result = {name: value.cpu() for name, value in detections.items()}
+        drawn = draw(image, result, ground_truth=target, classes=data.classes, threshold=threshold)
+        write(folder / f"{int(target['image_id'])}.jpg", partial(drawn.save, format="JPEG", quality=90))

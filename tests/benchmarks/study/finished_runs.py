@@ -10,7 +10,7 @@ from benchmarks.study.grid import STUDIES
 from benchmarks.study.plan import PaperPlan, choose_rows
 from benchmarks.study.runs import StudyRun
 from bucketrank.settings import recipe_to_yaml
-from bucketrank.training.tables import CsvTable
+from bucketrank.training.log import CsvTable
 
 MACHINE = {
     "processor": "abacus",
