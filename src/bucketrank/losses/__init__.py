@@ -26,12 +26,12 @@ from bucketrank.losses.functional import self_balance as self_balance
 from bucketrank.losses.modules import ALRPLoss as ALRPLoss
 from bucketrank.losses.modules import APLoss as APLoss
 from bucketrank.losses.modules import DRLoss as DRLoss
-from bucketrank.losses.modules import IoUAwareBCELoss as IoUAwareBCELoss
-from bucketrank.losses.modules import MALLoss as MALLoss
-from bucketrank.losses.modules import QualityFocalLoss as QualityFocalLoss
 from bucketrank.losses.modules import RankSortLoss as RankSortLoss
-from bucketrank.losses.modules import SoftBCELoss as SoftBCELoss
-from bucketrank.losses.modules import VarifocalLoss as VarifocalLoss
+from bucketrank.losses.quality import IoUAwareBCELoss as IoUAwareBCELoss
+from bucketrank.losses.quality import MALLoss as MALLoss
+from bucketrank.losses.quality import QualityFocalLoss as QualityFocalLoss
+from bucketrank.losses.quality import SoftBCELoss as SoftBCELoss
+from bucketrank.losses.quality import VarifocalLoss as VarifocalLoss
 from bucketrank.losses.quality import iou_aware_bce_loss as iou_aware_bce_loss
 from bucketrank.losses.quality import mal_loss as mal_loss
 from bucketrank.losses.quality import quality_focal_loss as quality_focal_loss

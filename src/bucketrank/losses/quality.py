@@ -5,15 +5,17 @@ above 0 is the IoU label of a positive, 0 marks a negative, below 0 an ignored e
 depend on other entries. ``reduction`` is ``"mean"``, the sum of the errors divided by the number of positives (at
 least 1), as in detectors; ``"sum"``; or ``"none"``, one error per entry, 0 where ignored.
 
-Below, p is ``sigmoid(logit)``, q the target, and ``BCE(p, q) = -q log p - (1 - q) log(1 - p)``.
+Each loss is a function, and a module that holds its settings. Below, p is ``sigmoid(logit)``, q the target, and
+``BCE(p, q) = -q log p - (1 - q) log(1 - p)``.
 """
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from collections.abc import Callable
+from typing import ClassVar, Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
 
 from bucketrank.losses.functional import check_logits, format_value, is_finite_number
@@ -183,3 +185,69 @@ def _reduce(name: str, errors: Tensor, labels: Tensor, used: Tensor, reduction: 
     if reduction == "none":
         return errors
     return errors.sum() if reduction == "sum" else errors.sum() / (labels > 0).sum().clamp(min=1)
+
+
+class _QualityLossModule(nn.Module):
+    """Base class of the score-based losses, which checks and holds their settings."""
+
+    function: ClassVar[Callable[..., Tensor]]
+
+    def __init__(self, reduction: QualityReduction, **numbers: float) -> None:
+        super().__init__()
+        for name, value in numbers.items():
+            check_number(type(self).__name__, name, value)
+        check_reduction(type(self).__name__, reduction)
+        self.reduction, self.numbers = reduction, numbers
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return type(self).function(logits, targets, reduction=self.reduction, **self.numbers)
+
+    def extra_repr(self) -> str:
+        return ", ".join(
+            [*(f"{name}={value}" for name, value in self.numbers.items()), f"reduction={self.reduction!r}"]
+        )
+
+
+class QualityFocalLoss(_QualityLossModule):
+    """:func:`~bucketrank.quality_focal_loss` with its settings."""
+
+    function = staticmethod(quality_focal_loss)
+
+    def __init__(self, *, beta: float = 2.0, reduction: QualityReduction = "mean") -> None:
+        super().__init__(reduction, beta=beta)
+
+
+class VarifocalLoss(_QualityLossModule):
+    """:func:`~bucketrank.varifocal_loss` with its settings."""
+
+    function = staticmethod(varifocal_loss)
+
+    def __init__(self, *, alpha: float = 0.75, gamma: float = 2.0, reduction: QualityReduction = "mean") -> None:
+        super().__init__(reduction, alpha=alpha, gamma=gamma)
+
+
+class SoftBCELoss(_QualityLossModule):
+    """:func:`~bucketrank.soft_bce_loss` with its settings."""
+
+    function = staticmethod(soft_bce_loss)
+
+    def __init__(self, *, reduction: QualityReduction = "mean") -> None:
+        super().__init__(reduction)
+
+
+class MALLoss(_QualityLossModule):
+    """:func:`~bucketrank.mal_loss` with its settings."""
+
+    function = staticmethod(mal_loss)
+
+    def __init__(self, *, gamma: float = 1.5, reduction: QualityReduction = "mean") -> None:
+        super().__init__(reduction, gamma=gamma)
+
+
+class IoUAwareBCELoss(_QualityLossModule):
+    """:func:`~bucketrank.iou_aware_bce_loss` with its settings."""
+
+    function = staticmethod(iou_aware_bce_loss)
+
+    def __init__(self, *, alpha: float = 0.25, gamma: float = 2.0, reduction: QualityReduction = "mean") -> None:
+        super().__init__(reduction, alpha=alpha, gamma=gamma)

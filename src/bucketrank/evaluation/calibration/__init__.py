@@ -13,19 +13,4 @@ if TYPE_CHECKING:
     from bucketrank.evaluation.calibration.mapping import ScoreMap as ScoreMap
     from bucketrank.evaluation.calibration.mapping import fold as fold
 
-__all__, __getattr__ = import_on_use(
-    __name__,
-    {
-        "bucketrank.errors": ("CannotCalibrateError",),
-        "bucketrank.evaluation.calibration.fitting": (
-            "calibrate",
-            "fit",
-        ),
-        "bucketrank.evaluation.calibration.mapping": (
-            "Calibration",
-            "ScoreHead",
-            "ScoreMap",
-            "fold",
-        ),
-    },
-)
+__all__, __getattr__ = import_on_use(__name__)
