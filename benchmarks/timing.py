@@ -61,10 +61,11 @@ class EventClock:
     """Seconds between two events on the current stream of a device; ``module`` is ``torch.cuda`` or ``torch.xpu``.
 
     The device is idle when a measurement starts, so the time includes the host's launches where these take longer than
-    the work, but neither the start nor the end of the measurement itself.
+    the work, but neither the start nor the end of the measurement itself. ``prepare`` runs before the first event.
     """
 
     module: ModuleType | Any
+    prepare: Callable[[], object] = _nothing
 
     def synchronize(self) -> None:
         """Wait until the device has finished its work."""
@@ -72,6 +73,7 @@ class EventClock:
 
     def start(self) -> Stop:
         """Wait until the device is idle, and record an event."""
+        self.prepare()
         begin, end = self.module.Event(enable_timing=True), self.module.Event(enable_timing=True)
         self.module.synchronize()
         begin.record()
@@ -84,14 +86,29 @@ class EventClock:
         return stop
 
 
-def device_clock(device: str) -> DeviceClock:
-    """Return the clock for a device; CUDA and XPU devices must be current, see :func:`current_device`."""
+def device_clock(device: str, *, clear_cache: bool = False) -> DeviceClock:
+    """Return the clock for a device; CUDA and XPU devices must be current, see :func:`current_device`.
+
+    With ``clear_cache``, CUDA devices start each measurement with an L2 cache that holds nothing of earlier calls.
+    """
     name = torch.device(device).type
+    if name == "cuda" and clear_cache:
+        return EventClock(torch.cuda, cache_buffer(device).zero_)
     if name in EVENT_DEVICES:
         return EventClock(getattr(torch, name))
     if name == "cpu":
         return WallClock()
     return WallClock(synchronize=getattr(torch, name).synchronize)  # torch.mps, for instance
+
+
+# At least this many bytes replace the cache: the last-level cache of large AMD GPUs, which is not their L2.
+MIN_CACHE_BYTES = 256 << 20
+
+
+def cache_buffer(device: str) -> torch.Tensor:
+    """Allocate a buffer twice as large as the L2 cache of a CUDA device; writing all of it clears the cache."""
+    size = max(2 * torch.cuda.get_device_properties(device).L2_cache_size, MIN_CACHE_BYTES)
+    return torch.empty(size, dtype=torch.int8, device=device)
 
 
 def current_device(device: str) -> AbstractContextManager[Any]:

@@ -6,6 +6,7 @@ Each cell is planned first, so that the time left is known. Contenders that take
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -32,7 +33,7 @@ from benchmarks.losses.contenders import (
 from benchmarks.losses.estimate import StepPart, estimate_step, extrapolate
 from benchmarks.losses.memory import AllocatorMeter, MemoryJob, MemoryMeter, memory_meter
 from benchmarks.losses.results import PART, LargeResult, LossBench, LossBenchSettings, LossResult
-from benchmarks.session import MIN_ROUNDS, MeasurementError, Progress
+from benchmarks.session import MIN_ROUNDS, MeasurementError, Progress, device_type
 from benchmarks.timing import Samples, Spread, TimedCall, current_device, device_clock, interleave, ratio
 from bucketrank.provenance import describe
 
@@ -71,7 +72,7 @@ def measure_cell(
     samples = interleave(
         {title: turn.timed_call(data, values, settings) for title, turn in turns.items()},
         rounds=settings.repeats,
-        clock=device_clock(settings.device),
+        clock=device_clock(settings.device, clear_cache=True),
         advance=lambda title, calls: progress.advance(str(turns[title].planned), calls * turns[title].seconds),
     )
     counts_by_loss = {loss: data.counts(delta) for loss, delta in DELTAS.items()}
@@ -90,7 +91,8 @@ def measure_cell(
             mode=contender.mode,
         )
         if contender.skipped is None:
-            result = _timed(result, contender, samples, float(values[contender.title]))
+            focal = samples.get(focal_title(settings.device, samples))
+            result = _timed(result, contender, samples[contender.title], focal, float(values[contender.title]))
             launches, waits = step_launches(contender.name, contender.loss, data, contender.mode)
             progress.advance(f"launches of {contender}", _counting_seconds(contender))
             extra_bytes = _extra_bytes(contender, settings, progress, meter)
@@ -103,11 +105,18 @@ def measure_cell(
     return results
 
 
-def _timed(result: LossResult, contender: PlannedContender, samples: dict[str, Samples], value: float) -> LossResult:
+def focal_title(device: str, titles: Collection[str]) -> str:
+    """Return which of the contenders ``titles`` the ratios refer to: compiled focal loss on a GPU, otherwise eager."""
+    compiled = "focal, compiled"
+    return compiled if device_type(device) != "cpu" and compiled in titles else "focal"
+
+
+def _timed(
+    result: LossResult, contender: PlannedContender, own: Samples, focal: Samples | None, value: float
+) -> LossResult:
     if not math.isfinite(value):
         raise MeasurementError(f"losses: {contender}: expected a finite loss, got {value}")
-    own = samples[contender.title]
-    to_focal = ratio(own, samples["focal"]) if "focal" in samples else None
+    to_focal = None if focal is None else ratio(own, focal)
     return replace(result, value=value, samples=own, seconds=Spread.of(list(own.values())), to_focal=to_focal)
 
 
@@ -281,7 +290,7 @@ def plan_cell(size: int, percent: float, settings: LossBenchSettings, progress: 
 
 def _estimated(contender: PlannedContender, data: SyntheticLogits, settings: LossBenchSettings) -> PlannedContender:
     limit = settings.max_seconds_per_cell
-    apart, clock = max(limit / 100, MIN_APART), device_clock(settings.device)
+    apart, clock = max(limit / 100, MIN_APART), device_clock(settings.device, clear_cache=True)
     try:
         seconds, parts = estimate_step(
             contender.name, contender.loss, data, apart=apart, clock=clock, mode=contender.mode
@@ -356,7 +365,7 @@ def _measure_large(
                 "focal": TimedCall(loss_step("focal", None, data)),
             },
             rounds=LARGE_ROUNDS,
-            clock=device_clock(settings.device),
+            clock=device_clock(settings.device, clear_cache=True),
             advance=lambda _, calls: progress.advance(text, calls),
         )
         extra = meter.measure(job)

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import timing
+
 
 class FakeCuda:
     """The state of the device: its queue of work, its memory, and what happened."""
@@ -84,6 +86,7 @@ class FakeCuda:
         }
         for name, fake in replaced.items():
             monkeypatch.setattr(torch.cuda, name, fake)  # raises if there is no such name
+        monkeypatch.setattr(timing, "cache_buffer", lambda device: FakeCacheBuffer(self))
 
 
 class FakeEvent:
@@ -104,6 +107,15 @@ class FakeEvent:
         assert end.at is not None
         assert end.at <= self.cuda.finished, "the device has not reached the event"
         return end.at - self.at
+
+
+class FakeCacheBuffer:
+    def __init__(self, cuda: FakeCuda) -> None:
+        self.cuda = cuda
+
+    def zero_(self) -> None:
+        self.cuda.work(100.0)
+        self.cuda.log.append("clear cache")
 
 
 class FakeStream:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from benchmarks.timing import (
     EventClock,
     TimedCall,
     WallClock,
+    cache_buffer,
     capture,
     current_device,
     device_clock,
@@ -52,6 +54,22 @@ def test_calls_on_a_gpu_take_turns(cuda: FakeCuda) -> None:
     calls = {"a": TimedCall(lambda: cuda.work(1.0)), "b": TimedCall(lambda: cuda.work(8.0))}
     samples = interleave(calls, rounds=2, clock=device_clock("cuda"))
     assert samples == {"a": {0: 0.001, 1: 0.001}, "b": {0: 0.008, 1: 0.008}}
+
+
+def test_the_cache_is_cleared_before_each_timed_call_and_outside_its_time(cuda: FakeCuda) -> None:
+    calls = {"a": TimedCall(lambda: cuda.work(1.0)), "b": TimedCall(lambda: cuda.work(8.0), untimed=1)}
+    samples = interleave(calls, rounds=2, clock=device_clock("cuda:1", clear_cache=True))
+    assert samples == {"a": {0: 0.001, 1: 0.001}, "b": {0: 0.008, 1: 0.008}}
+    assert cuda.log == ["clear cache"] * 4
+    for device in ("cpu", "xpu"):
+        assert device_clock(device, clear_cache=True) == device_clock(device)
+    assert len(cuda.log) == 4
+
+
+@pytest.mark.parametrize(("cache", "expected"), [(50 << 20, 256 << 20), (192 << 20, 384 << 20)])
+def test_the_buffer_is_larger_than_the_cache(cache: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(L2_cache_size=cache))
+    assert cache_buffer("meta").nbytes == expected
 
 
 def test_peak_memory_is_counted_from_the_start_of_the_call(cuda: FakeCuda) -> None:
@@ -103,7 +121,9 @@ def test_a_missing_device_is_refused_in_one_line(device: str) -> None:
 def test_modes_by_device() -> None:
     assert device_type("cuda:3") == "cuda"
     assert list(modes_of("exact-triton", "cuda:1", compiled=True)) == ["eager", "compiled", "graph"]
+    assert list(modes_of("focal", "cuda", compiled=True)) == ["compiled", "eager", "graph"]
     assert list(modes_of("focal", "cuda", compiled=False)) == ["eager", "graph"]
     assert list(modes_of("exact-torch", "cuda", compiled=True)) == ["eager", "compiled"]
-    assert list(modes_of("focal", "xpu", compiled=True)) == ["eager", "compiled"]
+    assert list(modes_of("focal", "xpu", compiled=True)) == ["compiled", "eager"]
+    assert list(modes_of("focal", "cpu", compiled=True)) == ["eager", "compiled"]
     assert list(modes_of("pairwise", "cuda", compiled=True)) == ["eager"]

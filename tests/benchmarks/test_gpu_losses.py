@@ -57,6 +57,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     monkeypatch.setattr(contenders, "unavailable_reason", lambda _: None)
     monkeypatch.setitem(contenders.BACKENDS, "exact-triton", "torch")
     monkeypatch.setattr(torch, "compile", compile_nothing)
+    monkeypatch.setattr(contenders, "_compiled", {})
     return fake
 
 
@@ -99,6 +100,33 @@ def test_every_contender_is_measured_in_its_modes(cuda: FakeCuda) -> None:
     }
     assert progress.done == pytest.approx([total for _, total in progress.stages])
     assert "replay" in cuda.log
+    assert cuda.log.count("clear cache") >= 3 * len(bench.results), "before every timed call"
+    assert [(r.contender, r.mode) for r in bench.results[:2]] == [("focal", "compiled"), ("focal", "eager")]
+
+
+def test_ratios_are_to_compiled_focal_loss(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_slowly(function: Any, *, fullgraph: bool, dynamic: bool) -> Any:
+        def slow(*arguments: Any) -> Any:
+            cuda.work(3.0)
+            return function(*arguments)
+
+        return slow
+
+    monkeypatch.setattr(torch, "compile", compile_slowly)
+    bench = measure_losses(tiny_settings(), ProgressRecorder())
+    ratios = {(r.contender, r.mode): r.to_focal for r in bench.results if r.loss != "ap"}
+    assert ratios["focal", "eager"] == ratios["exact-triton", "graph"] == Spread(0.25, 0.25, 0.25)
+    assert ratios["focal", "compiled"] == ratios["exact-triton", "compiled"] == Spread(1.0, 1.0, 1.0)
+    assert "ratio to compiled focal loss" in to_markdown(bench, "losses.svg")
+
+    def fail(function: Any, **options: Any) -> Any:
+        raise RuntimeError("no compiler")
+
+    contenders._compiled.clear()
+    monkeypatch.setattr(torch, "compile", fail)
+    bench = measure_losses(tiny_settings(), ProgressRecorder())
+    assert {r.to_focal for r in bench.results if r.skipped is None} == {Spread(1.0, 1.0, 1.0)}
+    assert "ratio to eager focal loss" in to_markdown(bench, "losses.svg")
 
 
 def test_every_mode_reports_the_value_of_the_loss(bench: LossBench) -> None:
@@ -176,6 +204,9 @@ def test_tables_have_columns_for_the_modes(bench: LossBench) -> None:
     assert titles == [
         "logits",
         "positives",
+        "focal loss, compiled",
+        "focal loss",
+        "focal loss, graph",
         "pairwise (definition)",
         "bucketed (paper)",
         "bucketed (paper), compiled",
@@ -184,9 +215,6 @@ def test_tables_have_columns_for_the_modes(bench: LossBench) -> None:
         "exact, Triton kernels",
         "exact, Triton kernels, compiled",
         "exact, Triton kernels, graph",
-        "focal loss",
-        "focal loss, compiled",
-        "focal loss, graph",
         "binary cross-entropy",
         "binary cross-entropy, compiled",
         "binary cross-entropy, graph",
