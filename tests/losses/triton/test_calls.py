@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+import triton
 from torch import Tensor
 
 from bucketrank import alrp_loss, ap_loss, rank_sort_loss, use_backend
 from bucketrank.losses import autograd
-from bucketrank.losses.triton import memory, rank_with_triton
+from bucketrank.losses.triton import launch, memory, rank_with_triton
 
 from ...ptx.device import Device
 from ..cases import localisation_errors, synthetic
 from .harness import compute
 
 pytestmark = pytest.mark.usefixtures("device")
+
+KERNELS = ["write_keys", "place_positives", "fill_buckets", "compare_positives", "finish_rankings", "demote_positives"]
 
 
 def _gradients(run: Any, name: str, logits: Tensor, errors: Tensor) -> list[Tensor | None]:
@@ -98,6 +102,27 @@ def test_torch_without_nonzero_static_waits_once() -> None:
     pairs = zip(got.values + got.gradients, expected.values + expected.gradients, strict=True)
     assert all(torch.equal(*pair) for pair in pairs)
     assert crowded.values[0].isnan().all()
+
+
+@pytest.mark.parametrize(
+    "kernel", [object(), SimpleNamespace(function=0, packed_metadata=(), run=lambda x, y, z: None)]
+)
+def test_another_triton_launches_the_kernels_itself(
+    device: Device, kernel: object, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A compiled kernel without the internal attributes, or with a launcher of another signature."""
+    logits, targets = synthetic(300, 40)
+    expected = compute("rank_sort", logits, targets, 0.5)
+    monkeypatch.setattr(launch, "_compiled", dict.fromkeys(launch._compiled, kernel))
+    monkeypatch.setattr(launch.Launcher, "is_direct", True)
+    device.launches.clear()
+    for _ in range(2):
+        got = compute("rank_sort", logits, targets, 0.5)
+        torch.testing.assert_close(got.values + got.gradients, expected.values + expected.gradients, rtol=0, atol=0)
+    assert device.launches == dict.fromkeys(KERNELS, 2) | {"write_gradient": 4}
+    assert [message.split("(")[0] for message in caplog.messages] == [
+        f"Triton {triton.__version__} launches kernels in another way "
+    ]
 
 
 def test_no_kernel_reads_half_precision_localisation(device: Device) -> None:

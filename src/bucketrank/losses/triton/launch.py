@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import struct
 from collections.abc import Hashable
@@ -16,6 +17,8 @@ from triton.compiler import CompiledKernel
 from triton.runtime import driver
 
 from bucketrank.launches import record_kernel
+
+logger = logging.getLogger(__name__)
 
 # Alignment in bytes: Triton uses wider loads for aligned pointers.
 ALIGNMENT = 16
@@ -33,7 +36,12 @@ class Launcher:
     Triton's own launch costs the host about 10 microseconds, mostly to select the kernel variant for the arguments.
     ``variant`` replaces this: two launches with the same variant and the same constants must have
     arguments of the same types and the same alignment. Integer arguments are not specialised (``do_not_specialize``).
+
+    The attributes of compiled kernels belong to Triton's internals. If a version of Triton has others, all launches go
+    through Triton.
     """
+
+    is_direct = True
 
     def __init__(self, variant: Hashable) -> None:
         device = driver.active.get_current_device()
@@ -47,13 +55,22 @@ class Launcher:
         record_kernel(kernel.__name__)
         values = tuple(constants.values())
         key = kernel.__name__, warps, values, self.variant
-        compiled = _compiled.get(key)
-        if compiled is None or _has_hooks():
-            # No multiplication is fused with an addition: exact_sum() needs each rounding.
-            _compiled[key] = kernel[(programs,)](*arguments, **constants, num_warps=warps, enable_fp_fusion=False)
-            return
-        settings = programs, 1, 1, self.stream, compiled.function, compiled.packed_metadata, None, None, None
-        compiled.run(*settings, *arguments, *(values if _CONSTANTS_ARE_PASSED else ()))
+        compiled = _compiled.get(key) if self.is_direct else None
+        if compiled is not None and not _has_hooks():
+            try:
+                settings = programs, 1, 1, self.stream, compiled.function, compiled.packed_metadata, None, None, None
+                compiled.run(*settings, *arguments, *(values if _CONSTANTS_ARE_PASSED else ()))
+            except (AttributeError, TypeError) as error:  # nothing was launched
+                Launcher.is_direct = False
+                logger.warning(
+                    "Triton %s launches kernels in another way (%s): its slower launcher is used",
+                    triton.__version__,
+                    error,
+                )
+            else:
+                return
+        # No multiplication is fused with an addition: exact_sum() needs each rounding.
+        _compiled[key] = kernel[(programs,)](*arguments, **constants, num_warps=warps, enable_fp_fusion=False)
 
 
 @triton.jit
