@@ -128,7 +128,7 @@ def study(
     *,
     data: Annotated[str | None, "folder of the data set; losses takes several, separated by commas"] = None,
     out: Annotated[Path | None, "folder for the runs, tables and figures (default: runs/study-NAME)"] = None,
-    seeds: Annotated[int, "runs per row, with seeds 0, 1, ..."] = 3,
+    seeds: Annotated[int | None, "runs per row, with seeds 0, 1, ... (3; --budget paper: 1)"] = None,
     budget: Annotated[
         str, "small (laptop recipes) or paper (the paper's recipes, for its hardware; not for losses)"
     ] = "small",
@@ -165,9 +165,10 @@ def study(
         factors = listed("--rates", rates or usual, float)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    if seeds < 1 or rounds < 2 or min(factors) <= 0:
+    chosen_seeds = (1 if budget == "paper" else 3) if seeds is None else seeds
+    if chosen_seeds < 1 or rounds < 2 or min(factors) <= 0:
         expected = "--seeds of at least 1, --rounds of at least 2 and --rates above 0"
-        raise UsageError(f"expected {expected}, got {seeds}, {rounds} and {rates}")
+        raise UsageError(f"expected {expected}, got {chosen_seeds}, {rounds} and {rates}")
     given = {"data": data, "seeds": seeds, "budget": budget, "only": only, "rates": rates, "rounds": rounds}
     given |= {"dry_run": dry_run, "merge": merge}
     given |= {"recipe": recipe, "head": head, "steps": steps, "trial_steps": trial_steps}
@@ -186,7 +187,7 @@ def study(
     _require_free_settings(name, settings, SET_BY_LOSSES if name == LOSSES else SET_BY_STUDIES)
     with _named_errors():
         shared: dict[str, Any] = {
-            "seeds": seeds,
+            "seeds": chosen_seeds,
             "factors": factors,
             "flags": _words(settings),
         }
@@ -237,7 +238,9 @@ def _paper_plan(name: str, data: Path, only: str | None, *, paper: bool, out: Pa
         raise
     except (StudyError, ValueError) as error:
         raise UsageError(str(error)) from error
-    return PaperPlan(study=STUDIES[name], rows=rows, data=data, paper=paper, out=out, **shared)
+    plan = PaperPlan(study=STUDIES[name], rows=rows, data=data, paper=paper, out=out, **shared)
+    plan.require_init()
+    return plan
 
 
 def _loss_plan(data: tuple[Path, ...], recipe: str, head: str, only: str | None, **shared: Any) -> LossPlan:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from bucketrank.settings.paper import paper_row, paper_rows
+from bucketrank.settings.paper import SIZES, paper_row, paper_rows
 
 LAPTOP = ("--inputs.min_size", "256", "--inputs.max_size", "256", "--trainer.pictures", "0")
 EPOCHS = {  # laptop recipe: epochs in a study
@@ -72,6 +72,12 @@ class Row:
         return "-".join(part for part in parts if part)
 
     @property
+    def of_boxes(self) -> bool:
+        """Whether the paper's AP for the row is that of boxes, also if the detector has masks."""
+        published = paper_row(self.paper or "")
+        return published is not None and published.metric == "box"
+
+    @property
     def title(self) -> str:
         """The name of the loss in the paper's tables."""
         return ROW_TITLES[self.loss, self.method] + (" for longer" if self.like else "")
@@ -92,13 +98,15 @@ class Row:
 class Study:
     """The rows of a study and the tables of the paper they belong to.
 
-    ``counted``: show the numbers of hyper-parameters. ``others``: AP, AP50 and AP75 that the paper cites, by title.
+    ``metrics`` are the AP columns. ``counted``: show the numbers of hyper-parameters. ``others``: the metrics of
+    detectors that the paper cites, by title.
     """
 
     name: str
     title: str
     tables: str
     rows: tuple[Row, ...]
+    metrics: tuple[str, ...] = ("AP", "AP50", "AP75")
     counted: bool = False
     others: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
@@ -182,8 +190,8 @@ DETR = Study(
     "Co-DETR with ranking losses: BRS-DETR",
     "tables 5 and 6",
     (
-        Row("Co-DETR", "rs", "exact", "brs-detr-laptop", None),
-        Row("Co-DETR", "rs", "pairwise", "brs-detr-laptop", None),
+        Row("Co-DETR", "rs", "exact", "brs-detr-laptop", "rs-detr-r50"),
+        Row("Co-DETR", "rs", "pairwise", "brs-detr-laptop", "rs-detr-r50-pairwise"),
         Row("Co-DETR", "rs", "bucketed", "brs-detr-laptop", "brs-detr-r50"),
         Row("Co-DETR", "focal", "", "brs-detr-laptop", "co-detr-r50"),
         Row("Co-DETR Swin-T", "rs", "bucketed", None, "brs-detr-swin-t"),
@@ -191,6 +199,7 @@ DETR = Study(
         Row("Co-DETR Swin-L", "rs", "bucketed", None, "brs-detr-swin-l"),
         Row("Co-DETR Swin-L", "focal", "", None, "co-detr-swin-l"),
     ),
+    metrics=("AP", "AP50", "AP75", *SIZES),
     others={row.row: tuple(row.numbers.values()) for row in paper_rows() if row.table == 6},
 )
 BASELINES = Study(

@@ -19,6 +19,7 @@ from benchmarks.study.runs import Choice, RunRecord, StudyError, StudyRun
 from bucketrank.data import find_splits
 from bucketrank.errors import DataError
 from bucketrank.settings import Recipe, load_recipe, parse_flags
+from bucketrank.settings.recipe import require_init
 
 HOLDOUT = 0.2  # fraction of the training images held out to compare trials
 BALANCED = ("rs", "rsq")  # losses whose papers balance the box loss; the others give it a fixed weight
@@ -204,6 +205,11 @@ class PaperPlan(StudyPlan):
 
     def usual_rate(self, arm: Arm) -> float:
         return load_recipe(self._recipe(arm.row), parse_flags(self.flags)).schedule.lr
+
+    def require_init(self) -> None:
+        """Raise RecipeError if a row must start from weights that the flags do not name."""
+        for row in self.rows:
+            require_init(load_recipe(self._recipe(row), parse_flags(self.flags)), self._recipe(row))
 
     def _recipe(self, row: Row) -> str:
         return str(row.paper if self.paper else row.small)

@@ -28,6 +28,7 @@ from bucketrank.errors import RecipeError, short_repr
 from bucketrank.evaluation import BootstrapAP
 from bucketrank.evaluation.bootstrap import NUM_DRAWS
 from bucketrank.settings import Recipe, load_recipe, parse_flags
+from bucketrank.settings.paper import SIZES
 from bucketrank.settings.recipe import differences, fixed_differences
 from bucketrank.training.log import CsvTable
 
@@ -47,7 +48,8 @@ def decisive_differences(before: Recipe, now: Recipe) -> dict[str, tuple[Any, An
 
 
 def _file_name(value: Any) -> Any:
-    return Path(value).name if isinstance(value, str) else value
+    """Return the name of a file without its folder and without a prefix like ``mmdet:``."""
+    return Path(value.rpartition(":")[2]).name if isinstance(value, str) else value
 
 
 # Cached, because a plan asks each run many times for its status and settings.
@@ -171,18 +173,25 @@ class StudyRun:
         return environment
 
     def metric(self, name: str = "AP") -> float:
-        """Return a metric of the last evaluation, from 0 to 100: of masks if the detector has them, else of boxes."""
+        """Return a metric of the last evaluation, from 0 to 100; NaN if there is none.
+
+        It is that of masks if the detector has them and the paper's AP for the row is that of masks, else of boxes.
+        "mask AP" and "box AP" are the AP of either.
+        """
         if self.record is not None:
-            return self.record.metrics[name]
+            return self.record.metrics.get(name, math.nan)  # older records have no AP by size
         last = self.validation.rows()[-1]
-        text = last.get(f"masks/{name}") or last.get(f"boxes/{name}")
+        if name in EITHER:
+            text = last.get(EITHER[name])
+        else:
+            text = (not self.row.of_boxes and last.get(f"masks/{name}")) or last.get(f"boxes/{name}")
         return 100 * float(text) if text else math.nan
 
     def curve(self) -> tuple[list[int], list[float]]:
-        """Return the steps and the APs of all evaluations: of masks if the detector has them, else of boxes."""
+        """Return the steps and the APs of all evaluations, of masks or boxes as in :meth:`metric`."""
         if self.record is not None:
             return self.record.curve
-        steps, values = self.validation.column("masks/AP")
+        steps, values = ([], []) if self.row.of_boxes else self.validation.column("masks/AP")
         if not steps:
             steps, values = self.validation.column("boxes/AP")
         return steps, [100 * value for value in values]
@@ -200,7 +209,8 @@ class StudyRun:
 
 
 MACHINE = ("commit", "modified", "processor", "date")  # machine entries in a record
-METRICS = ("AP", "AP50", "AP75", "oLRP")
+METRICS = ("AP", "AP50", "AP75", "oLRP")  # in every record
+EITHER = {"mask AP": "masks/AP", "box AP": "boxes/AP"}  # AP of masks or boxes: its column in validation.csv
 TRAIN = "bucketrank train"
 
 
@@ -211,9 +221,10 @@ class RunRecord:
     With records, a study continues on another machine, where the folders of its finished runs do not exist.
 
     ``metrics``, ``curve``, ``bootstrap`` and ``class_ap`` are those of the masks if the detector has them; "box AP",
-    ``box_curve`` and ``box_bootstrap`` are then those of its boxes. ``command`` names the data folder and the weights
-    file without their folders. ``bootstrap`` holds, by step, the AP in the bootstrap draws of the validation images,
-    and ``class_ap`` the AP of each class at the end, by its name; a trial has neither.
+    ``box_curve`` and ``box_bootstrap`` are then those of its boxes. In rows for which the paper has the AP of boxes,
+    ``metrics`` and ``curve`` are those of the boxes, and "mask AP" that of the masks. ``command`` names the data folder
+    and the weights files without their folders. ``bootstrap`` holds, by step, the AP in the bootstrap draws of the
+    validation images, and ``class_ap`` the AP of each class at the end, by its name; a trial has neither.
     """
 
     name: str
@@ -237,13 +248,18 @@ class RunRecord:
         """Return the record of a finished run: the one it has, or a new one from its folder."""
         if run.record is not None:
             return run.record
+        sizes = {name: run.metric(name) for name in SIZES}
         metrics = {name: run.metric(name) for name in METRICS}
+        metrics |= {name: ap for name, ap in sizes.items() if not math.isnan(ap)}  # NaN: no object of that size
         box_curve = run.box_curve()
+        if box_curve:
+            other = "mask AP" if run.row.of_boxes else "box AP"
+            metrics[other] = run.metric(other)
         return cls(
             run.name,
             portable_command(run),
             {name: run.environment[name] for name in MACHINE},
-            metrics | {"box AP": box_curve[-1]} if box_curve else metrics,
+            metrics,
             run.curve(),
             bootstrap or {},
             class_ap or {},
@@ -318,8 +334,10 @@ def _from_json(document: Mapping[str, Any]) -> dict[int, BootstrapAP]:
 def portable_command(run: StudyRun) -> str:
     """Format the command of a run without this machine's folders."""
     arguments = [run.recipe, "--data", run.data.name, "--out", f"runs/{run.name}", *run.settings]
-    weights = run.load().backbone.weights
-    return f"{TRAIN} " + shlex.join(Path(word).name if word == weights else word for word in arguments)
+    recipe = run.load()
+    files = {file: _file_name(file) for file in (recipe.backbone.weights, recipe.init) if file is not None}
+    words = (word.removesuffix(word.rpartition(":")[2]) + files[word] if word in files else word for word in arguments)
+    return f"{TRAIN} " + shlex.join(words)
 
 
 def read_records(path: Path) -> dict[str, RunRecord]:

@@ -29,8 +29,6 @@ from benchmarks.timing import Samples, Spread, ratio
 from bucketrank.figures import LOSS_COLOURS, STYLE, save_figure
 from bucketrank.settings.paper import paper_rows
 
-METRICS = ("AP", "AP50", "AP75")
-
 
 @dataclass(frozen=True)
 class SeedMean:
@@ -57,7 +55,7 @@ class RowResult:
     """A row with its learning ``rate`` and its finished ``runs``.
 
     ``seconds`` is the time per step, ``to_scored`` its ratio to the score-based loss on the same detector. ``paper``
-    holds the paper's numbers for the row: AP, AP50, AP75 and seconds.
+    holds the paper's numbers for the row: its APs and seconds.
     """
 
     row: Row
@@ -240,14 +238,15 @@ VERDICTS = {True: "yes", False: "no", None: "inconclusive"}
 def column_names(outcome: StudyOutcome) -> list[str]:
     """Return the names of the columns; #H is the number of hyper-parameters, T_iter the seconds per step."""
     counted = ["#H"] if outcome.plan.study.counted else []
-    ours = ["epochs", "lr", "T_iter (s)", "to score-based", *METRICS]
-    return ["detector", "loss", *counted, *ours, "paper's T_iter", *(f"paper's {name}" for name in METRICS)]
+    metrics = outcome.plan.study.metrics
+    ours = ["epochs", "lr", "T_iter (s)", "to score-based", *metrics]
+    return ["detector", "loss", *counted, *ours, "paper's T_iter", *(f"paper's {name}" for name in metrics)]
 
 
 def row_cells(outcome: StudyOutcome, result: RowResult) -> list[str]:
     """Return the cells of one row."""
     counted = [_or_dash(result.row.hyperparameters)] if outcome.plan.study.counted else []
-    means = [result.mean(name) for name in METRICS]
+    metrics = outcome.plan.study.metrics
     return [
         result.row.detector,
         result.row.title,
@@ -256,9 +255,9 @@ def row_cells(outcome: StudyOutcome, result: RowResult) -> list[str]:
         DASH if result.rate is None else f"{result.rate:g}",
         DASH if result.seconds is None else f"{result.seconds:.2f}",
         DASH if result.to_scored is None else f"{result.to_scored.median:.2f}",
-        *(DASH if mean is None else with_deviation(mean.mean, mean.deviation) for mean in means),
+        *(_mean_cell(result.mean(name)) for name in metrics),
         _or_dash(result.paper.get("seconds"), ".2f"),
-        *(_or_dash(result.paper.get(name), ".1f") for name in METRICS),
+        *(_or_dash(result.paper.get(name), ".1f") for name in metrics),
     ]
 
 
@@ -269,6 +268,11 @@ def with_deviation(mean: float, deviation: float) -> str:
     ('41.3 \N{PLUS-MINUS SIGN} 0.5', '41.3')
     """
     return f"{mean:.1f}" if math.isnan(deviation) else f"{mean:.1f} {PLUS_MINUS} {deviation:.1f}"
+
+
+def _mean_cell(mean: SeedMean | None) -> str:
+    """Format a mean; a dash without finished runs, or if the data has no object of that size."""
+    return DASH if mean is None or math.isnan(mean.mean) else with_deviation(mean.mean, mean.deviation)
 
 
 def _or_dash(value: float | None, form: str = "") -> str:
@@ -283,7 +287,12 @@ def to_markdown(outcome: StudyOutcome, figures: Sequence[tuple[str, str]]) -> st
     lines += [markdown_table(column_names(outcome), rows), ""]
     if study.others and plan.paper:
         others = [[name, *(f"{value:.1f}" for value in values)] for name, values in study.others.items()]
-        lines += ["Published by others, not trained here:", "", markdown_table(["detector", *METRICS], others), ""]
+        lines += [
+            "Published by others, not trained here:",
+            "",
+            markdown_table(["detector", *study.metrics], others),
+            "",
+        ]
     lines += [*(f"- {note}" for note in notes(outcome)), ""]
     answers = [[claim.claim, claim.detector, claim.measured, VERDICTS[claim.holds]] for claim in claims(outcome)]
     if answers:
@@ -300,7 +309,7 @@ def notes(outcome: StudyOutcome) -> list[str]:
     plan = outcome.plan
     seeds = f"mean {PLUS_MINUS} deviation over {plan.seeds} seeds" if plan.seeds > 1 else "one seed"
     metric = "masks where the detector has them, otherwise of boxes"
-    sentences = [f"AP of {metric}, in per cent, after the last epoch; {seeds}."]
+    sentences = [f"AP of {metric}, in per cent, after the last epoch; {seeds}.", *_mask_ap(outcome)]
     if plan.trials_per_family:
         tried = ", ".join(f"{factor:g}" for factor in plan.factors)
         sentences.append(
@@ -317,6 +326,13 @@ def notes(outcome: StudyOutcome) -> list[str]:
     if outcome.missing:
         sentences.append(f"Not complete: {outcome.missing} runs are not finished.")
     return [*sentences, *_origin(outcome)]
+
+
+def _mask_ap(outcome: StudyOutcome) -> list[str]:
+    """Return a sentence with the mask AP of rows for which the paper has the AP of boxes; nothing without such rows."""
+    boxed = [(result, result.mean("mask AP")) for result in outcome.results if result.row.of_boxes]
+    known = [f"{result.row.title} {_mean_cell(mean)}" for result, mean in boxed if mean and not math.isnan(mean.mean)]
+    return [f"Here the AP is that of boxes, like the paper's. Mask AP: {', '.join(known)}."] if known else []
 
 
 def _origin(outcome: StudyOutcome) -> list[str]:
@@ -354,17 +370,18 @@ def _commit(machine: Mapping[str, Any]) -> str:
 def to_csv(outcome: StudyOutcome) -> str:
     """Format one CSV line per row, with plain numbers."""
     text = io.StringIO()
-    spread = [f"{name} {part}" for name in METRICS for part in ("mean", "deviation")]
+    metrics = outcome.plan.study.metrics
+    spread = [f"{name} {part}" for name in metrics for part in ("mean", "deviation")]
     names = ["detector", "loss", "method", "hyperparameters", "epochs", "lr", "seeds", "seconds", "to_scored", *spread]
-    paper = ["paper_seconds", *(f"paper_{name}" for name in METRICS)]
+    paper = ["paper_seconds", *(f"paper_{name}" for name in metrics)]
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*names, *paper])
     for result in outcome.results:
-        means = [result.mean(name) for name in METRICS]
+        means = [result.mean(name) for name in metrics]
         numbers = [number for mean in means for number in ((mean.mean, mean.deviation) if mean else (None, None))]
         row, ratio = result.row, result.to_scored.median if result.to_scored else None
         settings = [row.detector, row.loss, row.method, row.hyperparameters, result.epochs, result.rate]
-        published = [result.paper.get("seconds"), *(result.paper.get(name) for name in METRICS)]
+        published = [result.paper.get("seconds"), *(result.paper.get(name) for name in metrics)]
         measured = map(_number, [result.seconds, ratio, *numbers])
         writer.writerow([*settings, len(result.runs), *measured, *published])
     return text.getvalue()

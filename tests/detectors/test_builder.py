@@ -22,6 +22,14 @@ def test_keywords_reach_their_group_of_settings():
     assert not any(p.requires_grad for p in model.backbone.body.layer1.parameters())
 
 
+def test_a_range_of_sizes():
+    model = small_detector("atss", min_size=(64, 67), size_range=True)
+    assert model.transform.min_size == (64, 65, 66, 67)
+    drawn = {model.transform.resize(torch.rand(3, 20, 20))[0].shape[-1] for _ in range(60)}
+    assert drawn == {64, 65, 66, 67}
+    assert model.eval().transform.resize(torch.rand(3, 20, 20))[0].shape[-1] == 67
+
+
 def test_groups_of_settings_can_be_passed_as_objects():
     model: Any = build(
         "retinanet",

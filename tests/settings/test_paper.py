@@ -8,6 +8,7 @@ import pytest
 from bucketrank.settings.paper import paper_row, paper_rows
 
 PAGES = Path(__file__).parents[2] / "docs" / "detectors"
+SIZES = {"AP small": "APs", "AP medium": "APm", "AP large": "APl"}
 DETECTORS = {
     "atss": "atss",
     "brs-detr": "co_detr",
@@ -29,6 +30,11 @@ def test_rows_copied_from_the_paper():
     assert focal is not None
     assert focal.numbers == {"AP": 39.3, "seconds": 0.14}
     assert (focal.table, focal.hyperparameters) == (7, 5)
+    by_size, from_text = map(paper_row, ("brs-detr-swin-l", "rs-detr-r50-pairwise"))
+    assert by_size is not None
+    assert [by_size.numbers[name] for name in ("APs", "APm", "APl")] == [39.4, 61.7, 74.1]
+    assert from_text is not None
+    assert (from_text.place, from_text.numbers) == ("text", {"seconds": 4.14})
 
 
 def test_no_row_for_a_recipe_that_is_not_from_the_paper():
@@ -55,7 +61,8 @@ def test_tables_of_the_documentation_repeat_the_data_file(page):
         columns = dict(zip(head, cells, strict=True))
         # A line may hold several losses: "36.3 / 36.2".
         for number in range(len(columns["AP"].split(" / "))):
-            values = {name: columns[name].split(" / ") for name in ("AP", "AP50", "AP75", "T") if columns.get(name)}
+            names = {**{name: name for name in ("AP", "AP50", "AP75", "T")}, **SIZES}
+            values = {key: columns[name].split(" / ") for name, key in names.items() if columns.get(name)}
             line = {name: parts[number] for name, parts in values.items()}
             assert {name: value for name, value in line.items() if name != "T"} in accuracies, cells
             assert line.get("T", seconds[0]) in seconds, cells

@@ -15,7 +15,7 @@ from bucketrank.settings import detector_spec, from_dict, load_recipe, parse_fla
 from bucketrank.settings.choices import Augmentation, LayoutName
 from bucketrank.settings.detector_specs import SWIN_NAMES
 from bucketrank.settings.paper import header, markdown, paper_row, paper_rows
-from bucketrank.settings.recipe import differences
+from bucketrank.settings.recipe import differences, require_init
 from bucketrank.weights.load import build_detector
 
 from ..training import tiny
@@ -63,12 +63,13 @@ def test_every_recipe_opens_with_its_command_and_the_papers_numbers(name):
         assert row is None
         return
     assert row is not None
-    accuracy = ", ".join(f"{key} {value}" for key, value in row.texts().items() if key != "seconds")
-    metric = "mask " if row.metric == "mask" else ""
+    accuracy = ", ".join(f"{key} {value}" for key, value in row.texts().items() if key in ("AP", "AP50", "AP75"))
+    metric = f"{row.metric} " if row.detector == "mask_rcnn" else ""
     # The paper did not run the exact loss, so its time is not that of an exact recipe.
     timed = "seconds" in row.numbers and name != row.exact_recipe
-    seconds = f", {row.texts()['seconds']} s/iteration" if timed else ""
-    assert head.notes[0] == f"Paper: table {row.table}, {row.title(name)}: {metric}{accuracy}{seconds}."
+    seconds = f"{row.texts()['seconds']} s/iteration" if timed else ""
+    numbers = ", ".join(part for part in (f"{metric}{accuracy}" if accuracy else "", seconds) if part)
+    assert head.notes[0] == f"Paper: {row.place}, {row.title(name)}{f': {numbers}' if numbers else ''}."
     assert head.notes[1] == f"Hardware of the paper: {row.hardware}."
     recipe = load_recipe(name)
     assert recipe.detector.name == row.detector
@@ -95,6 +96,7 @@ def test_the_papers_tables_are_complete():
         5: 6,
         7: 2,
         8: 5,
+        None: 1,  # from the text: RS in Co-DETR
     }
     recipes = [name for row in paper_rows() for name in (row.recipe, row.exact_recipe) if name]
     with_row = [name for name in recipe_names() if not name.endswith(("laptop", "coco"))]
@@ -114,6 +116,17 @@ def test_published_schedules():
         0.001,
         8,
     )
+
+
+def test_cityscapes_draws_any_size_and_starts_from_coco():
+    recipe = load_recipe("mask-rcnn-r50-cityscapes-brs")
+    assert recipe.inputs.sizes == tuple(range(800, 1025))
+    with pytest.raises(
+        RecipeError, match=r"mine: init: expected the weights of a mask_rcnn trained on COCO.*--init RUN"
+    ):
+        require_init(recipe, "mine")
+    require_init(load_recipe("mask-rcnn-r50-cityscapes-brs", {"init": "runs/coco/weights.safetensors"}), "mine")
+    require_init(load_recipe("mask-rcnn-r50-cityscapes-brs", {"init": None}), "mine")
 
 
 def test_swins_are_those_of_the_backbone():

@@ -216,3 +216,9 @@ def test_unknown_names_are_refused():
         from_dict({**atss, "data": {"augment": ["zoom"]}})
     with pytest.raises(RecipeError, match=r"schedule\.ema: expected a number above 0 and below 1"):
         from_dict({**atss, "schedule": {"ema": 1.0}})
+
+
+def test_a_recipe_that_needs_weights_to_start_from(shapes, tmp_path):
+    with pytest.raises(RecipeError, match=r"init: expected the weights of a mask_rcnn trained on COCO.*--init RUN/"):
+        train("mask-rcnn-r50-cityscapes-rs", shapes, out=tmp_path / "run")
+    assert not (tmp_path / "run" / "recipe.yaml").exists()

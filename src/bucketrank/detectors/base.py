@@ -250,9 +250,8 @@ class Detector(nn.Module):
             return
         self.backbone = build_backbone(backbone)
         self.size_divisor = self.usual_size_divisor if inputs.size_divisor is None else inputs.size_divisor
-        sizes = (inputs.min_size,) if isinstance(inputs.min_size, int) else tuple(inputs.min_size)
         self.transform = InputTransform(
-            min_size=sizes,
+            min_size=inputs.sizes,
             max_size=inputs.max_size,
             image_mean=list(inputs.image_mean or self.backbone.mean),
             image_std=list(inputs.image_std or self.backbone.std),

@@ -101,6 +101,9 @@ class InputSettings(ImagePreparation):
         int | tuple[int, ...],
         "shorter side after resizing; of several, training draws one and evaluation uses the last",
     ] = 800
+    size_range: Annotated[bool, "draw any size from the smallest to the largest min_size, not one of those listed"] = (
+        False
+    )
     max_size: Annotated[int, "maximum longer side after resizing"] = 1333
     image_mean: Annotated[tuple[float, float, float] | None, "mean to subtract (null: the backbone's)"] = None
     image_std: Annotated[
@@ -110,7 +113,7 @@ class InputSettings(ImagePreparation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sizes = (self.min_size,) if isinstance(self.min_size, int) else tuple(self.min_size)
+        sizes = self._listed
         if not sizes or min(sizes) < 1 or self.max_size < max(sizes):
             raise ValueError(
                 "inputs.min_size: expected one or more sizes between 1 and max_size, "
@@ -118,6 +121,20 @@ class InputSettings(ImagePreparation):
             )
         require_few_pixels(max(sizes), self.max_size)
         self.require_valid_preparation()
+
+    @property
+    def _listed(self) -> tuple[int, ...]:
+        return (self.min_size,) if isinstance(self.min_size, int) else tuple(self.min_size)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """All shorter sides that training draws from; evaluation uses the last.
+
+        >>> InputSettings(min_size=(640, 643), size_range=True).sizes
+        (640, 641, 642, 643)
+        """
+        sizes = self._listed
+        return tuple(range(min(sizes), max(sizes) + 1)) if self.size_range else sizes
 
 
 MAX_COUNT = 1_000_000  # upper bound for integer settings

@@ -8,6 +8,7 @@ Every number of the paper that this project uses comes from ``paper.csv``. Its c
   its original losses).
 - ``metric``: whether AP is of boxes or masks. For Cityscapes the paper suggests masks, but its values fit boxes: the
   published code lists a mask AP of 38.2 and 38.5.
+- ``APs``, ``APm``, ``APl``: AP of small, medium and large objects.
 - ``seconds``: T_iter on ``hardware``. ``hyperparameters``: the column #H of tables 7 and 8.
 - ``recipe``: our recipe for the row. ``exact_recipe``: our recipe that trains the row with the exact loss instead.
 """
@@ -24,14 +25,18 @@ from typing import Any
 
 from bucketrank.settings.recipe import load_recipe, recipe_names, recipe_text, recipe_to_yaml
 
-FORMATS = {"AP": ".1f", "AP50": ".1f", "AP75": ".1f", "seconds": ".2f"}
+SIZES = ("APs", "APm", "APl")  # AP of small, medium and large objects
+FORMATS = {**dict.fromkeys(("AP", "AP50", "AP75", *SIZES), ".1f"), "seconds": ".2f"}
 SCORE_BASED = ("CE", "focal")
 BUCKETED = ("BRS", "BAP")
 
 
 @dataclass(frozen=True)
 class PaperRow:
-    """One row of the paper's tables; ``numbers`` has AP, AP50, AP75 and seconds, as far as the paper gives them."""
+    """One row of the paper's tables.
+
+    ``numbers`` has AP, AP50, AP75, AP by size and seconds, as far as the paper gives them.
+    """
 
     table: int | None
     row: str
@@ -45,6 +50,16 @@ class PaperRow:
     hardware: str
     recipe: str
     exact_recipe: str
+
+    @property
+    def place(self) -> str:
+        """Where the paper has the numbers: a table or its text."""
+        return "text" if self.table is None else f"table {self.table}"
+
+    @property
+    def order(self) -> int:
+        """The position in lists: rows from the text follow those of the tables."""
+        return 99 if self.table is None else self.table
 
     def title(self, recipe: str) -> str:
         """Return the title of the row, with a note if ``recipe`` trains it with the exact loss.
@@ -145,14 +160,15 @@ def list_recipes() -> str:
 
 def _paper_order(name: str) -> tuple[int, str]:
     row = paper_row(name)
-    return (row.table or 0 if row else 0, name)
+    return (row.order if row else 0, name)
 
 
 def _summary(name: str) -> str:
     """Describe a recipe in one line: the paper's row and AP, or the detector, its input size and its length."""
     row = paper_row(name)
     if row is not None:
-        return f"table {row.table}: {row.title(name)}, AP {_ap(row)}"
+        numbers = f", AP {_ap(row)}" if "AP" in row.numbers else ""
+        return f"{row.place}: {row.title(name)}{numbers}"
     recipe = load_recipe(name)
     parts = [recipe.detector.name, *([recipe.backbone_name] if recipe.backbone_name else [])]
     side = recipe.inputs.min_size
@@ -164,7 +180,7 @@ def _summary(name: str) -> str:
 def markdown() -> str:
     """Return the tables of docs/recipes.md: exact recipes with pairwise and bucketed variants, then the others."""
     rows = {name: row for name in recipe_names() if (row := paper_row(name)) is not None}
-    names = sorted(rows, key=lambda name: (rows[name].table or 0, name))
+    names = sorted(rows, key=lambda name: (rows[name].order, name))
     exact = [name for name in names if name == rows[name].exact_recipe]
     lines = [
         "| exact recipe | the paper's table and row | AP, pairwise / bucketed | s/iteration, pairwise / bucketed |",
@@ -178,12 +194,12 @@ def markdown() -> str:
         title = row.row.replace(f" {row.loss}", f" {row.loss.removeprefix('B')}")
         texts = [rows[variant].texts() if variant in rows else {} for variant in variants]
         ap, seconds = (_pair([text.get(key, "") for text in texts]) for key in ("AP", "seconds"))
-        lines.append(f"| `{name}` | {row.table}, {title} | {ap}{_metric(row)} | {seconds} |")
+        lines.append(f"| `{name}` | {_place(row)}, {title} | {ap}{_metric(row)} | {seconds} |")
     lines += ["", "| recipe | the paper's table and row | AP | s/iteration |", "|---|---|---|---|"]
     for name in names:
         if name not in listed:
             row = rows[name]
-            lines.append(f"| `{name}` | {row.table}, {row.row} | {_ap(row)} | {row.texts().get('seconds', '')} |")
+            lines.append(f"| `{name}` | {_place(row)}, {row.row} | {_ap(row)} | {row.texts().get('seconds', '')} |")
     return "\n".join(lines) + "\n"
 
 
@@ -193,7 +209,7 @@ def _bucketed(exact: str) -> str:
     >>> _bucketed("cascade-rcnn-r50-rs-36"), _bucketed("paa-r50-ap")
     ('cascade-rcnn-r50-brs-36', 'paa-r50-bap')
     """
-    return re.sub(r"-(rs|ap)(?=-|$)", r"-b\1", exact)
+    return re.sub(r"(?<![a-z])(rs|ap)(?=-|$)", r"b\1", exact)
 
 
 def _pair(values: list[str]) -> str:
@@ -207,9 +223,14 @@ def show_recipe(name: str, changes: Mapping[str, Any]) -> str:
     return "\n".join([*comments, recipe_to_yaml(load_recipe(name, changes))])
 
 
+def _place(row: PaperRow) -> str:
+    return row.place.removeprefix("table ")
+
+
 def _ap(row: PaperRow) -> str:
     return row.texts().get("AP", "") + _metric(row)
 
 
 def _metric(row: PaperRow) -> str:
-    return " (mask)" if row.metric == "mask" else ""
+    """Return the metric if a detector with masks could have either."""
+    return f" ({row.metric})" if row.detector == "mask_rcnn" else ""

@@ -30,6 +30,7 @@ INIT = Setting(
     "weights to start from: a file or folder of an earlier run, a name on the hub, torchvision:MODEL or mmdet:FILE; "
     "tensors that do not fit are skipped",
 )
+REQUIRED = "required"  # init of a recipe that starts from weights which only the user can name
 # Groups shared by all detectors and losses.
 SHARED_GROUPS: tuple[type[Settings], ...] = (DataSettings, ScheduleSettings, TrainerSettings)
 GROUPS = ("detector", "backbone", "loss", "inputs", "data", "schedule", "trainer")
@@ -163,6 +164,16 @@ def settings_by_key(detector: str | None = None, loss: str | None = None) -> dic
     order = {group: place for place, group in enumerate(GROUPS)}
     in_order = sorted(known, key=lambda key: order[key.partition(".")[0]])
     return {**{key: known[key] for key in in_order}, "init": INIT}
+
+
+def require_init(recipe: Recipe, source: str) -> None:
+    """Raise RecipeError if the recipe must start from weights, and none are given; ``source`` names the recipe."""
+    if recipe.init == REQUIRED:
+        raise RecipeError(
+            f"{source}: init: expected the weights of a {recipe.detector.name} trained on COCO, got none; "
+            "give --init RUN/weights.safetensors of a COCO run or --init mmdet:FILE.pth of a published one, or "
+            "--init null to start from the backbone's weights alone"
+        )
 
 
 def differences(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:

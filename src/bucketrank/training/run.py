@@ -20,7 +20,7 @@ from bucketrank.errors import CannotCalibrateError, RecipeError, WeightsError
 from bucketrank.evaluation import Evaluator
 from bucketrank.evaluation.calibration import Calibration, calibrate
 from bucketrank.settings import RankingSettings, Recipe, detector_spec, load_recipe
-from bucketrank.settings.recipe import MAY_CHANGE, fixed_differences, from_dict
+from bucketrank.settings.recipe import MAY_CHANGE, fixed_differences, from_dict, require_init
 from bucketrank.settings.training import TrainerSettings
 from bucketrank.training.batches import RunData, seed_of
 from bucketrank.training.checkpoints import Checkpoints, Progress
@@ -222,6 +222,7 @@ def _resolve(
                 f"{folder / 'environment.json'}: missing or damaged, so the data folder is unknown; repeat --data"
             )
         raise RecipeError(f"{folder}: there is no run to resume; give a recipe and --data to start one")
+    require_init(recipe, str(folder))
     require_strategy(recipe.trainer.strategy)
     require_loggers(recipe.trainer.loggers)
     return recipe, data

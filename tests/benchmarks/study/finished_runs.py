@@ -30,8 +30,11 @@ def plan(
     return PaperPlan(study=STUDIES[name], rows=rows, paper=paper, data=Path("cells"), out=out, **settings)
 
 
-def finish(run: StudyRun, *aps: float, metric: str = "boxes") -> None:
-    """Write the folder of a finished run with these APs after its epochs; with masks, the boxes have twice the AP."""
+def finish(run: StudyRun, *aps: float, metric: str = "boxes", boxes: dict[str, float] | None = None) -> None:
+    """Write the folder of a finished run with these APs after its epochs; with masks, the boxes have twice the AP.
+
+    ``boxes`` are further metrics of the boxes, from 0 to 1.
+    """
     run.folder.mkdir(parents=True)
     recipe = run.load()
     # Settings that a resumed run may change do not make it another run.
@@ -42,6 +45,7 @@ def finish(run: StudyRun, *aps: float, metric: str = "boxes") -> None:
         row = {f"{metric}/AP": ap / 100, f"{metric}/AP50": ap / 50, f"{metric}/AP75": ap / 200}
         if metric == "masks":
             row["boxes/AP"] = ap / 50
+        row |= {f"boxes/{name}": value for name, value in (boxes or {}).items()}
         CsvTable(run.folder / "validation.csv").add({"step": 73 * epoch, "epoch": epoch, **row})
     for step, seconds in ((1, 9.0), (10, 0.5), (20, 0.7), (30, 0.6)):
         CsvTable(run.folder / "train.csv").add({"step": step, "epoch": 1, "loss": 1.0, "seconds": seconds})

@@ -130,6 +130,37 @@ def test_the_layout_decides_between_coco_and_lvis_in_one_folder(tmp_path, capsys
     assert "--data.layout: expected one of auto, own, coco, lvis, roboflow, got 'yolo'" in capsys.readouterr().err
 
 
+def write_classes(folder, names):
+    document = {
+        "images": [],
+        "annotations": [],
+        "categories": [{"id": n, "name": name} for n, name in enumerate(names)],
+    }
+    (folder / "val.json").write_text(json.dumps(document))
+
+
+def test_cityscapes_runs_start_from_a_coco_run(tmp_path, capsys):
+    write_classes(tmp_path, CITYSCAPES)
+    command = ["study", "segmentation", "--budget", "paper", "--data", str(tmp_path), "--dry-run"]
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert "mask-rcnn-r50-cityscapes-rs: init: expected the weights of a mask_rcnn trained on COCO" in error
+    assert main([*command, "--init", "runs/coco/weights.safetensors"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3, "one seed"
+    assert all("--init runs/coco/weights.safetensors" in line for line in lines)
+
+
+def test_the_papers_budget_has_one_seed(tmp_path, capsys):
+    write_classes(tmp_path, ("cell",))
+    command = ["study", "detr", "--data", str(tmp_path), "--dry-run", "--only", "co-detr-rs-pairwise", "--rates", "1"]
+    for words, seeds in (([], 3), (["--budget", "paper"], 1), (["--budget", "paper", "--seeds", "2"], 2)):
+        assert main([*command, *words]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) == seeds
+    assert lines[0].startswith("bucketrank train rs-detr-r50-pairwise ")
+
+
 def test_settings_of_the_chosen_rows_are_accepted_in_the_papers_budget(tmp_path, capsys):
     """The first row of the study, Faster R-CNN, does not have this setting."""
     document = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "cell"}]}

@@ -5,14 +5,27 @@ import io
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from benchmarks.study.command import show_study, write_study
+from benchmarks.study.grid import STUDIES
+from benchmarks.study.plan import PaperPlan, choose_rows
 from benchmarks.study.runs import RunRecord, StudyError, read_records
 from benchmarks.study.steps import StepMeasurements
-from benchmarks.study.tables import SeedMean, StudyOutcome, claims, collect, row_cells, to_csv, to_latex, to_markdown
+from benchmarks.study.tables import (
+    SeedMean,
+    StudyOutcome,
+    claims,
+    collect,
+    column_names,
+    row_cells,
+    to_csv,
+    to_latex,
+    to_markdown,
+)
 from tests.benchmarks.study.finished_runs import MACHINE, finish, plan
 
 SECONDS = {"atss-rs-exact": 1.02, "atss-rs-pairwise": 1.5, "atss-rs-bucketed": 1.0, "atss-focal": 1.0}
@@ -131,6 +144,42 @@ def test_masks_go_before_boxes(tmp_path):
     without_masks = boxes_only.runs(boxes_only.arms[0])[0]
     finish(without_masks, 5.0)
     assert without_masks.box_curve() == []
+
+
+def test_cityscapes_has_the_ap_of_boxes_like_the_paper(tmp_path):
+    rows = choose_rows(STUDIES["segmentation"], paper=True, dataset="Cityscapes")
+    study = PaperPlan(
+        study=STUDIES["segmentation"],
+        rows=rows,
+        paper=True,
+        data=Path("city"),
+        out=tmp_path,
+        flags=("--init", "mmdet:files/coco.pth"),
+    )
+    for arm, ap in zip(study.arms, (19.0, 19.1, 19.2), strict=True):
+        finish(study.runs(arm)[0], ap, metric="masks")
+    results = collect(study, {}, {})
+    pairwise = results.results[1]
+    cells = dict(zip(column_names(results), row_cells(results, pairwise), strict=True))
+    assert (cells["AP"], cells["paper's AP"]) == ("38.2", "43.5"), "the boxes have twice the AP"
+    assert "Mask AP: RS, exact 19.0, RS 19.1, BRS 19.2." in to_markdown(results, [])
+    record = RunRecord.of(pairwise.runs[0])
+    assert (record.metrics["AP"], record.metrics["mask AP"]) == pytest.approx((38.2, 19.1))
+    assert "--init mmdet:coco.pth" in record.command
+    record.require_same_settings(pairwise.runs[0])
+
+
+def test_ap_by_size(tmp_path):
+    study = plan(tmp_path, name="detr", only="co-detr-focal")
+    run = study.runs(study.arms[0])[0]
+    finish(run, 20.0, boxes={"APs": 0.1, "APm": 0.3})
+    results = collect(study, {}, {})
+    cells = dict(zip(column_names(results), row_cells(results, results.results[0]), strict=True))
+    assert [cells[name] for name in ("APs", "APm", "APl", "paper's APl")] == ["10.0", "30.0", "\N{EN DASH}", "63.8"]
+    record = RunRecord.from_json(RunRecord.of(run).to_json())
+    assert record.metrics["APm"] == pytest.approx(30)
+    assert "APl" not in record.metrics, "there is no large object"
+    assert math.isnan(replace(run, record=record).metric("APl"))
 
 
 def test_mean_of_one():
