@@ -124,7 +124,7 @@ def results(
 
 
 def study(
-    name: Annotated[str, "losses, detectors, segmentation, budget, detr, baselines or synthetic"],
+    name: Annotated[str, "losses, regret, detectors, segmentation, budget, detr, baselines or synthetic"],
     *,
     data: Annotated[str | None, "folder of the data set; losses takes several, separated by commas"] = None,
     out: Annotated[Path | None, "folder for the runs, tables and figures (default: runs/study-NAME)"] = None,
@@ -147,7 +147,9 @@ def study(
     steps: Annotated[int, "losses: steps of a run"] = 1000,
     trial_steps: Annotated[int | None, "losses: steps of a trial (default: an eighth of --steps)"] = None,
     merge: Annotated[
-        str | None, "JSON files of this study from other machines, separated by commas; their runs count"
+        str | None,
+        "JSON files of this study from other machines, separated by commas; their runs count. regret: the losses.json "
+        "files to summarise",
     ] = None,
     rounds: Annotated[int, "timed steps, in which the losses of a detector take turns"] = 12,
     dry_run: Annotated[bool, "print the commands of the runs instead of running them"] = False,
@@ -155,11 +157,11 @@ def study(
 ) -> int:
     """Reproduce a table of the paper, with our numbers next to the paper's. Finished runs are skipped."""
     require("detect")
-    from benchmarks.study.grid import LOSSES, STUDIES, SYNTHETIC
+    from benchmarks.study.grid import LOSSES, REGRET, STUDIES, SYNTHETIC
     from bucketrank.errors import require_choice
 
     try:
-        require_choice("study", name, (LOSSES, *STUDIES, SYNTHETIC))
+        require_choice("study", name, (LOSSES, REGRET, *STUDIES, SYNTHETIC))
         require_choice("--budget", budget, ("small", "paper"))
         usual = "0.25,0.5,1,2,4,8" if name == LOSSES else "1" if budget == "paper" else "1,2,4"
         factors = listed("--rates", rates or usual, float)
@@ -172,14 +174,13 @@ def study(
     given = {"data": data, "seeds": seeds, "budget": budget, "only": only, "rates": rates, "rounds": rounds}
     given |= {"dry_run": dry_run, "merge": merge}
     given |= {"recipe": recipe, "head": head, "steps": steps, "trial_steps": trial_steps}
-    if name == SYNTHETIC:
-        from benchmarks.study.synthetic import run_synthetic_study
-
-        unused = _changed(given, tuple(given)) + ["settings"] * bool(settings)
+    if name in (SYNTHETIC, REGRET):
+        taken, words = (("merge",), "--merge and --out") if name == REGRET else ((), "--out alone")
+        unused = _changed(given, tuple(each for each in given if each not in taken)) + ["settings"] * bool(settings)
         if unused:
-            raise UsageError(f"synthetic trains nothing and takes --out alone; remove {', '.join(unused)}")
-        run_synthetic_study(out or Path("runs/study-synthetic"))
-        return 0
+            raise UsageError(f"{name} trains nothing and takes {words}; remove {', '.join(unused)}")
+        out = out or Path("runs") / f"study-{name}"
+        return _regret(merge, out) if name == REGRET else _synthetic(out)
     if data is None:
         raise UsageError("expected --data, the folder of the data set")
     if unused := _changed(given, ("budget",) if name == LOSSES else ("recipe", "head", "steps", "trial_steps")):
@@ -206,6 +207,25 @@ def study(
         from benchmarks.study.command import run_study
 
         return run_study(plan, rounds=rounds)
+
+
+def _synthetic(out: Path) -> int:
+    from benchmarks.study.synthetic import run_synthetic_study
+
+    run_synthetic_study(out)
+    return 0
+
+
+def _regret(merge: str | None, out: Path) -> int:
+    """Summarise the files after ``--merge``."""
+    from benchmarks.study.regret import run_regret
+
+    if merge is None:
+        raise UsageError("regret: expected --merge, the losses.json files of study losses, separated by commas")
+    with _named_errors():
+        paths = run_regret([Path(file) for file in merge.split(",")], out)
+    sys.stdout.write(paths[0].read_text(encoding="utf-8") + "".join(f"wrote {path}\n" for path in paths))
+    return 0
 
 
 def _records(merge: str | None) -> dict[str, RunRecord]:

@@ -220,6 +220,7 @@ BASELINES = Study(
 STUDIES = {study.name: study for study in (DETECTORS, SEGMENTATION, BUDGET, DETR, BASELINES)}
 LOSSES = "losses"  # compares losses in one of the COMPARED detectors
 SYNTHETIC = "synthetic"  # a study that times the losses and trains nothing
+REGRET = "regret"  # summarises the files of several LOSSES studies and trains nothing
 
 
 LOSS_TITLES = {

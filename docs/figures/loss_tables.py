@@ -11,16 +11,15 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from benchmarks.documents import markdown_table
-from benchmarks.study.grid import LOSS_TITLES
 from benchmarks.study.losses import COLUMNS, difference_cells
+from benchmarks.study.regret import SUMMARY_COLUMNS, Regret, compute_regret, read_runs, set_rows, summary_rows, title_of
 from benchmarks.study.runs import RunRecord
 from benchmarks.study.tables import DASH, SeedMean, with_deviation
 from bucketrank.evaluation import Difference, paired_difference
-from docs.figures.losses import NAMES, STUDY
+from docs.figures.losses import NAMES, STUDIES, STUDY
 from docs.figures.theme import ASSETS
 
 ROOT = Path(__file__).parents[2]
@@ -39,12 +38,15 @@ PUBLISHED = {  # detector: its study of losses as published
 class Studies:
     """The studies behind the tables.
 
-    ``one_head`` has seven losses in one head of ATSS and ``retinanet`` in one head of RetinaNet. ``masks`` is Mask
+    ``one_head`` has seven losses in one head of ATSS, ``more`` the same on other data sets, and ``regret`` summarises
+    all of these. ``retinanet`` has the losses in one head of RetinaNet. ``masks`` is Mask
     R-CNN for 228 steps, ``longer_masks`` for 456. ``published`` has the other detectors as published, by their titles,
     ``co_detr`` is Co-DETR, and ``bucketed`` is ATSS with the bucketed approximation of RS.
     """
 
     one_head: dict[str, Any]
+    more: list[dict[str, Any]]
+    regret: Regret
     retinanet: dict[str, Any]
     masks: dict[str, Any]
     longer_masks: dict[str, Any]
@@ -58,13 +60,15 @@ class Studies:
         published = {detector: _read(ASSETS / name) for detector, name in PUBLISHED.items()}
         names = ("retinanet", "mask-rcnn", "mask-rcnn-456", "published-brs-detr", "bucketed-atss")
         retinanet, masks, longer_masks, co_detr, bucketed = (_read(ASSETS / f"losses-{name}.json") for name in names)
-        return cls(_read(STUDY), retinanet, masks, longer_masks, published, co_detr, bucketed)
+        more = [_read(path) for path in STUDIES if path != STUDY]
+        regret = compute_regret(read_runs(STUDIES))
+        return cls(_read(STUDY), more, regret, retinanet, masks, longer_masks, published, co_detr, bucketed)
 
     @property
     def every(self) -> list[dict[str, Any]]:
         """All studies."""
         others = (self.retinanet, self.masks, self.longer_masks, self.co_detr, self.bucketed)
-        return [self.one_head, *others, *self.published.values()]
+        return [self.one_head, *self.more, *others, *self.published.values()]
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -75,7 +79,7 @@ def _read(path: Path) -> dict[str, Any]:
 def tables(studies: Studies) -> dict[str, str]:
     """Return the Markdown tables by name."""
     study = studies.one_head
-    by_name = {"regret": regret_table(study)}
+    by_name = {"regret": regret_table(studies.regret), "regret intervals": interval_table(studies.regret)}
     by_name |= {NAMES[each["data"]]: set_table(each) for each in study["sets"]}
     (nuclei,), (longer_nuclei,) = studies.masks["sets"], studies.longer_masks["sets"]
     columns, *rows = longer_nuclei["masks_and_boxes"]
@@ -99,18 +103,15 @@ def set_table(of_set: dict[str, Any]) -> str:
     return markdown_table(list(shown), [[row[name] for name in shown] for row in rows])
 
 
-def regret_table(study: dict[str, Any]) -> str:
+def regret_table(regret: Regret) -> str:
     """Return, for each loss, how far its mean AP over the seeds ends behind the best loss of each data set."""
-    aps: dict[str, dict[str, float]] = {}
-    for of_set in study["sets"]:
-        runs = [run for run in study["runs"] if run["name"].startswith(f"{of_set['data']}-")]
-        for loss in (entry["loss"] for entry in of_set["losses"]):
-            of_loss = [run["metrics"]["AP"] for run in runs if f" --loss {loss} " in run["command"]]
-            aps.setdefault(loss, {})[of_set["data"]] = fmean(of_loss)
-    best = {name: max(by_set[name] for by_set in aps.values()) for name in next(iter(aps.values()))}
-    behind = {loss: [best[name] - ap for name, ap in by_set.items()] for loss, by_set in aps.items()}
-    rows = [[LOSS_TITLES[loss], *(f"{each:.1f}" for each in (*gaps, max(gaps)))] for loss, gaps in behind.items()]
-    return markdown_table(["AP behind the best loss", *(NAMES[name] for name in best), "worst"], rows)
+    names = [NAMES.get(data, title_of(data)) for data in regret.sets]
+    return markdown_table(["AP behind the best loss", *names, "worst", "mean"], set_rows(regret))
+
+
+def interval_table(regret: Regret) -> str:
+    """Return the worst and the mean regret with intervals, at the end and at a quarter of the steps."""
+    return markdown_table(["AP behind the best loss", *SUMMARY_COLUMNS], summary_rows(regret))
 
 
 def detector_table(studies: dict[str, dict[str, Any]]) -> str:

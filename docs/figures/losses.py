@@ -1,6 +1,7 @@
-"""AP over steps and over learning rates, from the file of a finished study: python -m docs.figures.losses.
+"""AP over steps and over learning rates, and the regret over all data sets: python -m docs.figures.losses.
 
-The file is the ``losses.json`` of ``python -m benchmarks study losses``.
+The files ``losses-atss*.json`` of the assets are each the ``losses.json`` of a ``python -m benchmarks study losses``.
+The curves come from the first of them, the regret from all.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.study.grid import LOSS_TITLES
+from benchmarks.study.regret import FigureColours, Regret, compute_regret, draw_regret, read_runs
 from docs.figures.theme import ASSETS, Palette, save
 
 STUDY = ASSETS / "losses-atss.json"
+STUDIES = sorted(ASSETS.glob("losses-atss*.json"), key=lambda path: (len(path.name), path.name))
 NAMES = {"bccd": "blood cells", "road_signs": "road signs", "nuclei": "nuclei"}
 SIZE = (3.1, 2.6)  # inches; three of them stand in a row, or below each other on a phone
 DRAWN = ("rs", "focal", "qfl", "vfl", "bce")  # RS and its rivals, in the order of the legend; the tables have more
@@ -55,6 +58,11 @@ def over_rates(name: str, trials: list[dict[str, Any]], palette: Palette) -> Fig
     return _finish(figure, axes, name, legend="best")
 
 
+def regret_figure(regret: Regret, palette: Palette) -> Figure:
+    """Draw the regret of every loss, RS in the colour that it has in the curves."""
+    return draw_regret(regret, FigureColours(colour("rs", palette), palette.point, palette.text))
+
+
 def _line(axes: Axes, loss: str, x: Any, y: Any, palette: Palette) -> None:
     width = 2.4 if loss == "rs" else 1.4
     axes.plot(x, y, color=colour(loss, palette), marker="o", markersize=3, linewidth=width, label=LOSS_TITLES[loss])
@@ -73,3 +81,4 @@ if __name__ == "__main__":
         save(f"losses-steps-{name.replace('_', '-')}", partial(over_steps, each))
         of_set = [trial for trial in study["trials"] if trial["data"] == name and trial["usual_boxes"]]
         save(f"losses-rates-{name.replace('_', '-')}", partial(over_rates, name, of_set))
+    save("losses-regret", partial(regret_figure, compute_regret(read_runs(STUDIES))))
