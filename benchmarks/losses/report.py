@@ -39,11 +39,13 @@ from benchmarks.losses.contenders import (
     Mode,
 )
 from benchmarks.losses.estimate import ESTIMATE_RULE
+from benchmarks.losses.flops import sort
 from benchmarks.losses.results import DISTURBED, LossBench, LossResult, loss_targets, speedup
 from benchmarks.session import device_type
 from benchmarks.timing import Spread
 from bucketrank.figures import DARK, GRID, INK, LIGHT, METHOD_COLOURS, SKY, STYLE, save_figure
 from bucketrank.provenance import format_machine
+from bucketrank.settings.paper import OPERATIONS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,6 +64,9 @@ RULES = {
     "flops": "+ - * / compare min max count 1, exp and log 8; formulas in benchmarks.losses.flops",
     "estimate": ESTIMATE_RULE,
 }
+
+
+PAPER_CELL = (100_000, 0.1)  # logits and per cent of positives for which the paper's operations of AP fit ours
 
 
 def to_json(bench: LossBench) -> str:
@@ -105,6 +110,22 @@ def _launches(result: LossResult) -> str:
     return format_launches(result.launches, result.waits)
 
 
+def paper_operations(bench: LossBench) -> list[str]:
+    """Compare the paper's operations of AP and BAP with ours in the cell that fits best; nothing without that cell."""
+    size, percent = PAPER_CELL
+    results = [bench.find(name, "ap", size, percent, "eager") for name in ("pairwise", "bucketed", "exact-torch")]
+    if any(result is None for result in results):
+        return []
+    pairwise, bucketed, exact = (format_count(result.flops) for result in results if result is not None)
+    theirs, theirs_bucketed = (format_count(OPERATIONS[loss]) for loss in ("AP", "BAP"))
+    return [
+        f"Operations: the paper counts {theirs} for AP and {theirs_bucketed} for BAP, without the number of logits or "
+        f"what counts. Its AP fits L = {format_size(size)}, {percent:g} %, where we count {pairwise} for pairwise, "
+        f"{bucketed} for bucketed and {exact} for exact. The paper's BAP lies between our count with and without the "
+        f"{format_count(sort(size))} comparisons of the sort, which FLOP counters leave out."
+    ]
+
+
 def notes(bench: LossBench) -> list[str]:
     """Return what a reader must know about the numbers: disturbances, skipped contenders and the large batch."""
     lines = [*documents.busy_note(bench.machine), *(f"{LOSSES[loss]}: delta {DELTAS[loss]:g}." for loss in LOSSES)]
@@ -145,7 +166,7 @@ def notes(bench: LossBench) -> list[str]:
             f"{significant(result.to_focal.median)} times the time of focal loss, "
             f"which itself grew {significant(result.focal_growth.median)}-fold."
         )
-    return [*lines, *sorted(unavailable)]
+    return [*lines, *paper_operations(bench), *sorted(unavailable)]
 
 
 def to_markdown(bench: LossBench, figure: str) -> str:

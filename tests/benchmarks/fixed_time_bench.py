@@ -22,17 +22,21 @@ SECONDS = {
 
 
 def fixed_time_bench(
-    *, sizes: tuple[int, ...] = (10_000, 1_000_000), fused: bool = True, large: bool = True
+    *,
+    sizes: tuple[int, ...] = (10_000, 1_000_000),
+    percent: tuple[float, ...] = (1.0, 5.0),
+    fused: bool = True,
+    large: bool = True,
 ) -> LossBench:
-    """Return results for 1 and 5 % positives; without ``fused`` as if numba were missing."""
-    settings = LossBenchSettings(sizes=sizes, percent=(1.0, 5.0), repeats=3)
+    """Return results for these percentages of positives; without ``fused`` as if numba were missing."""
+    settings = LossBenchSettings(sizes=sizes, percent=percent, repeats=3)
     results = []
     for size in sizes:
-        for percent in settings.percent:
-            positives = round(size * percent / 100)
+        for share in settings.percent:
+            positives = round(size * share / 100)
             counts = Counts(positives, size - positives, size - positives, positives)
             for name, loss, _ in contenders_of(settings):
-                result = LossResult(name, loss, size, percent, positives, count_operations(name, loss, counts))
+                result = LossResult(name, loss, size, share, positives, count_operations(name, loss, counts))
                 results.append(_timed(result, fused=fused))
     names = [name for name in ("exact-torch", "exact-fused") if fused or name != "exact-fused"]
     large_results = [

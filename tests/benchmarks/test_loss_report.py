@@ -49,6 +49,15 @@ def test_json_holds_everything(tmp_path: Path) -> None:
     assert all(isinstance(target["passed"], bool) for target in document["bars"])
 
 
+def test_operations_beside_the_papers() -> None:
+    (note,) = (line for line in notes(fixed_time_bench(sizes=(100_000,), percent=(0.1,))) if "Operations" in line)
+    # 100 positives and 99,900 negatives: 8 operations per pair, and 6 per pair of positives.
+    assert "76.0M for AP and 900K for BAP" in note
+    assert "we count 80.2M for pairwise, 2.05M for bucketed and" in note
+    assert "the 1.70M comparisons of the sort" in note  # 100,000 x 17
+    assert not any("Operations" in line for line in notes(fixed_time_bench())), "other numbers of logits"
+
+
 def test_nan_is_never_written(tmp_path: Path) -> None:
     bench = fixed_time_bench()
     bench.results[0] = dataclasses.replace(bench.results[0], value=float("nan"))

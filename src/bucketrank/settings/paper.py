@@ -27,6 +27,7 @@ from bucketrank.settings.recipe import load_recipe, recipe_names, recipe_text, r
 
 SIZES = ("APs", "APm", "APl")  # AP of small, medium and large objects
 FORMATS = {**dict.fromkeys(("AP", "AP50", "AP75", *SIZES), ".1f"), "seconds": ".2f"}
+OPERATIONS = {"AP": 76_000_000, "BAP": 900_000}  # FLOPs in the supplement (S.3.2), which names no number of logits
 SCORE_BASED = ("CE", "focal")
 BUCKETED = ("BRS", "BAP")
 
