@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 from bucketrank.lazy import import_on_use
 
 if TYPE_CHECKING:
+    from bucketrank.api import load as load
+    from bucketrank.api import train as train
     from bucketrank.evaluation.calibration import calibrate as calibrate
     from bucketrank.inference.hub import from_pretrained as from_pretrained
     from bucketrank.losses import *
@@ -17,9 +19,9 @@ except PackageNotFoundError:  # a checkout on the path that is not installed
 
 # The losses are imported on first use because torch takes seconds to load. The other names need more than torch, so
 # they are not in __all__.
-_names, __getattr__ = import_on_use(__name__)
-__all__ = [name for name in _names if name not in ("calibrate", "from_pretrained")]
+_lazy, __getattr__ = import_on_use(__name__)
+__all__ = [name for name in _lazy if name not in ("calibrate", "from_pretrained", "load", "train")]
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_lazy})

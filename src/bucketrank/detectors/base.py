@@ -235,6 +235,7 @@ class Detector(nn.Module):
 
     masks = False  # whether targets must have masks
     stored_threshold: float = 0.0  # minimum score to report; load_model sets the value stored with the weights
+    stored_classes: Sequence[str] = ()  # class names; load_model sets those stored with the weights
     usual_size_divisor = 32
     backbone_prefix = "backbone."  # prefix of backbone parameter names
     neck: nn.Module

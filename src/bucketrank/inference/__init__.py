@@ -6,6 +6,7 @@ from bucketrank.lazy import import_on_use
 
 if TYPE_CHECKING:
     from bucketrank.errors import ExportError as ExportError
+    from bucketrank.inference.detections import Detections as Detections
     from bucketrank.inference.evaluation import Evaluation as Evaluation
     from bucketrank.inference.evaluation import calibrate_weights as calibrate_weights
     from bucketrank.inference.evaluation import evaluate as evaluate

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, ModelHubMixin
-from torch import Tensor
 
 from bucketrank.data.problems import counted
 from bucketrank.detectors import Detector
 from bucketrank.errors import WeightsError, printable
+from bucketrank.inference.detections import Detections
 from bucketrank.inference.prediction import ImageInput, predict
 from bucketrank.settings import Recipe, from_dict, recipe_to_yaml
 from bucketrank.weights.atomic import write_text
@@ -57,7 +57,7 @@ class TrainedDetector(ModelHubMixin):
         from_dict(meta.recipe, source="TrainedDetector")  # raises RecipeError now, not only when the file is loaded
         self.model = model
         self.meta = meta
-        model.stored_threshold = meta.threshold
+        model.stored_threshold, model.stored_classes = meta.threshold, meta.classes
 
     @property
     def classes(self) -> list[str]:
@@ -76,10 +76,11 @@ class TrainedDetector(ModelHubMixin):
         threshold: float | None = None,
         batch_size: int = 1,
         device: str = "auto",
-    ) -> list[dict[str, Tensor]]:
+    ) -> list[Detections]:
         """Detect objects in each image; the detections are sorted by score and are tensors on the CPU.
 
-        The result is a list, also for one image: ``(detections,) = trained.predict("a.jpg")``.
+        The result is a list, also for one image: ``(detections,) = trained.predict("a.jpg")``. ``detections.names`` are
+        the class names.
 
         Args:
             images: one image or several: file names, PIL images, arrays (H, W, 3) of uint8, or tensors (3, H, W) of

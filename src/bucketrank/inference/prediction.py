@@ -28,6 +28,7 @@ from bucketrank.devices import resolve_device
 from bucketrank.drawing import draw
 from bucketrank.errors import DataError, printable
 from bucketrank.evaluation.evaluator import coco_records
+from bucketrank.inference.detections import Detections
 from bucketrank.weights.atomic import MAX_NAME_BYTES, TEMPORARY, shortened, write, write_text
 from bucketrank.weights.files import Meta, describe_scores
 from bucketrank.weights.load import load_model
@@ -50,14 +51,14 @@ def predict(
     threshold: float | None = None,
     batch_size: int = 1,
     device: str = "auto",
-) -> list[dict[str, Tensor]]:
+) -> list[Detections]:
     """Detect objects in each image; the detections are sorted by score and are tensors on the CPU.
 
     ``images`` is one image or several; the result is a list in either case. An image is a file name, a PIL image, an
     array (H, W, 3) of uint8, or a tensor (3, H, W) of uint8 or of floats from 0 to 1. ``threshold`` is the minimum
-    score to report. By default it is the threshold stored with the weights, which ``load_model`` sets on the model; a
-    model that was not loaded from a weights file reports all detections. The model is moved to ``device`` (auto: cuda
-    if available, else cpu) and stays there.
+    score to report. By default it is the threshold stored with the weights, which ``load_model`` sets on the model with
+    the class names; a model that was not loaded from a weights file reports all detections, without names. The model is
+    moved to ``device`` (auto: cuda if available, else cpu) and stays there.
 
     Args:
         model: a detector.
@@ -80,12 +81,13 @@ def predict(
     resolved = resolve_device(device)
     was_training = model.training
     model.to(resolved).eval()
-    predictions: list[dict[str, Tensor]] = []
+    predictions: list[Detections] = []
+    classes = getattr(model, "stored_classes", ())
     try:
         with torch.inference_mode():
             for batch in _batches(_as_several(images), batch_size):
                 detections = model([as_tensor(image).to(resolved) for image in batch])
-                predictions += [_at_least(each, min_score) for each in detections]
+                predictions += [Detections(_at_least(each, min_score), classes) for each in detections]
     finally:
         model.train(was_training)
     return predictions
@@ -382,7 +384,7 @@ def _predict_all(
 
 def _detections_or_errors(
     model: Detector, images: dict[int, Pixels], *, threshold: float, device: str
-) -> dict[int, dict[str, Tensor] | DataError]:
+) -> dict[int, Detections | DataError]:
     """Detect in a batch; if it fails, try each image separately."""
     try:
         tensors = [as_tensor(pixels) for pixels in images.values()]

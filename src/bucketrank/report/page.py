@@ -62,6 +62,7 @@ def write_report(
     images: int = 6,
     max_images: int | None = None,
     device: str = "auto",
+    console: Console | None = None,
 ) -> Path:
     """Write an HTML page about the run folders ``runs`` to the file ``out`` and return its path.
 
@@ -76,8 +77,9 @@ def write_report(
         images: number of best images to show, and of worst images.
         max_images: measure only the first N images; by default all.
         device: a torch device; auto is cuda if available.
+        console: where progress is printed; by default the terminal.
     """
-    console = Console()
+    console = console or Console()
     out = Path(out)
     _check(out, images=images, max_images=max_images)
     resolve_device(device)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NoReturn, get_origin
+from pathlib import Path
+from typing import Any, NoReturn, get_origin, get_type_hints
 
 from bucketrank.errors import UsageError, short_repr, suggest
-from bucketrank.settings.fields import FlagText, Setting, alternatives, choices_of, format_type
+from bucketrank.settings.fields import FlagText, Setting, alternatives, choices_of, convert, format_type
 from bucketrank.settings.recipe import GROUPS, Recipe, load_recipe, settings_by_key
 
 SHORT = {"--detector": "--detector.name", "--backbone": "--backbone.name", "--loss": "--loss.name"}
@@ -180,11 +181,19 @@ class ShortNames:
     device: str | None = None  # auto, cpu, cuda or mps
     workers: int | None = None  # data-loading workers
 
+    def __post_init__(self) -> None:
+        types = get_type_hints(type(self))
+        for name, value in self.given().items():
+            try:
+                object.__setattr__(self, name, convert(value, types[name], name=name))
+            except ValueError as error:  # noqa: PERF203
+                raise UsageError(str(error)) from error
+
     def given(self) -> dict[str, Any]:
         """Return the short names that are given, with their values."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
-    def changes(self, recipe: str, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def changes(self, recipe: str | Path, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the changes to a recipe by short names and by ``settings``, which are changes by key.
 
         Milestones scale with the number of epochs, and the upper limit of the longer side with that of the shorter.

@@ -61,7 +61,7 @@ def load_model(path: Path | str) -> tuple[Detector, Meta]:
     except RuntimeError as error:
         lines = " ".join(str(error).split())
         raise WeightsError(f"{path}: the tensors do not fit the recipe inside: {lines:.400}") from error
-    model.stored_threshold = meta.threshold
+    model.stored_threshold, model.stored_classes = meta.threshold, meta.classes
     return model.eval(), meta
 
 

@@ -87,7 +87,7 @@ def convert_published(
             "damaged or of another architecture"
         ) from error
     _load_strictly(checkpoint, source, model, translated.state, unknown=translated.unknown)
-    model.stored_threshold = threshold
+    model.stored_threshold, model.stored_classes = threshold, names
     meta = Meta(
         classes=names,
         category_ids=ids,

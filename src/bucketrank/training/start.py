@@ -1,0 +1,110 @@
+"""Start a run by the name of a recipe, with short names and a folder of its own: what the command and Python share.
+
+Imports nothing heavy: a command installs the signal handlers before it imports torch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from itertools import chain, count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bucketrank.errors import DiskFullError, OutOfMemoryError, UsageError
+from bucketrank.settings.recipe import Recipe, load_recipe
+from bucketrank.settings.short import ShortNames
+from bucketrank.training.processes import FOLDER, is_first_process, is_launched, stop_signals
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bucketrank.training.run import RunResult
+
+LESS_MEMORY = (
+    "Start a new run with a smaller --batch (the learning rate scales with it), a smaller --imgsz, "
+    "or --backbone.checkpointing true"
+)
+
+
+def start_run(
+    recipe: str | Path | None,
+    data: Path | str | None,
+    out: Path,
+    *,
+    short: ShortNames,
+    settings: Mapping[str, Any],
+    resume: bool,
+    allow_changed_data: bool,
+    console: Console | None = None,
+) -> RunResult:
+    """Load the recipe with its changes and train; say how to continue after a full disk or an out-of-memory error.
+
+    ``out`` is the folder of :func:`run_folder`. Raises Interrupted after Ctrl-C or SIGTERM.
+    """
+    stored = out / "recipe.yaml"
+    if recipe is None and (settings or short.given()) and stored.is_file():  # change settings of the run's own recipe
+        recipe = stored
+    with stop_signals():
+        chosen = None if recipe is None else load_recipe(recipe, short.changes(recipe, settings))
+        return _train(chosen, data, out, resume=resume, allow_changed_data=allow_changed_data, console=console)
+
+
+def run_folder(recipe: str | Path | None, data: Path | str | None, out: Path | str | None, *, resume: bool) -> Path:
+    """Return the folder of a run; raise UsageError unless recipe, data and folder say enough to start it.
+
+    By default it is runs/RECIPE or, for a new run next to an earlier one, the first of runs/RECIPE-2, ... that is free.
+    """
+    if recipe is None and (out is None or not resume):
+        raise UsageError("expected a recipe (see bucketrank recipes), or --resume and the --out of a run")
+    if data is None and not resume:
+        raise UsageError("expected the folder of the data set after the recipe, or as --data")
+    if out is not None:
+        return Path(out)
+    first = Path("runs") / Path(str(recipe)).stem
+    if not is_first_process() and FOLDER in os.environ:
+        return Path(os.environ[FOLDER])
+    # The processes of a launcher cannot agree on a folder: one of them may have created it already.
+    if resume or is_launched():
+        return first
+    folders = chain([first], (first.with_name(f"{first.name}-{number}") for number in count(2)))
+    return next(folder for folder in folders if not folder.is_dir() or not any(folder.iterdir()))
+
+
+def how_to_continue(out: Path) -> str:
+    """Say how to continue a stopped run."""
+    if (out / "recipe.yaml").is_file():
+        return f"resume with: bucketrank train --resume --out {out}"
+    return "the run had not begun; start it with the same command"
+
+
+def _train(
+    recipe: Recipe | None,
+    data: Path | str | None,
+    out: Path,
+    *,
+    resume: bool,
+    allow_changed_data: bool,
+    console: Console | None,
+) -> RunResult:
+    import torch
+
+    from bucketrank.training import run
+
+    try:
+        return run.train(recipe, data, out, resume=resume, allow_changed_data=allow_changed_data, console=console)
+    except DiskFullError as error:
+        raise DiskFullError(f"{error}; {how_to_continue(out)}") from error
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(f"Out of device memory ({_first_line(error)}). {LESS_MEMORY}") from error
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise OutOfMemoryError(
+            f"A data-loading worker died, usually from lack of memory ({_first_line(error)}). "
+            f"Lower --workers; {how_to_continue(out)}"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]

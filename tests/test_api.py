@@ -1,0 +1,149 @@
+"""Train, load and report in Python."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import bucketrank
+from bucketrank.api import Run
+from bucketrank.errors import BucketrankError, FileError, OutOfMemoryError
+from bucketrank.inference import Detections
+from bucketrank.settings import parse_flags
+from bucketrank.training import run as training
+from tests.training import tiny
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+# The settings of tests/training/tiny.py, apart from those that have a short name.
+SHORT = {"schedule.epochs", "data.batch_size", "data.workers", "schedule.lr", "schedule.milestones"}
+TINY = {key: value for key, value in parse_flags(tiny.USUAL.split()).items() if key not in SHORT}
+
+
+@pytest.fixture(scope="module")
+def run(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    short: dict[str, Any] = {"epochs": 1, "batch": 4, "lr": 1e-3, "workers": 0}
+    out = tmp_path_factory.mktemp("project") / "first"
+    return bucketrank.train("atss-laptop", shapes, **short, loss="ap", out=out, quiet=True, settings=TINY)
+
+
+@pytest.fixture
+def recipes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
+    """Record the recipe of each run instead of training, in an empty working folder."""
+    given: list[Any] = []
+
+    def record(recipe: Any, data: Path, out: Path, **_: Any) -> training.RunResult:
+        given.append(recipe)
+        return training.RunResult(out, {}, out / "weights.safetensors", 0)
+
+    monkeypatch.setattr(training, "train", record)
+    monkeypatch.chdir(tmp_path)
+    return given
+
+
+def test_a_run_has_metrics_a_folder_and_a_detector(run: Run, shapes: Path) -> None:
+    assert 0 <= run.metrics["boxes/AP"] <= 1
+    assert run.steps == 3, "12 images in batches of 4"
+    detector = bucketrank.load(run.folder)
+    assert detector.meta.recipe["loss"]["name"] == "ap"
+    image = next((shapes / "images").iterdir())
+    (expected,) = run.predict(image, threshold=0.0, device="cpu")
+    assert len(expected["scores"])
+    assert expected.names == [run.model.classes[label - 1] for label in expected["labels"]]
+    with Image.open(image) as opened:
+        pixels = np.asarray(opened.convert("RGB"))
+        tensor = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
+        for same in (str(image), [image], opened, pixels, pixels[None], tensor):
+            (found,) = detector.predict(same, threshold=0.0, device="cpu")
+            assert isinstance(found, Detections)
+            torch.testing.assert_close(dict(found), dict(expected), rtol=0, atol=0)
+    assert len(detector.predict([image, image], device="cpu")) == 2
+
+
+def test_a_quiet_run_prints_nothing(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    again = bucketrank.train(out=run.folder, resume=True, quiet=True)
+    assert again.metrics == pytest.approx(run.metrics, nan_ok=True)
+    page = again.report(images=1, device="cpu")
+    assert page == run.folder / "report.html"
+    assert page.stat().st_size > 10_000
+    other = run.folder.parent / "both.html"
+    assert run.report(again, out=other, images=1, device="cpu") == other
+    assert capfd.readouterr() == ("", "")
+
+
+def test_settings_have_the_names_of_the_command_line(recipes: list[Any]) -> None:
+    short: dict[str, Any] = {"epochs": 20, "batch": 4, "imgsz": 640, "lr": 1, "device": "cpu", "workers": 2}
+    run = bucketrank.train("atss-r50-rs", "my-data", **short, loss="ap", **{"loss.delta": 0.5})
+    assert run.folder == Path("runs/atss-r50-rs")
+    bucketrank.train("atss-r50-rs", data="my-data", settings={"loss": {"delta": 0.5}, "init": "runs/first"})
+    first, second = recipes
+    assert (first.schedule.epochs, first.schedule.milestones, first.schedule.lr) == (20, (13, 18), 1.0)
+    assert (first.inputs.min_size, first.inputs.max_size, first.data.workers) == (640, 1066, 2)
+    assert (first.loss.name, first.loss.delta, second.loss.name, second.loss.delta) == ("ap", 0.5, "rs", 0.5)
+    assert second.init == "runs/first"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "expected the folder of the data set"),
+        ({"data": "d", "epochs": "few"}, "epochs: expected a whole number or null, got 'few'"),
+        ({"data": "d", "epoch": 3}, 'there is no setting "epoch"; the nearest is "schedule.epochs"'),
+        ({"data": "d", "loss": "focsl"}, "the nearest is"),
+        ({"data": "d", "loss.delta": "wide"}, "loss.delta: expected a number"),
+        ({"data": "d", "batch": 2, "data.batch_size": 3}, "give one of them"),
+        ({"data": "nowhere"}, "nowhere"),
+    ],
+)
+def test_mistakes_are_exceptions(
+    options: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BucketrankError, match=re.escape(message)):
+        bucketrank.train("atss-laptop", **options)
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected", "message"),
+    [
+        (OSError(5, "Input/output error", "a.jpg"), FileError, "a.jpg"),
+        (MemoryError(), OutOfMemoryError, "use smaller images or batches"),
+        (torch.OutOfMemoryError("CUDA out of memory"), OutOfMemoryError, "Start a new run with a smaller --batch"),
+    ],
+)
+def test_errors_of_the_machine_are_ours(
+    raised: Exception, expected: type[Exception], message: str, recipes: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise raised
+
+    monkeypatch.setattr(training, "train", fail)
+    with pytest.raises(expected, match=message):
+        bucketrank.train("atss-laptop", "my-data")
+
+
+def test_a_bug_keeps_its_exception(recipes: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("shapes differ")
+
+    monkeypatch.setattr(training, "train", fail)
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        bucketrank.train("atss-laptop", "my-data")
+
+
+def test_a_stopped_run_says_how_to_continue(recipes: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(recipe: Any, data: Any, out: Path, **_: Any) -> None:
+        out.mkdir(parents=True)
+        (out / "recipe.yaml").touch()
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(training, "train", stopped)
+    with pytest.raises(KeyboardInterrupt, match="resume with: bucketrank train --resume --out runs/atss-laptop"):
+        bucketrank.train("atss-laptop", "my-data")
