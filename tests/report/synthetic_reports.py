@@ -11,13 +11,17 @@ import torch
 
 from bucketrank.data import Split, write_shapes
 from bucketrank.evaluation import Evaluator
-from bucketrank.report.measurements import Measurement, TrainingCandidates, best_and_worst, match_all
+from bucketrank.report.confusion import confusion
+from bucketrank.report.matching import best_and_worst, match_all
+from bucketrank.report.measurements import Measurement, TrainingCandidates
 from bucketrank.report.page import ReportedRun
 from bucketrank.report.run_folder import Columns, RunFolder
 from bucketrank.settings import load_recipe, parse_flags
 from bucketrank.weights.files import Meta
 
 HOSTILE_NAME = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=2'> & \"é\""
+
+BUILT = {"trained parameters": "1,234", "anchors per location": "3 (sides of 4, 5.04, 6.35 strides)"}
 
 
 def write_data(folder: Path, *, images: int = 6) -> Path:
@@ -104,6 +108,8 @@ def synthetic_run(folder: Path, name: str, flags: str = "", *, seed: int = 0, ma
         best=best,
         worst=worst,
         candidates={each.image["id"]: random_candidates(seed + number) for number, each in enumerate([*worst, *best])},
+        confusion=confusion(matched, list(classes), threshold=threshold),
+        built=BUILT | {"loss": recipe.loss.name, "quality branch": "yes" if seed else "no"},
     )
     steps = list(range(1, 101))
     falling = [3 / step**0.5 + seed / 10 for step in steps]

@@ -9,7 +9,7 @@ import pytest
 
 from bucketrank.data import Split
 from bucketrank.evaluation import Evaluator
-from bucketrank.report.measurements import MatchCounts, MatchedImage, best_and_worst, match, match_all
+from bucketrank.report.matching import MatchCounts, MatchedImage, best_and_worst, match, match_all
 
 from .synthetic_reports import as_tensors, noisy_detections
 

@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from bucketrank.detectors import Detector, build
+from bucketrank.report.built import describe_loss
+from bucketrank.report.matching import Detection, Outcome
 from bucketrank.report.measurements import (
-    Detection,
-    Outcome,
     TrainingCandidates,
     candidates,
     delta_of,
-    describe_loss,
     gradients,
 )
 from bucketrank.report.ranked_lists import MAX_ENTRIES, rank_candidates

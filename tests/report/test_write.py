@@ -34,9 +34,19 @@ def test_the_page_of_a_run(run, shapes, tmp_path, capsys):
     assert len(re.findall('<figure class="image">', text)) == 2, "the best and the worst"
     assert "triangle" in text
     assert "weights.safetensors on 3 of 3 images" in text
+    assert ">box_head: class outputs</th><td>" in text
+    assert "Confusion at the stored threshold" in text
     assert main(["report", str(run), str(run), "--out", str(out), "--most", "1"]) == 0, "a report may be replaced"
     assert "All runs have the same settings." in text_of(out)
     assert "weights.safetensors on 1 of 3 images" in text_of(out)
+
+
+def test_a_run_is_measured_on_the_images_it_held_out(run_copy, tmp_path):
+    recipe = run_copy / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("holdout: null", "holdout: 0.5"))
+    out = tmp_path / "page.html"
+    assert main(["report", str(run_copy), "--out", str(out), "--images", "1", "--device", "cpu"]) == 0
+    assert "weights.safetensors on 4 of 4 images" in text_of(out), "half of the 8 training images"
 
 
 def test_without_data_the_rest_is_shown(run_copy, tmp_path, capsys):

@@ -60,6 +60,27 @@ def data(content: Any, **attributes: Any) -> Html:
     return tag("script", Html(text), type="application/json", **attributes)
 
 
+def table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str | Html]],
+    *,
+    caption: str = "",
+    tall: bool = False,
+    text: bool = False,
+) -> Html:
+    """Build a table that scrolls sideways and, if ``tall``, down; the first cell of a row is its header.
+
+    Cells are numbers, set to the right, unless ``text``.
+    """
+    top = tag("tr", *(tag("th", title, scope="col") if title else tag("td") for title in head))
+    body = [tag("tr", tag("th", row[0], scope="row"), *(tag("td", cell) for cell in row[1:])) for row in rows]
+    inner = tag("table", tag("thead", top), tag("tbody", *body), class_="text" if text else None)
+    box = tag(
+        "div", inner, class_="wide tall" if tall else "wide", tabindex="0", role="region", aria_label=caption or "table"
+    )
+    return tag("div", box, tag("p", caption, class_="note") if caption else "", class_="table")
+
+
 def _text(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 

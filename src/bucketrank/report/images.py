@@ -19,7 +19,7 @@ from bucketrank.data.coco import decode_masks
 from bucketrank.data.images import read_image
 from bucketrank.errors import DataError
 from bucketrank.report.chart import Html, tag
-from bucketrank.report.measurements import Detection, GroundTruthObject, MatchedImage
+from bucketrank.report.matching import Detection, GroundTruthObject, MatchedImage
 
 MAX_MASK_SIDE = 192  # pixels on the longer side of a mask before its outline is traced
 MAX_SIDE = 480  # pixels on the longer side of a stored image

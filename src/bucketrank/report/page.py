@@ -20,9 +20,11 @@ from bucketrank import __version__
 from bucketrank.console import progress_bar
 from bucketrank.devices import resolve_device
 from bucketrank.errors import DataError, printable
-from bucketrank.report.chart import COLOURS, Html, join, tag
+from bucketrank.report.built import describe_loss
+from bucketrank.report.chart import COLOURS, Html, join, table, tag
+from bucketrank.report.confusion import confusion_section
 from bucketrank.report.images import StoredImages, image_figure
-from bucketrank.report.measurements import Measurement, describe_loss, measure_run
+from bucketrank.report.measurements import Measurement, measure_run
 from bucketrank.report.ranked_lists import legend, ranked_lists
 from bucketrank.report.run_folder import RunFolder, read_folders
 from bucketrank.report.sections import (
@@ -33,8 +35,7 @@ from bucketrank.report.sections import (
     metrics_table,
     precision_recall,
     reliability,
-    settings_table,
-    table,
+    settings_section,
 )
 from bucketrank.settings import LossSettings, loss_spec
 from bucketrank.weights.atomic import write_text
@@ -194,7 +195,8 @@ def _section(name: str, title: str, content: Html) -> Html:
 
 def _runs(runs: Sequence[ReportedRun]) -> Html:
     cards = [_card(number, run) for number, run in enumerate(runs)]
-    return join(tag("div", *cards, class_="cards"), settings_table([run.folder for run in runs]))
+    built = [None if run.measurement is None else run.measurement.built for run in runs]
+    return join(tag("div", *cards, class_="cards"), settings_section([run.folder for run in runs], built))
 
 
 def _card(number: int, run: ReportedRun) -> Html:
@@ -374,6 +376,8 @@ def _measurement(measurement: Measurement, folder: RunFolder, stored: StoredImag
         precision_recall(measurement, colour=colour),
         tag("h4", "Reliability of the scores"),
         reliability(measurement, colour=colour),
+        tag("h4", "Confusion at the stored threshold"),
+        confusion_section(measurement.confusion, class_names, threshold=threshold),
         tag("h4", "Best and worst images"),
         tag("p", about),
         tag("p", *keys, class_="keys"),

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bucketrank.report.built import describe_loss
 from bucketrank.report.chart import Html, join, tag, tick_label, ticks
 from bucketrank.report.images import file_title
+from bucketrank.report.matching import MatchedImage
 from bucketrank.report.measurements import (
-    MatchedImage,
     Measurement,
     TrainingCandidates,
     delta_of,
-    describe_loss,
     gradients,
     images_with_lists,
 )

@@ -10,7 +10,20 @@ from typing import Any
 import numpy as np
 
 from bucketrank.evaluation.metrics import ERRORS, Curve
-from bucketrank.report.chart import COLOURS, MAX_POINTS, Chart, ChartLine, Html, chart_grid, draw_chart, tag, thinned
+from bucketrank.report.built import Facts, differing, fact_rows, warning
+from bucketrank.report.chart import (
+    COLOURS,
+    MAX_POINTS,
+    Chart,
+    ChartLine,
+    Html,
+    chart_grid,
+    draw_chart,
+    join,
+    table,
+    tag,
+    thinned,
+)
 from bucketrank.report.measurements import Measurement
 from bucketrank.report.run_folder import RunFolder
 from bucketrank.settings.choices import TRAIN_COLUMNS
@@ -19,31 +32,38 @@ from bucketrank.weights.files import describe_scores
 
 METRICS = ("AP", "AP50", "AP75")
 MANY_TERMS = 8  # this many loss-term charts, or more, are collapsed
+MANY_ROWS = 30  # a longer table of settings scrolls
 CALIBRATION_COLUMNS = ("D-ECE", "LaECE", "scores")
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str | Html]], *, caption: str = "", tall: bool = False) -> Html:
-    """Build a table that scrolls sideways and, if ``tall``, down; the first cell of a row is its header."""
-    top = tag("tr", *(tag("th", title, scope="col") if title else tag("td") for title in head))
-    body = [tag("tr", tag("th", row[0], scope="row"), *(tag("td", cell) for cell in row[1:])) for row in rows]
-    inner = tag("table", tag("thead", top), tag("tbody", *body))
-    box = tag(
-        "div", inner, class_="wide tall" if tall else "wide", tabindex="0", role="region", aria_label=caption or "table"
-    )
-    return tag("div", box, tag("p", caption, class_="note") if caption else "", class_="table")
+def settings_section(runs: Sequence[RunFolder], built: Sequence[Facts | None]) -> Html:
+    """Show what the built detectors have and the settings that differ, marked where runs differ.
 
-
-def settings_table(runs: Sequence[RunFolder]) -> Html:
-    """List the settings in which a run differs from the first; empty for a single run."""
-    if len(runs) < 2:
-        return Html("")
-    keys = list(dict.fromkeys(key for run in runs[1:] for key in differences(runs[0].recipe, run.recipe)))
-    if not keys:
-        return tag("p", "All runs have the same settings.")
-    flat = [run.recipe.flat() for run in runs]
-    rows = [[key, *(_setting_text(values, key) for values in flat)] for key in keys]
-    caption = "Settings that differ between the runs; - where a detector does not have the setting."
-    return table(["setting", *(run.name for run in runs)], rows, caption=caption, tall=True)
+    ``built`` are the facts of each run's detector; None for a run that was not measured.
+    """
+    facts = [each or {} for each in built]
+    known = [each for each in facts if each]
+    names = [run.name for run in runs]
+    parts = []
+    if len(runs) > 1:
+        keys = list(dict.fromkeys(key for run in runs[1:] for key in differences(runs[0].recipe, run.recipe)))
+        flat = [run.recipe.flat() for run in runs]
+        rows: list[list[str | Html]] = []
+        if len(known) == len(runs):
+            parts.append(warning(facts, keys))
+            rows += fact_rows(facts, differing(facts), mark=False)
+        rows += [[key, *(_setting_text(values, key) for values in flat)] for key in keys]
+        caption = "Differences: first what the detectors were built with, then settings; - where one has none."
+        same = tag("p", "All runs have the same settings.")
+        tall = len(rows) > MANY_ROWS
+        parts.append(table(["setting", *names], rows, caption=caption, tall=tall, text=True) if rows else same)
+    if known:
+        caption = "What the detectors have where a recipe leaves a choice open (null)."
+        all_rows = list(fact_rows(facts))
+        full = table(["part", *names], all_rows, caption=caption, tall=len(all_rows) > MANY_ROWS, text=True)
+        title = "The built detectors, part by part" if len(runs) > 1 else "The built detector, part by part"
+        parts.append(tag("details", tag("summary", title), full))
+    return join(*parts)
 
 
 def metrics_table(names: Sequence[str], metrics: Sequence[Mapping[str, float]], *, compare: bool, caption: str) -> Html:
