@@ -1,6 +1,6 @@
 """Time and memory of many rankings: AP loss over queries against SmoothAP, and batches against one ranking.
 
-    python -m benchmarks.many_rankings --batches 96 192 384 --alone 8192
+    python -m benchmarks.rankings.scale --batches 96 192 384 --alone 8192
 
 Alternatives are timed interleaved on one thread. The tables have median CPU times, which other processes disturb less.
 ``smooth_ap`` follows the definition of Brown et al. (2020): a sigmoid of temperature ``tau`` compares every pair of
@@ -28,7 +28,7 @@ PER_CLASS = 4
 # Prints the peak extra memory of one call in MB, measured in a separate process. Linux only.
 MEMORY_CODE = """
 import pathlib, re
-from benchmarks.many_rankings import LOSSES, make_batch
+from benchmarks.rankings.scale import LOSSES, make_batch
 def peak():
     return int(re.search(r"VmHWM:\\s*(\\d+)", pathlib.Path("/proc/self/status").read_text())[1]) / 1024
 batch = make_batch({size})
