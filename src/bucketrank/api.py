@@ -16,9 +16,8 @@ from bucketrank.inference.detections import Detections
 from bucketrank.inference.hub import TrainedDetector
 from bucketrank.inference.prediction import ImageInput
 from bucketrank.report import write_report
-from bucketrank.settings.flags import SHORT
+from bucketrank.settings.flags import SHORT, ShortNames
 from bucketrank.settings.recipe import flatten
-from bucketrank.settings.short import ShortNames
 from bucketrank.training.processes import Interrupted, is_first_process
 from bucketrank.training.run import RunResult
 from bucketrank.training.start import how_to_continue, run_folder, start_run

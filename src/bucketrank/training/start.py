@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bucketrank.errors import DiskFullError, OutOfMemoryError, UsageError
+from bucketrank.settings.flags import ShortNames
 from bucketrank.settings.recipe import Recipe, load_recipe
-from bucketrank.settings.short import ShortNames
 from bucketrank.training.processes import FOLDER, is_first_process, is_launched, stop_signals
 
 if TYPE_CHECKING:
