@@ -150,9 +150,7 @@ print(json.dumps(messages))
             assert package in message, (name, message)
 
 
-def test_a_bug_in_an_import_is_not_reported_as_a_missing_extra(tmp_path, monkeypatch):
-    (tmp_path / "half_moved.py").write_text("from bucketrank.data.no_such_module import name as name\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    _, get = import_on_use("half_moved")
+def test_a_bug_in_an_import_is_not_reported_as_a_missing_extra():
+    _, get = import_on_use("bucketrank.data", {"bucketrank.data.no_such_module": "name"})
     with pytest.raises(ModuleNotFoundError, match=r"^No module named 'bucketrank\.data\.no_such_module'$"):
         get("name")

@@ -17,10 +17,41 @@ try:
 except PackageNotFoundError:  # a checkout on the path that is not installed
     __version__ = "0+unknown"
 
+__all__ = [
+    "ALRPLoss",
+    "ALRPTerms",
+    "APLoss",
+    "DRLoss",
+    "IoUAwareBCELoss",
+    "MALLoss",
+    "QualityFocalLoss",
+    "RankSortLoss",
+    "RankSortTerms",
+    "SoftBCELoss",
+    "VarifocalLoss",
+    "alrp_loss",
+    "ap_loss",
+    "dr_loss",
+    "iou_aware_bce_loss",
+    "mal_loss",
+    "quality_focal_loss",
+    "rank_sort_loss",
+    "self_balance",
+    "soft_bce_loss",
+    "use_backend",
+    "varifocal_loss",
+]
 # The losses are imported on first use because torch takes seconds to load. The other names need more than torch, so
 # they are not in __all__.
-_lazy, __getattr__ = import_on_use(__name__)
-__all__ = [name for name in _lazy if name not in ("calibrate", "from_pretrained", "load", "train")]
+_lazy, __getattr__ = import_on_use(
+    __name__,
+    {
+        "bucketrank.losses": " ".join(__all__),
+        "bucketrank.api": "load train",
+        "bucketrank.evaluation.calibration": "calibrate",
+        "bucketrank.inference": "from_pretrained",
+    },
+)
 
 
 def __dir__() -> list[str]:

@@ -6,10 +6,8 @@ functions by import paths, which :func:`import_object` resolves.
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 
@@ -21,13 +19,12 @@ def import_object(path: str | Callable[..., Any]) -> Any:
     return getattr(import_module(module), name)
 
 
-def import_on_use(package: str) -> tuple[list[str], Callable[[str], Any]]:
-    """Return ``__all__`` and ``__getattr__`` of a package, which import its exports on first use.
+def import_on_use(package: str, modules: Mapping[str, str]) -> tuple[list[str], Callable[[str], Any]]:
+    """Return ``__all__`` and ``__getattr__`` of a package. ``modules`` maps modules to the names that they define.
 
-    The exports stand once, under ``if TYPE_CHECKING``, in the form that type checkers read: ``from a import b as b``.
     If a library is missing, ModuleNotFoundError says how to install it.
     """
-    paths = read_exports(package)
+    paths = {name: f"{module}:{name}" for module, names in modules.items() for name in names.split()}
 
     def get(name: str) -> Any:
         if name not in paths:
@@ -38,23 +35,6 @@ def import_on_use(package: str) -> tuple[list[str], Callable[[str], Any]]:
             raise missing_extra(f"{package}.{name}", error, extra="detect") from error
 
     return sorted(paths), get
-
-
-def read_exports(package: str) -> dict[str, str]:
-    """Read the exports of a package and their import paths from its source, without running it.
-
-    >>> read_exports("bucketrank.report")
-    {'write_report': 'bucketrank.report.page:write_report'}
-    """
-    source: str = find_spec(package).loader.get_source(package)  # type: ignore[union-attr]
-    paths = {}
-    for node in ast.walk(ast.parse(source)):
-        for alias in node.names if isinstance(node, ast.ImportFrom) else ():
-            if alias.name == "*":
-                paths |= read_exports(str(node.module))
-            elif alias.name == alias.asname:
-                paths[alias.name] = f"{node.module}:{alias.name}"
-    return paths
 
 
 def missing_extra(user: str, error: ModuleNotFoundError, *, extra: str) -> ModuleNotFoundError:

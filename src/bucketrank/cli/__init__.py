@@ -12,4 +12,4 @@ from bucketrank.lazy import import_on_use
 if TYPE_CHECKING:
     from bucketrank.cli.__main__ import main as main
 
-__all__, __getattr__ = import_on_use(__name__)
+__all__, __getattr__ = import_on_use(__name__, {"bucketrank.cli.__main__": "main"})

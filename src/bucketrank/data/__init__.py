@@ -21,4 +21,16 @@ if TYPE_CHECKING:
     from bucketrank.data.transforms import train_transform as train_transform
     from bucketrank.errors import DataError as DataError
 
-__all__, __getattr__ = import_on_use(__name__)
+__all__, __getattr__ = import_on_use(
+    __name__,
+    {
+        "bucketrank.data.annotations": "Split Splits find_splits",
+        "bucketrank.data.batches": "GroupedBatchSampler collate repeat_factors",
+        "bucketrank.data.checks": "check require_sound",
+        "bucketrank.data.coco": "CocoDataset",
+        "bucketrank.data.problems": "Problem",
+        "bucketrank.data.shapes": "Shapes write_shapes",
+        "bucketrank.data.transforms": "eval_transform train_transform",
+        "bucketrank.errors": "DataError",
+    },
+)

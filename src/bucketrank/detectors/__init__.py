@@ -16,4 +16,11 @@ if TYPE_CHECKING:
     from bucketrank.settings import register_detector as register_detector
     from bucketrank.settings import register_loss as register_loss
 
-__all__, __getattr__ = import_on_use(__name__)
+__all__, __getattr__ = import_on_use(
+    __name__,
+    {
+        "bucketrank.detectors.base": "Detector build",
+        "bucketrank.settings": "BackboneSettings DetectorSettings DetectorSpec InputSettings LossSettings LossSpec "
+        "register_detector register_loss",
+    },
+)

@@ -19,4 +19,12 @@ if TYPE_CHECKING:
     from bucketrank.evaluation.metrics import Reliability as Reliability
     from bucketrank.evaluation.metrics import best_threshold as best_threshold
 
-__all__, __getattr__ = import_on_use(__name__)
+__all__, __getattr__ = import_on_use(
+    __name__,
+    {
+        "bucketrank.evaluation.bootstrap": "BootstrapAP Difference ImageAP paired_difference",
+        "bucketrank.evaluation.evaluator": "EvaluationResult Evaluator coco_records",
+        "bucketrank.evaluation.metrics": "CalibrationErrors Curve MatchedDetections OptimalLRP Reliability "
+        "best_threshold",
+    },
+)

@@ -17,4 +17,14 @@ if TYPE_CHECKING:
     from bucketrank.inference.prediction import predict as predict
     from bucketrank.inference.prediction import predict_files as predict_files
 
-__all__, __getattr__ = import_on_use(__name__)
+__all__, __getattr__ = import_on_use(
+    __name__,
+    {
+        "bucketrank.errors": "ExportError",
+        "bucketrank.inference.detections": "Detections",
+        "bucketrank.inference.evaluation": "Evaluation calibrate_weights evaluate",
+        "bucketrank.inference.hub": "TrainedDetector from_pretrained",
+        "bucketrank.inference.onnx": "Agreement export_onnx",
+        "bucketrank.inference.prediction": "predict predict_files",
+    },
+)

@@ -7,4 +7,4 @@ from bucketrank.lazy import import_on_use
 if TYPE_CHECKING:
     from bucketrank.report.page import write_report as write_report
 
-__all__, __getattr__ = import_on_use(__name__)
+__all__, __getattr__ = import_on_use(__name__, {"bucketrank.report.page": "write_report"})

@@ -39,4 +39,16 @@ if TYPE_CHECKING:
     from bucketrank.settings.registry import register_detector as register_detector
     from bucketrank.settings.registry import register_loss as register_loss
 
-__all__, __getattr__ = import_on_use(__name__)
+__all__, __getattr__ = import_on_use(
+    __name__,
+    {
+        "bucketrank.settings.detector_specs": "BackboneSettings DetectorSettings DetectorSpec InputSettings",
+        "bucketrank.settings.fields": "Setting Settings describe",
+        "bucketrank.settings.flags": "parse_flags",
+        "bucketrank.settings.library_specs": "LibraryInputSettings LibrarySpec",
+        "bucketrank.settings.loss_specs": "LossSettings LossSpec RankingSettings",
+        "bucketrank.settings.recipe": "Recipe from_dict load_recipe recipe_names recipe_to_yaml",
+        "bucketrank.settings.registry": "detector_settings detector_spec detectors libraries loss_names loss_settings "
+        "loss_spec losses register_detector register_loss",
+    },
+)

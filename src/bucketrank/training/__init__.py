@@ -15,4 +15,14 @@ if TYPE_CHECKING:
     from bucketrank.weights.files import save_weights as save_weights
     from bucketrank.weights.load import load_model as load_model
 
-__all__, __getattr__ = import_on_use(__name__)
+__all__, __getattr__ = import_on_use(
+    __name__,
+    {
+        "bucketrank.errors": "RecipeError",
+        "bucketrank.inference.evaluation": "evaluate",
+        "bucketrank.settings": "Recipe load_recipe",
+        "bucketrank.training.run": "RunResult train",
+        "bucketrank.weights.files": "Meta save_weights",
+        "bucketrank.weights.load": "load_model",
+    },
+)

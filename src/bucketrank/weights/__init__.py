@@ -12,4 +12,11 @@ if TYPE_CHECKING:
     from bucketrank.weights.load import build_detector as build_detector
     from bucketrank.weights.load import load_model as load_model
 
-__all__, __getattr__ = import_on_use(__name__)
+__all__, __getattr__ = import_on_use(
+    __name__,
+    {
+        "bucketrank.errors": "WeightsError",
+        "bucketrank.weights.files": "Meta read_weights save_weights",
+        "bucketrank.weights.load": "build_detector load_model",
+    },
+)

@@ -10,4 +10,12 @@ if TYPE_CHECKING:
     from bucketrank.data.convert.writer import Written as Written
     from bucketrank.data.convert.yolo import convert_yolo as convert_yolo
 
-__all__, __getattr__ = import_on_use(__name__)
+__all__, __getattr__ = import_on_use(
+    __name__,
+    {
+        "bucketrank.data.convert.cityscapes": "convert_cityscapes",
+        "bucketrank.data.convert.voc": "convert_voc",
+        "bucketrank.data.convert.writer": "Written",
+        "bucketrank.data.convert.yolo": "convert_yolo",
+    },
+)

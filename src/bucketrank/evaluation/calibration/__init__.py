@@ -13,4 +13,11 @@ if TYPE_CHECKING:
     from bucketrank.evaluation.calibration.mapping import ScoreMap as ScoreMap
     from bucketrank.evaluation.calibration.mapping import fold as fold
 
-__all__, __getattr__ = import_on_use(__name__)
+__all__, __getattr__ = import_on_use(
+    __name__,
+    {
+        "bucketrank.errors": "CannotCalibrateError",
+        "bucketrank.evaluation.calibration.fitting": "calibrate fit",
+        "bucketrank.evaluation.calibration.mapping": "Calibration ScoreHead ScoreMap fold",
+    },
+)
