@@ -4,16 +4,21 @@
 
 ``python -m benchmarks losses`` and ``detectors`` write these files; ``python -m benchmarks results FILE.json --out
 FOLDER`` writes them again. A block of the page that begins with ``<!-- losses.md: TITLE -->`` and ends with
-``<!-- end -->`` gets the section TITLE of that file. Read the text between the blocks again afterwards.
+``<!-- end -->`` gets the section TITLE of that file. Read the text between the blocks again afterwards. The times of
+every method, too many for the page, are CSV files to which it links.
 """
 
 from __future__ import annotations
 
+import csv
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 PAGE = Path(__file__).parents[1] / "benchmark.md"
+# Sections of losses.md that are CSV files.
+CSV_FILES = {f"{loss} loss: time": PAGE.parent / "assets" / f"losses-time-{loss.lower()}.csv" for loss in ("AP", "RS")}
 BLOCK = re.compile(r"(?<=^<!-- )(\w+\.md): ([^\n]+) -->\n.*?(?=^<!-- end -->$)", re.MULTILINE | re.DOTALL)
 # The name of the part above the first section, without title and figure: the command and the machine.
 OPENING = "command and machine"
@@ -43,12 +48,29 @@ def renew(page: str, name: str, markdown: str) -> str:
     return BLOCK.sub(block, page)
 
 
+def table_of(markdown: str) -> list[list[str]]:
+    """Return the cells of the table in a section, the head first."""
+    lines = [line for line in markdown.splitlines() if line.startswith("|")]
+    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    return [head, *rows]
+
+
+def write_tables(markdown: str, files: Mapping[str, Path] = CSV_FILES) -> None:
+    """Write the CSV files of a document; KeyError if a section does not exist."""
+    available = sections(markdown)
+    for title, path in files.items():
+        with path.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(table_of(available[title]))
+
+
 def read_table(title: str) -> list[dict[str, str]]:
-    """Return the rows of the table in the block TITLE of the page, each as a dict from column to cell."""
-    blocks = {match[2]: match[0] for match in BLOCK.finditer(PAGE.read_text(encoding="utf-8"))}
-    lines = [line for line in blocks[title].splitlines() if line.startswith("|")]
-    names, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
-    return [dict(zip(names, row, strict=True)) for row in rows]
+    """Return the rows of the table TITLE, from its CSV file or its block of the page, as dicts from column to cell."""
+    if title in CSV_FILES:
+        head, *rows = csv.reader(CSV_FILES[title].read_text(encoding="utf-8").splitlines())
+    else:
+        blocks = {match[2]: match[0] for match in BLOCK.finditer(PAGE.read_text(encoding="utf-8"))}
+        head, *rows = table_of(blocks[title])
+    return [dict(zip(head, row, strict=True)) for row in rows]
 
 
 def milliseconds(cell: str) -> float:
@@ -62,10 +84,13 @@ def milliseconds(cell: str) -> float:
 
 
 def main(paths: list[str]) -> None:
-    """Write the page again with the tables of the given files."""
+    """Write the page and the CSV files again with the tables of the given files."""
     page = PAGE.read_text(encoding="utf-8")
     for path in map(Path, paths):
-        page = renew(page, path.name, path.read_text(encoding="utf-8"))
+        document = path.read_text(encoding="utf-8")
+        page = renew(page, path.name, document)
+        if path.name == "losses.md":
+            write_tables(document)
     PAGE.write_text(page, encoding="utf-8")
 
 

@@ -1,5 +1,6 @@
 """The tables of the benchmark page, and the figures that are drawn from them."""
 
+import csv
 import re
 
 import pytest
@@ -14,7 +15,17 @@ from matplotlib.figure import Figure
 from benchmarks.detectors import report as detectors
 from benchmarks.losses import report as losses
 from docs.figures import benchmark
-from docs.figures.benchmark_tables import BLOCK, PAGE, milliseconds, read_table, renew, sections
+from docs.figures.benchmark_tables import (
+    BLOCK,
+    CSV_FILES,
+    PAGE,
+    milliseconds,
+    read_table,
+    renew,
+    sections,
+    table_of,
+    write_tables,
+)
 from docs.figures.palette import PALETTES
 from tests.benchmarks import test_detectors
 from tests.benchmarks.fixed_time_bench import fixed_time_bench
@@ -28,8 +39,9 @@ DOCUMENTS = {
 def test_every_block_of_the_page_is_a_section_that_the_benchmark_writes():
     text = PAGE.read_text(encoding="utf-8")
     blocks = [(match[1], match[2]) for match in BLOCK.finditer(text)]
-    assert len(blocks) == text.count("<!-- end -->") == 5
+    assert len(blocks) == text.count("<!-- end -->") == 3
     assert [block for block in blocks if block[1] not in sections(DOCUMENTS[block[0]])] == []
+    assert [path.name for path in CSV_FILES.values() if f"](assets/{path.name})" not in text] == []
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -42,6 +54,15 @@ def test_a_new_measurement_replaces_the_blocks_of_its_file_only(name):
     assert [match[0] for match in BLOCK.finditer(page) if match[1] != name] == before
     assert BLOCK.sub("", page) == BLOCK.sub("", text)
     assert renew(page, name, DOCUMENTS[name]) == page
+
+
+def test_a_new_measurement_replaces_the_csv_files(tmp_path):
+    files = {title: tmp_path / path.name for title, path in CSV_FILES.items()}
+    write_tables(DOCUMENTS["losses.md"], files)
+    for title, path in files.items():
+        with path.open(encoding="utf-8", newline="") as file:
+            assert [*csv.reader(file)] == table_of(sections(DOCUMENTS["losses.md"])[title])
+        assert {*read_table(title)[0]} >= {"logits", "positives", "exact, fused kernel", "focal loss"}
 
 
 def test_a_section_that_does_not_exist_is_an_error():
