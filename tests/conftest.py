@@ -1,5 +1,7 @@
 """Settings and fixtures for all tests."""
 
+import gc
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,24 @@ settings.register_profile("house", deadline=None, derandomize=True)
 settings.load_profile("house")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects tests by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the long tests first; the others keep their order."""
+    """Mark the cases of a sampled test as slow, but every n-th; run the long tests first, the others in their order."""
+    cases: Counter[str] = Counter()
+    for item in items:
+        sampled = item.get_closest_marker("sampled")
+        if sampled is not None:
+            function = item.nodeid.partition("[")[0]
+            if cases[function] % sampled.args[0]:
+                item.add_marker("slow")
+            cases[function] += 1
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+def pytest_collection_finish() -> None:
+    """Leave the imported modules out of every later garbage collection, which otherwise takes half a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

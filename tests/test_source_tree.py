@@ -1,10 +1,12 @@
-"""The source tree: file lengths, and documents that name only files that exist."""
+"""The source tree: file lengths, documents that name only files that exist, and the sample of tests."""
 
 import re
 from pathlib import Path
 
 import pytest
 import yaml
+
+from tests.conftest import pytest_collection_modifyitems
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src/bucketrank"
@@ -90,3 +92,25 @@ def test_every_direct_dependency_is_pinned():
     ]
     names = {re.split(r"[^A-Za-z0-9._-]", requirement)[0].lower().replace("_", "-") for requirement in direct}
     assert names - pinned == {"bucketrank"}, "call make lock"
+
+
+class Case:
+    """An item of pytest: one case of a test."""
+
+    def __init__(self, nodeid: str, sampled: int | None) -> None:
+        self.nodeid, self.sampled = nodeid, sampled
+        self.added: list[str] = []
+
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        return pytest.mark.sampled(self.sampled).mark if name == "sampled" and self.sampled else None
+
+    def add_marker(self, name: str) -> None:
+        self.added.append(name)
+
+
+def test_every_nth_case_of_a_sampled_test_is_fast():
+    cases = [Case(f"a.py::test[{number}]", 3) for number in range(7)]
+    cases += [Case("a.py::other[0]", 3), Case("a.py::plain", None)]
+    pytest_collection_modifyitems(cases)  # type: ignore[arg-type]
+    slow = [case.added == ["slow"] for case in cases]
+    assert slow == [False, True, True, False, True, True, False, False, False]

@@ -113,6 +113,7 @@ def test_every_contender_is_measured_on_every_detector(bench: DetectorBench) -> 
         assert costs.extra_bytes is None, "the CPU has no statistics"
 
 
+@pytest.mark.slow
 def test_the_methods_see_the_same_step(bench: DetectorBench) -> None:
     for detector in TINY.detectors:
         exact, others = bench.find(detector, EXACT), [bench.find(detector, n) for n in NAMES[1:3]]
@@ -148,6 +149,7 @@ def test_progress_is_what_was_announced(progress: ProgressRecorder) -> None:
     assert progress.done == pytest.approx([total for _, total in progress.stages])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("detector", TITLES)
 def test_contenders_differ_in_the_loss_only(detector: str) -> None:
     first, *others = (bench_detector(detector, name) for name in NAMES)
@@ -169,6 +171,7 @@ def test_contenders_differ_in_the_loss_only(detector: str) -> None:
             assert all(weights[name].shape == own[name].shape for name in weights)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", [EXACT, PAIRWISE, FOCAL, USUAL])
 @pytest.mark.parametrize("detector", ["mask_rcnn", "cascade_rcnn", "retinanet", "paa"])
 def test_a_split_step_does_the_same(detector: str, name: str) -> None:
@@ -206,6 +209,7 @@ def test_steps_leave_the_weights() -> None:
         torch.testing.assert_close(a.labels, b.labels, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_a_contender_that_is_slow_by_estimate_is_skipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def loss_seconds(contender: DetectorContender, *_: object) -> float:
         return 100.0 if contender.name == PAIRWISE else 0.0
@@ -401,6 +405,7 @@ def test_the_table_shows_ratios_and_skips(width: int) -> None:
     assert ("38,174" in text) == (width == 160)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slow", [True, False])
 def test_the_same_study_gives_the_same_svg(tmp_path: Path, slow: bool) -> None:
     bench = fixed_time_bench(slow=slow)

@@ -79,6 +79,7 @@ def bench() -> LossBench:
         return measure_losses(tiny_settings(), ProgressRecorder())
 
 
+@pytest.mark.slow
 def test_every_contender_is_measured_in_its_modes(cuda: FakeCuda) -> None:
     progress = ProgressRecorder()
     bench = measure_losses(tiny_settings(sizes=(300, 900)), progress)
@@ -177,6 +178,7 @@ def test_what_cannot_be_captured_is_skipped(monkeypatch: pytest.MonkeyPatch) -> 
     assert "exact, Triton kernels, graph: it failed: no capture today." in notes(bench)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cuda")
 def test_what_does_not_fit_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
 

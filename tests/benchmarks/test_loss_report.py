@@ -111,6 +111,7 @@ def test_a_busy_machine_is_noted() -> None:
         assert any("the times may be off" in line for line in notes(bench)) == noted
 
 
+@pytest.mark.slow
 def test_a_disturbed_cell_is_noted(tmp_path: Path) -> None:
     bench = fixed_time_bench()
     assert not any(target.disturbed for target in loss_targets(bench))
@@ -166,6 +167,7 @@ def test_markdown_has_a_row_per_cell() -> None:
     assert "## AP loss: launches" not in text, "on the CPU"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("sizes", [(10_000,), (500, 10_000, 100_000, 1_000_000)])
 def test_figure_of_any_grid(tmp_path: Path, sizes: tuple[int, ...]) -> None:
     write_loss_bench(fixed_time_bench(sizes=sizes, fused=False, large=False), tmp_path)

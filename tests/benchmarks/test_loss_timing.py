@@ -69,6 +69,7 @@ def test_baselines_are_shared_by_the_losses(bench: LossBench) -> None:
     assert bench.find("focal", "ap", 401, 5.0) is None
 
 
+@pytest.mark.slow
 def test_a_contender_that_is_slow_by_estimate_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     def estimate(name: str, loss: str | None, data: SyntheticLogits, **_: object) -> StepEstimate:
         return (
@@ -131,6 +132,7 @@ def test_slow_steps_run_rarely_but_often_enough(repeats: int, seconds: float) ->
     assert calls * seconds <= 10.0 or math.ceil(repeats / (2 * every)) < MIN_ROUNDS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["estimating", "measuring"])
 def test_a_failure_names_the_cell(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     def broken(name: str, loss: str | None, data: SyntheticLogits, **_: object) -> Callable[[], float]:
@@ -157,6 +159,7 @@ def test_a_loss_that_is_not_finite_is_an_error(monkeypatch: pytest.MonkeyPatch) 
         measure_losses(TINY, ProgressRecorder())
 
 
+@pytest.mark.slow
 def test_memory_is_measured_for_every_contender_that_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     class Meter:
         modes, start_seconds = ("eager",), 0.0
@@ -213,6 +216,7 @@ def test_compiled_losses_are_measured_on_the_cpu(monkeypatch: pytest.MonkeyPatch
         torch.testing.assert_close(result.value, eager.value, rtol=1e-5, atol=0)
 
 
+@pytest.mark.slow
 def test_compiled_losses_do_not_share_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     monkeypatch.setattr(contenders, "_compiled", {})

@@ -38,6 +38,7 @@ def fresh(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "words",
     [
@@ -72,6 +73,7 @@ print(f"status {{status}}, heavy {{heavy}}")
     assert fresh(code).splitlines()[-1] == "status 0, heavy []"
 
 
+@pytest.mark.slow
 def test_that_test_bites() -> None:
     assert fresh("import sys, bucketrank; bucketrank.ap_loss; print('torch' in sys.modules)") == "True\n"
 

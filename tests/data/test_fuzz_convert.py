@@ -104,6 +104,7 @@ YAMLS = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("text", YAMLS)
 def test_hostile_yaml(text: str, tmp_path: Path) -> None:
     converted("yolo", yolo_folder(tmp_path / "yolo", text), tmp_path)
@@ -145,6 +146,7 @@ def test_damaged_yolo(file: str, broken: list[tuple[Callable[[bytes, int], bytes
         converted("yolo", source, Path(name))
 
 
+@pytest.mark.slow
 @few
 @given(st.sampled_from(["gtFine", "leftImg8bit"]), damaged_bytes)
 def test_damaged_cityscapes(part: str, broken: list[tuple[Callable[[bytes, int], bytes], int]]) -> None:
@@ -154,6 +156,7 @@ def test_damaged_cityscapes(part: str, broken: list[tuple[Callable[[bytes, int],
         converted("cityscapes", source, Path(name))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("file_format", "mode"), FORMATS)
 def test_cityscapes_of_other_modes(file_format: str, mode: str, tmp_path: Path) -> None:
     source = cityscapes_folder(tmp_path / "city")

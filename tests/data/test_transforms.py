@@ -127,6 +127,7 @@ def test_the_crop_keeps_a_pixel_of_a_thin_image(size: tuple[int, int]) -> None:
         assert min(cropped.shape[-2:]) >= 1
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", AUGMENTATIONS)
 @pytest.mark.parametrize("size", [(300, 2), (1, 40), (4, 90)])
 def test_augmentations_of_thin_images(name: Augmentation, size: tuple[int, int]) -> None:

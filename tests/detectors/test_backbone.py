@@ -22,6 +22,7 @@ IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 every_model = pytest.mark.parametrize("name", CHANNELS)
 
 
+@pytest.mark.sampled(4)
 @every_model
 def test_four_maps_at_any_size(name):
     backbone = build_backbone(BackboneSettings(name)).eval()
@@ -36,6 +37,7 @@ def test_four_maps_at_any_size(name):
         assert [tuple(m.shape) for m in maps] == expected
 
 
+@pytest.mark.sampled(4)
 @every_model
 def test_without_weights_every_parameter_is_trained(name):
     backbone = build_backbone(BackboneSettings(name))
@@ -48,6 +50,7 @@ def test_without_weights_every_parameter_is_trained(name):
     assert norms_in_training(backbone) == norms
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("stages", [0, 1, 2, 3, 4])
 def test_the_stem_is_frozen_with_the_first_stage(stages):
     backbone = build_backbone(BackboneSettings("resnet18", frozen_stages=stages, batch_norm="trained"))

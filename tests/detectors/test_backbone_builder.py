@@ -13,6 +13,7 @@ from .backbone_checks import random_images, random_sum, randomise_constants, tra
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["resnet18", "swin_tiny"])
 @pytest.mark.parametrize("frozen_stages", [0, 1])
 def test_checkpointing_changes_no_gradient(name, frozen_stages):

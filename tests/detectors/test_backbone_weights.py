@@ -33,6 +33,7 @@ def test_weights_of_a_timm_model_round_trip(resnet18_file):
         assert_identical(backbone.eval()(random_images()), expected)
 
 
+@pytest.mark.slow
 def test_the_classifier_may_differ_or_be_absent(resnet18_file, tmp_path):
     state = load_file(resnet18_file)
     expected = build_backbone(BackboneSettings("resnet18", weights=str(resnet18_file)))(random_images())
@@ -69,6 +70,7 @@ def old_name(name: str) -> str:
     return name
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("layout", ["new", "old", "folder"])
 def test_weights_of_swin_round_trip(swin_tiny, layout, tmp_path):
     path = tmp_path / "swin.safetensors"

@@ -53,6 +53,7 @@ def assert_all_have_gradients(model):
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
 
 
+@pytest.mark.sampled(3)
 @every_pair
 def test_training_and_evaluation(name, loss):
     model = small_detector(name, loss=loss)
@@ -93,6 +94,7 @@ def check_detections(model, *, masks):
             assert result["masks"].shape == (len(boxes), 1, height, width)
 
 
+@pytest.mark.sampled(5)
 @every_pair
 def test_images_without_objects(name, loss):
     model = small_detector(name, loss=loss)
@@ -138,6 +140,7 @@ def test_bfloat16_autocast(name, loss):
     assert all(result["boxes"].isfinite().all() for result in results)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", detectors())
 @pytest.mark.parametrize("method", ["exact", "bucketed"])
 def test_methods_agree_with_the_definition(name, method):
@@ -151,6 +154,7 @@ def test_methods_agree_with_the_definition(name, method):
     torch.testing.assert_close(losses, reference, rtol=tolerance, atol=1e-6)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", detectors())
 def test_detections_do_not_depend_on_the_other_images_of_a_batch(name):
     model = small_detector(name, batch_norm="frozen").eval()

@@ -59,6 +59,7 @@ def test_deformable_layer_samples_where_the_offsets_say():
     torch.testing.assert_close(layer(features), below + (features[:, 1:] + right) / 2)
 
 
+@pytest.mark.slow
 def test_deformable_network_starts_as_the_plain_one(resnet18_file):
     plain = build_backbone(BackboneSettings("resnet18", weights=str(resnet18_file)))
     deformable = build_backbone(BackboneSettings("resnet18", weights=str(resnet18_file), deformable_groups=4))
@@ -90,6 +91,7 @@ def test_deformable_offsets_are_trained():
     assert with_gradient(backbone) == trainable(backbone)
 
 
+@pytest.mark.slow
 def test_deformable_state_round_trips():
     first, second = (
         deformable_resnet18().eval(),

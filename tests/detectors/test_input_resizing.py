@@ -17,6 +17,7 @@ def thin_target(height, width):
     return {"boxes": boxes, "labels": torch.tensor([1, 2]), "masks": torch.ones(2, height, width, dtype=torch.uint8)}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", detectors())
 @pytest.mark.parametrize("size", SIZES)
 def test_every_detector_takes_thin_images(name, size):

@@ -49,6 +49,7 @@ def start_transformers(folder: Path, patch: pytest.MonkeyPatch) -> list[str]:
     return ["rt-detr-coco", "--detector", f"transformers/{name}", "--inputs.min_size", "64"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("start", [start_torchvision, start_transformers])
 def test_from_the_recipe_to_the_report(start, shapes, tmp_path, monkeypatch, capsys):
     if start is start_torchvision:  # the tiny backbone has no layers to count

@@ -25,6 +25,7 @@ BOUNDS = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("name", "loss"), PAIRS)
 def test_bounds(name, loss):
     counts = count(name, loss, backward=True, ranking=False)

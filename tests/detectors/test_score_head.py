@@ -55,6 +55,7 @@ def test_every_detector_is_tested() -> None:
     assert {*SIGMOID} == {*detectors()}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", SIGMOID)
 def test_a_folded_map_keeps_boxes_and_order(name: str) -> None:
     settings: dict[str, Any] = {"vote": False} if name == "paa" else {}

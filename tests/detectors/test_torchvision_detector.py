@@ -52,6 +52,7 @@ def test_the_models_are_those_of_torchvision():
     assert set(TORCHVISION_MODELS) == names
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("model", [MOBILE, "maskrcnn_resnet50_fpn", "ssdlite320_mobilenet_v3_large"])
 def test_weights_are_loaded_and_frozen_as_torchvision_does(model, download):
     """The model that torchvision builds from the same weights is the yardstick, but for the class layers."""
@@ -77,6 +78,7 @@ def test_weights_are_loaded_and_frozen_as_torchvision_does(model, download):
     torch.testing.assert_close(list(features.values()), list(expected.values()), rtol=0, atol=0)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("model", [MOBILE, "fasterrcnn_resnet50_fpn", "ssdlite320_mobilenet_v3_large"])
 @pytest.mark.parametrize("layers", [0, 1, 4])
 def test_layers_are_counted_as_torchvision_counts_them(model, layers, monkeypatch):
@@ -106,6 +108,7 @@ def test_the_layers_of_vgg():
     assert {name for name, parameter in backbone.named_parameters() if not parameter.requires_grad} == expected
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("model", FAMILIES)
 @pytest.mark.parametrize("loss", ["own", "rs"])
 def test_one_step_and_detections(model, loss):

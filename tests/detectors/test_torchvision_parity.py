@@ -22,6 +22,7 @@ LOSS_TERMS = {
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", DETECTORS)
 def test_detections_are_equal(name, tmp_path):
     theirs = torchvision_model(name, seed=1)
@@ -40,6 +41,7 @@ def test_detections_are_equal(name, tmp_path):
             torch.testing.assert_close(own[key][: len(solid)], other[key][solid], **CLOSE)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", DETECTORS)
 def test_losses_and_gradients_are_equal(name, tmp_path):
     theirs = torchvision_model(name)
@@ -95,6 +97,7 @@ def test_a_ranking_loss_keeps_the_boxes_of_retinanet(tmp_path):
         torch.testing.assert_close(ours.coder.decode_single(own, anchors), expected, **CLOSE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "largest"), [("faster_rcnn", 0.5), ("retinanet", 1.0)])
 def test_torchvisions_rounded_anchors_differ_by_less_than_a_pixel(name, largest, tmp_path):
     from torchvision.models.detection.anchor_utils import AnchorGenerator

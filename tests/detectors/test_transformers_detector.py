@@ -57,6 +57,7 @@ def test_the_families_are_those_of_the_adapter():
     assert {mapping[name] for name in FAMILIES} == set(FAMILY_LOSSES)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", EVERY_FAMILY)
 def test_all_but_the_class_layers_come_from_the_folder(name, folders):
     model = small(name, folders).model
@@ -71,6 +72,7 @@ def test_all_but_the_class_layers_come_from_the_folder(name, folders):
     assert all((bias < 0).all() for bias in biases), "a prior for few positives"
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", EVERY_FAMILY)
 @pytest.mark.parametrize("loss", ["own", "rs"])
 def test_one_step_and_detections(name, loss, folders):
@@ -89,6 +91,7 @@ def test_one_step_and_detections(name, loss, folders):
         assert (result["scores"].diff() <= 0).all()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", EVERY_FAMILY)
 def test_a_stored_recipe_rebuilds_the_model_without_folder_and_hub(name, folders, monkeypatch):
     detector = small(name, folders).eval()

@@ -93,6 +93,7 @@ def test_retinanet_ignores_label_0_in_a_data_set(tmp_path) -> None:
         tv_adapter.calibrate(model, dataset)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["faster_rcnn", "mask_rcnn", "keypoint_rcnn", "ssd"])
 def test_softmax_models_take_a_temperature(name: str) -> None:
     model = tv_model(name)
@@ -130,6 +131,7 @@ def test_other_models_are_refused() -> None:
         hf_adapter.calibrate(torch.nn.Linear(1, 1), [])
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", list(transformers_models.MODELS))
 @torch.no_grad()
 def test_the_logits_of_a_transformer_are_folded(name: str) -> None:
@@ -147,6 +149,7 @@ def test_the_logits_of_a_transformer_are_folded(name: str) -> None:
     assert_close(after.pred_boxes, before.pred_boxes, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["rt_detr", "d_fine", "two_stage_deformable_detr"])
 def test_a_transformer_is_calibrated(name: str) -> None:
     model = transformers_models.make(name).eval()

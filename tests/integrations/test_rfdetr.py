@@ -94,6 +94,7 @@ def expected_ranking(criterion, layer, targets):
 
 
 class TestCriterion:
+    @pytest.mark.sampled(3)
     def test_all_groups_share_one_ranking_in_every_layer(self, criterion):
         outputs, targets = outputs_and_targets()
         losses = use_ranking_loss(criterion)(outputs, targets)

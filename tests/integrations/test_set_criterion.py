@@ -301,6 +301,7 @@ def test_the_adapter_is_short():
     assert len(Path(adapter.__file__).read_text().splitlines()) <= 150
 
 
+@pytest.mark.slow
 def test_the_adapter_imports_torch_alone():
     program = """
 import sys

@@ -101,6 +101,7 @@ class TestTraining:
                 terms = [losses[f"{scores}_{term}"] for term in ("rank", "sort") if f"{scores}_{term}" in losses]
                 torch.testing.assert_close(losses[box], torch.stack(terms).sum())
 
+    @pytest.mark.sampled(5)
     @pytest.mark.parametrize("loss", ["rs", "ap"])
     @every_model
     def test_the_ranking_loss_is_called_with_the_settings(self, name, loss, monkeypatch):
@@ -141,6 +142,7 @@ class TestTraining:
         assert all(ranked > 2 * 2 * 4 for _, ranked in shapes)  # images, classes, the smaller sampler
         torch.testing.assert_close(*values, rtol=0, atol=0)
 
+    @pytest.mark.sampled(3)
     @every_model
     def test_every_parameter_that_had_a_gradient_has_one(self, name):
         trained = []
@@ -150,6 +152,7 @@ class TestTraining:
             assert all(value.grad.isfinite().all() for value in model.parameters() if value.grad is not None)
         assert trained[0] == trained[1]
 
+    @pytest.mark.sampled(5)
     @pytest.mark.parametrize("objects", [(0, 0), (0, 2)], ids=["batch", "image"])
     @every_model
     def test_without_objects(self, name, objects):
@@ -166,6 +169,7 @@ class TestTraining:
             assert set(values.values()) == {0.0}
             assert not any(gradient.any() for gradient in gradients)
 
+    @pytest.mark.sampled(5)
     @pytest.mark.parametrize("loss", get_args(LossName))
     @every_model
     def test_the_box_weight_reaches_every_head(self, name, loss):
@@ -184,6 +188,7 @@ class TestTraining:
     def test_the_type_names_every_method_of_the_losses(self):
         assert set(get_args(Method)) == set(METHODS)
 
+    @pytest.mark.sampled(4)
     @every_model
     def test_bf16_autocast(self, name):
         images, targets = batch(2, 1)
@@ -209,6 +214,7 @@ class TestTraining:
             values.append(model(images, [{**each, "labels": each["labels"].to(dtype)} for each in targets]))
         torch.testing.assert_close(values[0], values[1])
 
+    @pytest.mark.sampled(3)
     @every_model
     def test_labels_outside_the_classes_are_refused(self, name):
         model = use_ranking_loss(build(name))
@@ -282,6 +288,7 @@ class TestSeveralProcesses:
 
 
 class TestUndo:
+    @pytest.mark.sampled(4)
     @every_model
     def test_restores_the_model_exactly(self, name):
         model = build(name).eval()
@@ -304,6 +311,7 @@ class TestUndo:
         own = model.train()(images, targets)
         assert not any(key.endswith(("_rank", "_sort")) for key in own)
 
+    @pytest.mark.sampled(4)
     @every_model
     def test_state_dict_round_trip(self, name):
         source = use_ranking_loss(build(name))
@@ -319,6 +327,7 @@ class TestUndo:
             assert_same_detections(ranked.eval()(images), expected)
             assert_same_detections(plain.eval()(images), expected)  # a stock model loads the weights too
 
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize(
         "duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["copy", "pickle"]
     )
@@ -372,6 +381,7 @@ class TestDetections:
         assert ranked["AP"] >= own["AP"] - 1e-6  # detections below the old thresholds can only add recall
         assert ranked["AP"] <= own["AP"] + 0.05
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("name", SOFTMAX)
     def test_detections_above_the_old_threshold_are_the_same(self, name, trained):
         images, _ = batch(2, 2, seed=8)

@@ -61,6 +61,7 @@ def layers(loss_dict, stem):
 
 @every_model
 class TestEveryModel:
+    @pytest.mark.sampled(5)
     def test_every_layer_is_ranked(self, name, calls):
         model = make(name).train()
         own = step(model)
@@ -78,6 +79,7 @@ class TestEveryModel:
             key.split("_")[1] for key in ranked.loss_dict
         }
 
+    @pytest.mark.sampled(5)
     def test_boxes_are_balanced_per_layer(self, name):
         output = step(use_ranking_loss(make(name).train()))
         terms = output.loss_dict
@@ -88,6 +90,7 @@ class TestEveryModel:
         trained = [value for key, value in terms.items() if key.startswith("loss_")]
         torch.testing.assert_close(output.loss, torch.stack(trained).sum())
 
+    @pytest.mark.sampled(7)
     @pytest.mark.parametrize("loss", get_args(LossName))
     def test_a_box_weight_multiplies_the_weights_of_the_model(self, name, loss):
         """At 1, L1 and GIoU loss of the last layer are the model's own; at 3, all layers have 3 times the weight."""
@@ -105,6 +108,7 @@ class TestEveryModel:
                 torch.testing.assert_close(triple.loss_dict[term + layer], (3 if weighs_terms else 1) * value)
         torch.testing.assert_close(triple.loss - fixed.loss, 2 * boxes)
 
+    @pytest.mark.sampled(5)
     def test_without_objects(self, name):
         model = use_ranking_loss(make(name).train())
         output = step(model, empty_batch())
@@ -117,6 +121,7 @@ class TestEveryModel:
         assert len(gradients) > 20
         assert all(torch.isfinite(gradient).all() for gradient in gradients)
 
+    @pytest.mark.sampled(5)
     def test_bfloat16_autocast(self, name):
         model = use_ranking_loss(make(name).train())
         expected = step(model)
@@ -128,6 +133,7 @@ class TestEveryModel:
         got.loss.backward()
         assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
 
+    @pytest.mark.sampled(5)
     def test_undo_restores_exactly(self, name):
         model = make(name).train()
         state, before = snapshot(model), step(model)
@@ -144,6 +150,7 @@ class TestEveryModel:
         for key, value in before.loss_dict.items():
             torch.testing.assert_close(after.loss_dict[key], value, rtol=0, atol=0, msg=key)
 
+    @pytest.mark.sampled(5)
     def test_inference_does_not_change(self, name):
         model = make(name).eval()
         images, _ = batch()
@@ -154,6 +161,7 @@ class TestEveryModel:
         torch.testing.assert_close(after.logits, before.logits, rtol=0, atol=0)
         torch.testing.assert_close(after.pred_boxes, before.pred_boxes, rtol=0, atol=0)
 
+    @pytest.mark.sampled(5)
     def test_loss_in_evaluation(self, name, calls):
         model = use_ranking_loss(make(name).eval())
         with torch.no_grad():
@@ -400,6 +408,7 @@ class TestTraining:
         after = [p for p in model.parameters() if p.requires_grad]
         assert any(not torch.equal(a, b) for a, b in zip(after, before, strict=True))
 
+    @pytest.mark.sampled(3)
     @each_layout
     def test_accelerate(self, name, calls):
         accelerator = Accelerator(cpu=True)

@@ -84,6 +84,7 @@ class TestErrors:
 class TestTargets:
     """Targets with which the library's own losses end in an IndexError, or train on NaN without a word."""
 
+    @pytest.mark.sampled(5)
     @pytest.mark.parametrize("family", [deformable_detr, d_fine, lw_detr])  # d_fine makes denoising queries of them
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -109,6 +110,7 @@ class TestTargets:
         with pytest.raises(ValueError, match="expected labels with one target for each of 2 images, got "):
             use_ranking_loss(deformable_detr())(pixel_values=batch()[0], labels=labels)
 
+    @pytest.mark.sampled(5)
     @pytest.mark.parametrize("family", [deformable_detr, d_fine, lw_detr])
     @pytest.mark.parametrize(
         "box", [(0.5, 0.5, 0.0, 0.0), (0.5, 0.5, 1e-30, 1e-30), (0.5, 0.5, 1.0, 1.0), (3.0, -2.0, 0.1, 0.1)]

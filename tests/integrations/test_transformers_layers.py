@@ -37,6 +37,7 @@ def rank_in_a_loop(ranking_loss, layers):
     return {name: torch.stack([term[name] for term in terms]) for name in terms[0]}
 
 
+@pytest.mark.sampled(7)
 @every_model
 @pytest.mark.parametrize("loss", get_args(LossName))
 def test_rankings_are_those_of_a_loop(name, loss, monkeypatch):
@@ -66,6 +67,7 @@ def test_rankings_are_those_of_a_loop(name, loss, monkeypatch):
     assert all(gradient.abs().sum() > 0 for gradient in gradients)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in ONLY_FLOAT32])
 @pytest.mark.parametrize("loss", get_args(LossName))
 def test_a_step_is_that_of_a_loop(name, loss, monkeypatch):
@@ -89,6 +91,7 @@ def test_a_step_is_that_of_a_loop(name, loss, monkeypatch):
     torch.testing.assert_close(gradients, loop_gradients, rtol=1e-10, atol=1e-12 * scale)
 
 
+@pytest.mark.sampled(4)
 @every_model
 def test_launches_and_waits_besides_the_loss_itself(name, monkeypatch):
     """Any number of layers takes one call of the loss, at most 54 other operations, and no wait."""

@@ -50,6 +50,7 @@ def test_opcheck(loss: str, sizes: list[int] | None, way: Way) -> None:
             torch.library.opcheck(gradient_op, (one, one, *state, logits.detach(), targets, errors, *settings))
 
 
+@pytest.mark.sampled(5)
 @every_way
 @pytest.mark.parametrize("positives", [0, 7])
 def test_compiles_as_one_graph(positives: int, way: Way) -> None:
@@ -71,6 +72,7 @@ def test_compiles_as_one_graph(positives: int, way: Way) -> None:
     torch.testing.assert_close(compiled.grad, eager.grad)
 
 
+@pytest.mark.sampled(3)
 @every_way
 def test_does_not_break_the_graph_where_it_may_be_broken(way: Way) -> None:
     """Torch breaks the graph at an op whose outputs have an unknown length, unless ``fullgraph`` forbids it."""
@@ -163,6 +165,7 @@ def test_the_backward_pass_uses_the_backend_of_the_forward_pass(way: Way, monkey
     assert asked == [(method, name)] * 2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "loss",
     [

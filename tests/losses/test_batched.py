@@ -47,6 +47,7 @@ def _run(name: str, way: Way, logits: Tensor, targets: Tensor, weights: Tensor, 
     return [*(term.detach() for term in terms), leaf.grad]
 
 
+@pytest.mark.sampled(5)
 @every_ranking_loss
 @pytest.mark.parametrize("delta", [0.0, 0.5])
 def test_equals_a_loop_over_the_rankings(delta: float, name: str, way: Way) -> None:
@@ -125,6 +126,7 @@ def test_more_positives_than_the_capacity_give_nan(sizes: list[int] | None, name
     assert gradient.isnan().tolist() == [position != 5 for position in range(60)]
 
 
+@pytest.mark.sampled(5)
 @every_way
 @pytest.mark.parametrize("max_positives", [None, 8])
 def test_compiles_as_one_graph(max_positives: int | None, way: Way) -> None:

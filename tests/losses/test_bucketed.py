@@ -12,6 +12,7 @@ WAY = ("bucketed", "torch")
 HARD = hard_inputs()
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("delta", DELTAS)
 @pytest.mark.parametrize("case", HARD)
 def test_equals_the_formulas_with_prototypes(case: str, delta: float) -> None:

@@ -34,6 +34,7 @@ from .cases import (
 HARD = hard_inputs()
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("name", "delta", "way"), triples(skip=["bucketed"]), ids=identify)
 @pytest.mark.parametrize("case", HARD)
 def test_equals_the_definition(case: str, name: str, delta: float, way: Way) -> None:
@@ -44,6 +45,7 @@ def test_equals_the_definition(case: str, name: str, delta: float, way: Way) -> 
     assert_same(got, loss.oracle(logits, targets, delta), relative=1e-9)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("name", "delta", "way"), triples(RANKING, skip=["bucketed", "pairwise"]), ids=identify)
 @pytest.mark.parametrize("case", HARD)
 def test_float32_is_within_a_millionth_of_the_definition(case: str, name: str, delta: float, way: Way) -> None:
@@ -52,6 +54,7 @@ def test_float32_is_within_a_millionth_of_the_definition(case: str, name: str, d
     assert_same(answer(loss.compute, logits, targets, delta=delta, way=way), loss.oracle(logits, targets, delta))
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("delta", DELTAS)
 @pytest.mark.parametrize("name", RANKING)
 @pytest.mark.parametrize(("size", "positives"), [(3_000, 1), (8_000, 2_000), (70_000, 300)])
@@ -100,6 +103,7 @@ def test_a_delta_below_the_digits_of_the_logits_is_still_exact(way: Way) -> None
     assert_same(answer(loss.compute, logits, targets, delta=1e-12, way=way), expected)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("name", "way"), pairs(RANKING, skip=["bucketed", "pairwise"]), ids=identify)
 @pytest.mark.parametrize("finer", [1e-3, 1e-6, 1e-8, 2e-9])
 def test_clusters_far_apart_with_a_delta_as_fine_as_exact_bucketing_resolves(finer: float, name: str, way: Way) -> None:

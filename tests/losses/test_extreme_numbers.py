@@ -24,6 +24,7 @@ LARGEST = {dtype: torch.finfo(dtype).max for dtype in (torch.float32, torch.floa
 DELTAS = (0, 5e-324, 1e-310, 1e-46, 0.5, 1e38, 3e38, 1e300, 4e307, 8.9e307, 9e307, 1.7e308)
 
 
+@pytest.mark.sampled(7)
 @every_exact_way
 @pytest.mark.parametrize("dtype", LARGEST, ids=str)
 @pytest.mark.parametrize("shape", [PLAIN, ABOVE_0], ids=["both signs", "one sign"])
@@ -37,6 +38,7 @@ def test_logits_as_large_as_the_dtype_holds(shape: torch.Tensor, dtype: torch.dt
         assert_same(got, expected, relative=1e-5)
 
 
+@pytest.mark.sampled(7)
 @every_exact_way
 @pytest.mark.parametrize("dtype", LARGEST, ids=str)
 @pytest.mark.parametrize("scale", [0.0, 1e-310, 1e-40, 1.0])
@@ -49,6 +51,7 @@ def test_small_logits(scale: float, dtype: torch.dtype, name: str, way: Way) -> 
         assert_same(got, expected, relative=1e-5)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("way", EVERY, ids="-".join)
 @pytest.mark.parametrize("delta", DELTAS)
 def test_every_method_stays_finite(delta: float, way: Way) -> None:

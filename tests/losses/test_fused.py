@@ -69,6 +69,7 @@ def test_survives_dataloader_workers(start: str) -> None:
     torch.testing.assert_close([tuple(map(float, item)) for item in loader], expected)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_threads")
 def test_many_python_threads_at_once() -> None:
     expected = [_train(seed) for seed in range(8)]

@@ -53,6 +53,7 @@ def _rankings(sizes: list[int], *, seed: int = 0, dtype: torch.dtype = torch.flo
     return logits, targets.masked_fill(draw[2] > 0.9, -1)
 
 
+@pytest.mark.sampled(7)
 @every_loss
 @pytest.mark.parametrize("delta", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize(
@@ -74,6 +75,7 @@ def test_sizes_of_all_sorts(sizes: list[int], delta: float, name: str) -> None:
     assert_same(got, oracle.Answer(values, gradients), relative=1e-9)
 
 
+@pytest.mark.sampled(4)
 @every_loss
 @given(sizes=st.lists(st.integers(0, 40), min_size=1, max_size=20), seed=st.integers(0, 99), smooth=st.booleans())
 def test_bits_of_single_calls(name: str, sizes: list[int], seed: int, smooth: bool) -> None:

@@ -123,6 +123,7 @@ def test_the_published_mistake_is_not_repeated() -> None:
     torch.testing.assert_close(logits.grad.tolist(), [3 * 0.1, 1 / 6, -1 / 6 - 3 * 0.1])
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("way", EVERY, ids="-".join)
 def test_the_terms_fall_when_trained(way: Way) -> None:
     """The gradient is defined, not derived. Following it still sorts the list."""

@@ -186,6 +186,7 @@ def criterion_of(module: str, name: str, **attributes: Any) -> Any:
     return criterion
 
 
+@pytest.mark.slow
 def test_varifocal_has_the_value_of_transformers() -> None:
     queries = Outputs()
     criterion = criterion_of("loss_rt_detr", "RTDetrLoss", num_classes=3, alpha=0.75, gamma=2.0)

@@ -97,6 +97,7 @@ def test_the_probe_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reason.startswith("Triton cannot run a kernel on cuda:0: ")
 
 
+@pytest.mark.slow
 def test_importing_the_losses_does_not_import_triton() -> None:
     code = "import sys, bucketrank.losses, bucketrank.losses.triton; assert 'triton' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

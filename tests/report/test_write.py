@@ -144,6 +144,7 @@ def test_other_folders_are_refused(tmp_path, capsys):
     assert not (tmp_path / "page.html").exists()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("place", ["measure_run", "render_page"])
 def test_a_signal_keeps_the_earlier_report(place, number, run, tmp_path, monkeypatch, capsys):

@@ -35,6 +35,7 @@ SMALL = {
 OUR_RECIPES = [name for name in recipe_names() if load_recipe(name).backbone_name is not None]
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", OUR_RECIPES)
 def test_every_recipe_builds_its_detector(name):
     recipe = load_recipe(name)

@@ -73,6 +73,7 @@ def test_a_run_resumed_at_its_end_writes_the_same_files(shapes: Path, tmp_path: 
     assert bytes_of(folder) == whole
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_map")
 def test_the_best_epoch_is_calibrated_once_if_it_is_not_the_last(
     shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -106,6 +107,7 @@ def test_the_setting_turns_it_off(shapes: Path, tmp_path: Path) -> None:
     assert "calibration/D-ECE after" not in result.metrics
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_map")
 def test_the_number_of_images_is_a_setting(shapes: Path, tmp_path: Path) -> None:
     result = tiny.run(tmp_path / "run", shapes, "--trainer.calibration_images 5")

@@ -128,6 +128,7 @@ def test_changed_images_and_boxes_are_accepted_on_demand(change, steps, resumed,
     assert main(words) == 0  # the run has the new data now
 
 
+@pytest.mark.slow
 def test_the_rows_of_trained_epochs_stay_when_there_are_fewer_images(shapes, tmp_path, monkeypatch):
     folder, flags = tmp_path, "--schedule.epochs 4 --trainer.checkpoint_steps 1"
     shutil.copytree(shapes, folder / "data")
@@ -176,6 +177,7 @@ def test_the_steps_of_a_table_follow_the_steps_per_epoch(tmp_path):
     assert table.column("loss") == ([1, 2], [40.0, 80.0])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("content", [None, b"", b"no fingerprint"], ids=["missing", "empty", "damaged"])
 def test_a_run_without_a_readable_fingerprint_is_resumed_on_demand_only(content, stopped, tmp_path, capsys):
     folder = shutil.copytree(stopped, tmp_path / "copy")

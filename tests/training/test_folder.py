@@ -44,6 +44,7 @@ def holder(tmp_path):
     process.stdout.close()
 
 
+@pytest.mark.sampled(3)
 def test_a_second_run_gets_one_line(holder, shapes, tmp_path, capsys):
     for more in ([], ["--resume"]):
         assert main([*words(tmp_path / "run", shapes), *more]) == 1

@@ -58,6 +58,7 @@ def strike(patch: pytest.MonkeyPatch, owner: object, name: str, number: signal.S
     patch.setattr(owner, name, struck)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("number", SENT, ids=lambda number: number.name)
 @pytest.mark.parametrize(
     ("owner", "name", "call"),
@@ -265,6 +266,7 @@ def test_the_variable_of_an_outer_run_comes_back(monkeypatch: pytest.MonkeyPatch
     assert os.environ[PARENT] == "7"
 
 
+@pytest.mark.slow
 def test_a_killed_child_process_ends_the_run_with_advice(tmp_path: Path) -> None:
     """Lightning's own observer finds the dead child, and kills the first process."""
     code = """

@@ -119,6 +119,7 @@ def test_a_laptop_recipe_as_it_is(name, shapes, tmp_path, monkeypatch):
     assert_same_run(tmp_path / "stopped", tmp_path / "whole")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fp16 is not supported on CPU")  # Lightning then uses bfloat16
 @pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
 def test_mixed_precision_trains_and_resumes(precision, shapes, tmp_path, monkeypatch):
@@ -133,6 +134,7 @@ def test_mixed_precision_trains_and_resumes(precision, shapes, tmp_path, monkeyp
     assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_the_gradient_scaler_resumes_with_its_scale(shapes, tmp_path, monkeypatch):
     """Lightning has no scaler on a CPU, so the test brings one that begins with overflows and then grows."""
 
@@ -158,6 +160,7 @@ def test_the_gradient_scaler_resumes_with_its_scale(shapes, tmp_path, monkeypatc
     assert scales[2] == scales[0] != scales[1]
 
 
+@pytest.mark.slow
 def test_a_finished_run_keeps_the_weights_that_the_user_calibrated(shapes, tmp_path):
     tiny.run(tmp_path / "run", shapes)
     path = tmp_path / "run" / "weights.safetensors"
@@ -186,6 +189,7 @@ def test_an_edited_recipe_file_is_noticed(shapes, tmp_path, monkeypatch):
         train(None, None, tmp_path / "run", resume=True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("content", [None, "[]", "{", '{"data": 3}'])
 def test_a_missing_or_damaged_environment_asks_for_the_data_once(content, shapes, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:

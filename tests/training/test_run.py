@@ -294,6 +294,7 @@ def test_evaluation_every_other_epoch_and_at_the_end(shapes, tmp_path):
         assert [row["step"] for row in csv.DictReader(file)] == ["6", "8"]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_an_image_deleted_in_mid_run_is_named(split, workers, shapes, tmp_path, monkeypatch, capsys):
@@ -313,6 +314,7 @@ def test_an_image_deleted_in_mid_run_is_named(split, workers, shapes, tmp_path, 
     assert len(error.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_the_run_can_be_resumed(shapes, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "run"
     usual = os.fsync
@@ -344,6 +346,7 @@ def test_all_files_of_a_run_have_the_same_mode(run):
     assert len({path.stat().st_mode & 0o777 for path in files}) == 1
 
 
+@pytest.mark.slow
 def test_workers_read_the_same(shapes, tmp_path):
     one, other = (
         tiny.run(

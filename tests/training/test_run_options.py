@@ -77,6 +77,7 @@ def test_the_average_is_evaluated_and_saved(averaged, shapes, tmp_path, monkeypa
     assert_same_run(tmp_path / "run", averaged)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 4])
 def test_a_resumed_run_has_the_same_average(step, averaged, shapes, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
@@ -108,6 +109,7 @@ def evaluated_epochs(folder: Path) -> list[str]:
         return [row["epoch"] for row in csv.DictReader(file)]
 
 
+@pytest.mark.slow
 def test_a_run_stops_after_evaluations_without_a_higher_ap(shapes, tmp_path, monkeypatch):
     flags = "--schedule.epochs 6 --schedule.early_stop 2"
     with monkeypatch.context() as patch:
@@ -123,6 +125,7 @@ def test_a_run_stops_after_evaluations_without_a_higher_ap(shapes, tmp_path, mon
         assert tiny.run(tmp_path / "other", shapes, flags).steps == 18, "a higher AP starts the count again"
 
 
+@pytest.mark.slow
 def test_a_resumed_run_remembers_how_long_it_has_waited(shapes, tmp_path, monkeypatch):
     flags = "--schedule.epochs 6 --schedule.early_stop 2"
     with monkeypatch.context() as patch:
@@ -166,6 +169,7 @@ def test_a_csv_logger_gets_what_the_tables_get_and_changes_nothing(shapes, tmp_p
     assert "boxes/AP" in logged[-1].read_text()
 
 
+@pytest.mark.slow
 def test_a_logger_that_fails_is_left_out_and_the_run_goes_on(shapes, tmp_path, monkeypatch, capfd):
     def refuse(*_: object, **__: object) -> None:
         raise ConnectionError("server\x1b[2J does not answer")

@@ -43,6 +43,7 @@ def test_the_library_reads_what_is_written(tmp_path):
         assert {*file.keys()} == {*TENSORS}
 
 
+@pytest.mark.slow
 def test_two_processes_write_the_same_bytes(tmp_path):
     files = [tmp_path / "one.safetensors", tmp_path / "other.safetensors"]
     for path in files:

@@ -90,6 +90,7 @@ def test_classes_of_coco_take_their_rows_by_name(tmp_path, monkeypatch):
     assert skipped == expected
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", TABLES)
 def test_class_layers_of_another_number_of_classes_keep_their_values(name, tmp_path):
     file = tmp_path / "state.safetensors"
@@ -174,6 +175,7 @@ def test_a_pickle_is_not_read(tmp_path):
         load_initial_weights(small(), f"torchvision:{file}")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("change", ["missing", "unknown", "shape", "dtype", "rows"])
 def test_tensors_of_another_architecture_are_refused(change, tmp_path):
     state = torchvision_model("faster_rcnn").state_dict()

@@ -52,6 +52,7 @@ def finish_trials(plan: LossPlan, data: Path, loss: str, *aps: float) -> None:
     finish(plan.trials(plan.arm(data, loss))[-1], aps[-1])
 
 
+@pytest.mark.slow
 def test_trials_never_see_the_validation_images_and_all_losses_have_as_many(shapes, tmp_path):
     plan = comparison(shapes, tmp_path, losses=ONE_HEAD)
     for loss in ONE_HEAD:
@@ -122,6 +123,7 @@ def test_trials_that_detect_nothing_choose_the_rate_of_the_recipe(ap, shapes, tm
     assert outcome.results[0].steps_to(0.5 * outcome.best_ap) is None
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [name for name, detector in COMPARED.items() if detector.same_head])
 def test_one_head_means_the_same_model_for_every_loss(name, shapes, tmp_path):
     plan = comparison(shapes, tmp_path, detector=COMPARED[name], losses=ONE_HEAD, flags=("--backbone.weights", "null"))
@@ -134,6 +136,7 @@ def test_one_head_means_the_same_model_for_every_loss(name, shapes, tmp_path):
     assert len({str(each) for each in built.values()}) == 1
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", COMPARED)
 def test_as_published_the_trials_choose_the_rate_alone(name, shapes, tmp_path):
     detector = COMPARED[name]
@@ -217,6 +220,7 @@ def test_differences_and_steps(finished, shapes):
     assert ours.steps_to(41) is None
 
 
+@pytest.mark.slow
 def test_ap_by_class(finished, shapes):
     split = find_splits(shapes).val
     assert split is not None
@@ -233,6 +237,7 @@ def test_ap_by_class(finished, shapes):
     assert "AP by class:" in to_markdown(finished, [outcome])
 
 
+@pytest.mark.slow
 def test_losses_are_compared_on_the_seeds_that_both_have(finished, shapes):
     first, _ = finished.runs(finished.arm(shapes, "rs"))
     first.detections(292).write_text("[]")  # the seeds of RS differ
@@ -276,6 +281,7 @@ def test_differences_of_a_detector_with_masks_are_those_of_its_masks(shapes, tmp
     assert bootstrap_at(other, 1.0, boxes=True).ap == pytest.approx(100)
 
 
+@pytest.mark.slow
 def test_masks_and_boxes_are_compared_at_every_evaluation(shapes, tmp_path):
     """All masks are empty, so they are level; RS finds all boxes, cross-entropy misses most at first."""
     plan = comparison(shapes, tmp_path, detector=COMPARED["mask-rcnn-laptop"], head="published", losses=("rs", "ce"))
@@ -304,6 +310,7 @@ def test_masks_and_boxes_are_compared_at_every_evaluation(shapes, tmp_path):
     assert mask_and_box_rows(collect_losses(replace(elsewhere, records=older))[0]) == []
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("flags", "error"),
     [
@@ -420,6 +427,7 @@ def write_json(plan: LossPlan) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_study_continues_on_another_machine_with_the_same_results(finished, shapes, tmp_path):
     elsewhere = merged(finished, tmp_path / "elsewhere")
     assert all(run.finished for loss in elsewhere.losses for run in elsewhere.runs(elsewhere.arm(shapes, loss)))
@@ -459,6 +467,7 @@ def test_records_of_another_study_are_refused(finished, shapes, tmp_path, capsys
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_damaged_records_are_refused(finished, shapes, tmp_path):
     document = json.loads(write_json(finished).read_text())
     damaged = tmp_path / "damaged.json"
@@ -486,6 +495,7 @@ def test_damaged_records_are_refused(finished, shapes, tmp_path):
         bootstrap_at(without_draws.runs(without_draws.arm(shapes, "rs"))[0], 1.0)
 
 
+@pytest.mark.slow
 def test_merged_trials_are_not_printed_again(finished, shapes, tmp_path, capsys):
     flags = [
         "--only",
@@ -503,6 +513,7 @@ def test_merged_trials_are_not_printed_again(finished, shapes, tmp_path, capsys)
     assert "--schedule.lr 0.004" in left
 
 
+@pytest.mark.slow
 def test_the_steps_of_all_losses_are_timed_in_turn(shapes, tmp_path):
     flags = ("--backbone.weights", "null", "--inputs.min_size", "64", "--inputs.max_size", "64")
     plan = comparison(shapes, tmp_path, losses=("rs", "focal"), flags=flags)

@@ -107,6 +107,7 @@ def test_claims_about_one_seed_are_inconclusive(tmp_path):
     assert more.measured == "40.0 against 35.0 AP (focal); ahead with 1 of 1 seeds"
 
 
+@pytest.mark.slow
 def test_files_and_terminal(tmp_path):
     results = outcome(tmp_path)
     write_study(results)
@@ -208,6 +209,7 @@ def test_an_environment_that_describes_no_run_is_named(text, tmp_path):
         _ = run.environment
 
 
+@pytest.mark.slow
 def test_a_table_continues_on_another_machine(tmp_path):
     before = outcome(tmp_path)
     write_study(before)

@@ -33,6 +33,7 @@ def _gradients(run: Any, name: str, logits: Tensor, errors: Tensor) -> list[Tens
     return [loss.detach(), leaf.grad, boxes.grad]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("max_positives", [None, 64])
 @pytest.mark.parametrize("mode", ["eager", pytest.param("compiled", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("sizes", [None, [100, 200]], ids=["one", "two"])
