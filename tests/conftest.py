@@ -36,6 +36,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    """Let Python delete the modules at its end; Triton would otherwise report leaks."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a small data set of drawn shapes: 12 training images and 3 validation images."""

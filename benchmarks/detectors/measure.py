@@ -34,6 +34,7 @@ from benchmarks.detectors.results import (
     StepCosts,
     with_ratios,
 )
+from benchmarks.launches import count_launches
 from benchmarks.losses.contenders import SyntheticLogits
 from benchmarks.losses.estimate import estimate_step
 from benchmarks.session import MIN_ROUNDS, MeasurementError, Progress
@@ -52,7 +53,6 @@ from bucketrank.detectors import build
 from bucketrank.detectors.assignment import IGNORED
 from bucketrank.detectors.criterion import Assigned, Criterion, LossTerms
 from bucketrank.detectors.mask_rcnn import MaskRCNN
-from bucketrank.launches import count_launches
 from bucketrank.provenance import PACKAGES, describe
 from bucketrank.settings import detector_spec
 from bucketrank.training.optimiser import train_step

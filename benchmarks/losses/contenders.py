@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from benchmarks.launches import count_launches
 from benchmarks.losses import flops
 from benchmarks.losses.flops import Counts
 from benchmarks.timing import GRAPH_DEVICES, capture
 from bucketrank import ap_loss, rank_sort_loss, use_backend
-from bucketrank.launches import count_launches
 from bucketrank.losses.triton import unavailable_reason
 from bucketrank.settings.choices import Backend, Method
 

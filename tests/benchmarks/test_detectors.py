@@ -53,10 +53,10 @@ from benchmarks.detectors.results import (
     with_ratios,
 )
 from benchmarks.documents import read_document, restore_bench
+from benchmarks.launches import count_launches
 from benchmarks.session import MeasurementError
 from benchmarks.timing import WallClock, device_clock
 from bucketrank.detectors.mask_rcnn import MaskLoss
-from bucketrank.launches import count_launches
 from bucketrank.provenance import describe
 from tests.benchmarks.fake_cuda import FakeCuda
 from tests.benchmarks.progress_recorder import ProgressRecorder

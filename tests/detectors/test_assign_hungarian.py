@@ -8,9 +8,9 @@ import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
 
+from benchmarks.launches import count_launches
 from bucketrank.detectors.assignment import IGNORED, NEGATIVE, assign_hungarian
 from bucketrank.detectors.assignment.hungarian import CostWeights, ImageQueries, matching_costs
-from bucketrank.launches import count_launches
 
 SIZE = (40, 80)  # height, width
 DEFAULTS = CostWeights(classification=2, l1=5, giou=2, alpha=0.25, gamma=2)

@@ -10,10 +10,10 @@ pytest.importorskip("transformers")
 
 import torch
 
+from benchmarks.launches import count_launches
 from bucketrank.integrations.ranking_loss import LossName, RankingLoss, centre_size_iou
 from bucketrank.integrations.transformers import criterion, use_ranking_loss
 from bucketrank.integrations.transformers.criterion import Layer, matching_on, rank_layers
-from bucketrank.launches import count_launches
 from tests.integrations.transformers_models import MODELS, batch, make
 
 ONLY_FLOAT32 = ("dab_detr", "d_fine", "deimv2")  # the models of transformers, with any loss

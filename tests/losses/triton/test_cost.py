@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.launches import Launches, count_launches
 from bucketrank import alrp_loss, ap_loss, rank_sort_loss, use_backend
-from bucketrank.launches import Launches, count_launches
 from bucketrank.losses.triton import rank_with_triton, ranking
 
 from ...ptx.device import Device, IdleDevice, emulate

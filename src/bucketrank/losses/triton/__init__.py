@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 OLDEST_TRITON = (3, 2)
 # The oldest NVIDIA generation for which the kernels compile (Volta).
 OLDEST_CAPABILITY = (7, 0)
+# Called with the name of each kernel that is launched; tests and benchmarks count them.
+kernel_observers: list[Callable[[str], None]] = []
 
 
 @cache

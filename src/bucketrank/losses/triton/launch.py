@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.compiler import CompiledKernel
 from triton.runtime import driver
 
-from bucketrank.launches import record_kernel
+from bucketrank.losses.triton import kernel_observers
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,8 @@ class Launcher:
         """Start ``programs`` programs of ``kernel``; do nothing if there are none."""
         if programs == 0:
             return
-        record_kernel(kernel.__name__)
+        for observe in kernel_observers:
+            observe(kernel.__name__)
         values = tuple(constants.values())
         key = kernel.__name__, warps, values, self.variant
         compiled = _compiled.get(key) if self.is_direct else None

@@ -1,4 +1,4 @@
-"""Count kernel launches and device syncs. Needs no GPU.
+"""Count kernel launches and device syncs. Needs no GPU; also used by tests.
 
 On a GPU, every operation costs the host a launch of 5 to 10 microseconds, even if it is small. Reading a value from the
 device is a device sync: the host waits until the device is idle. The CPU runs the same operations, so both can be
@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from bucketrank.losses.triton import kernel_observers
 
 # Operations whose result, often its size, depends on values on the device, so the host has to read them.
 _WAITING = {"nonzero", "_local_scalar_dense", "is_nonzero", "equal", "bincount", "masked_select", "histc"}
@@ -24,8 +26,6 @@ _WAITING |= {"_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_
 _ALLOCATING = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 # Methods that read a CPU tensor without an operation, so only a function mode sees them.
 _READING = {Tensor.tolist: "tolist", Tensor.cpu: "cpu", Tensor.numpy: "numpy"}
-
-_counters: list[Launches] = []
 
 
 class Launches:
@@ -36,6 +36,10 @@ class Launches:
         self.kernels: Counter[str] = Counter()
         self.allocations: Counter[str] = Counter()
         self.waiting: Counter[str] = Counter()
+
+    def add_kernel(self, name: str) -> None:
+        """Count the launch of a custom kernel."""
+        self.kernels[name] += 1
 
     @property
     def launches(self) -> int:
@@ -58,20 +62,12 @@ def count_launches() -> Iterator[Launches]:
     ({'ones': 1, 'add': 1, 'sum': 1, '_local_scalar_dense': 1}, 1)
     """
     counted = Launches()
-    _counters.append(counted)
+    kernel_observers.append(counted.add_kernel)
     try:
-        with ExitStack() as modes:
-            modes.enter_context(_ReadingMode(counted))
-            modes.enter_context(_OperationMode(counted))
+        with _ReadingMode(counted), _OperationMode(counted):
             yield counted
     finally:
-        _counters.remove(counted)
-
-
-def record_kernel(name: str) -> None:
-    """Record the launch of a custom kernel while counting."""
-    for counted in _counters:
-        counted.kernels[name] += 1
+        kernel_observers.remove(counted.add_kernel)
 
 
 class _OperationMode(TorchDispatchMode):
