@@ -15,6 +15,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from bucketrank.losses.triton import ranking as steps  # noqa: E402
+from bucketrank.losses.triton import tree  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -31,6 +32,9 @@ POINTERS = {
     ),
     **dict.fromkeys(["owners", "lower_edges", "upper_edges", "last_tied", "rows", "block_slots"], "*i32"),
     **dict.fromkeys(["first_positives", "broken", "positive_count", "counts"], "*i32"),
+    **dict.fromkeys(["offsets", "fractions", "totals", "sums", "worse_counts"], "*fp64"),
+    **dict.fromkeys(["level_order", "next_order", "label_ranks", "label_bounds", "left_totals", "lefts"], "*i32"),
+    **dict.fromkeys(["cuts", "ends", "first_tied"], "*i32"),
     "kinds": "*i8",
     **dict.fromkeys(["logits", "gradient"], "*logit"),
     **dict.fromkeys(["targets", "localisation", "scores", "labels", "bounds", "rests", "table"], "*fp32"),
@@ -63,6 +67,11 @@ KERNELS: dict[str, dict[str, Any]] = {
     "compare_positives": {"LOSS": "rs", "SMOOTH": True, "WIDE": False, **COPIES, **PAIRS},
     "finish_rankings": {"LOSS": "interpolated_ap", "SMOOTH": True, "CAPACITY": True, "TILE": steps.TILE},
     "demote_positives": {"SMOOTH": True, "WIDE": False, **PAIRS},
+    "total_tiles": {"FIRST": 0, "LAST": 2, "BLOCK": tree.SCAN},
+    "scan_tiles": {"FIRST": 0, "LAST": 2, "BLOCK": tree.SCAN},
+    "sum_above": {"LOSS": "alrp", "SMOOTH": True, **COPIES, "BLOCK": tree.QUERY},
+    "add_worse": {"BLOCK": tree.QUERY},
+    "add_better": {"BLOCK": tree.QUERY},
     "write_gradient": {
         "SINGLE": False,
         "SMOOTH": True,
@@ -91,6 +100,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("finish_rankings", {"LOSS": "ap", "SMOOTH": False, "CAPACITY": False}),
     ("demote_positives", {"SMOOTH": False}),
     ("demote_positives", {"ROWS": steps.FEW_ROWS}),
+    ("scan_tiles", {"LAST": 1}),
+    ("sum_above", {"LOSS": "rs"}),
     ("write_gradient", {"SINGLE": True, "LOCALISED": False}),
     ("write_gradient", {"SMOOTH": False, "SECOND": False}),
     ("write_gradient", {"FIRST": False}),
@@ -110,7 +121,7 @@ HALF = ("write_keys", "place_positives", "fill_buckets", "write_gradient")
 
 
 def _compile(name: str, target: str, changes: dict[str, Any], dtype: str = "fp32", logit: str | None = None) -> Any:
-    kernel = getattr(steps, name)
+    kernel = getattr(tree if hasattr(tree, name) else steps, name)
     constants = KERNELS[name] | changes
     types = {"*fp32": f"*{dtype}", "*logit": f"*{logit or dtype}"}
     signature = {argument: POINTERS.get(argument, "i32") for argument in kernel.arg_names}

@@ -27,7 +27,7 @@ def _total(sums):
 
 
 @triton.jit
-def _add_copies(buckets, first_edge, ranking_edges, block, edges, copies, TILE: tl.constexpr):
+def add_copies(buckets, first_edge, ranking_edges, block, edges, copies, TILE: tl.constexpr):
     """Add the copies of one tile of buckets, count and total, into the first copy."""
     edge = block * TILE + tl.arange(0, TILE)
     inside = edge < ranking_edges
@@ -79,7 +79,7 @@ def compare_positives(
     first, positives, first_edge, ranking_edges = edges_of(first_positives, ranking, PER_POSITIVE)
     if block * ROWS < positives:
         edges, copies = count_copies(first_positives, rankings, PER_POSITIVE, COPIES, BUCKETS)
-        _add_copies(buckets, first_edge, ranking_edges, block, edges, copies, ROWS * PER_POSITIVE)
+        add_copies(buckets, first_edge, ranking_edges, block, edges, copies, ROWS * PER_POSITIVE)
         end = first + positives
         row = first + block * ROWS + tl.arange(0, ROWS)
         inside = row < end

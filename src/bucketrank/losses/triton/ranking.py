@@ -14,6 +14,7 @@ from bucketrank.losses.triton.memory import Layout, pad, upload_starts
 from bucketrank.losses.triton.pairs import compare_positives, demote_positives
 from bucketrank.losses.triton.positives import place_positives, write_keys
 from bucketrank.losses.triton.scans import finish_rankings
+from bucketrank.losses.triton.tree import PositiveTree
 
 # Logits per program of the two passes over all logits.
 LOGITS = 1024
@@ -25,6 +26,8 @@ TILE, SCAN_WARPS = 1024, 16
 # rankings use fewer rows per program to keep all multiprocessors busy; float64 sums use fewer to fit into registers.
 ROWS, COLUMNS, FLUSH = 32, 64, 16
 FEW_ROWS, FEW_POSITIVES = 16, 4096
+# Maximum positives of a ranking that are compared in tiles, which takes their square; more are compared in a tree.
+MAX_IN_TILES = 1 << 15
 # Maximum number of buckets in all copies, and maximum number of copies.
 BUCKETS, COPIES = 1 << 16, 64
 # Range in which 2 delta and its inverse are normal float64 numbers, and range in which float32 is enough.
@@ -104,6 +107,11 @@ class Plan(NamedTuple):
     @property
     def has_second(self) -> bool:
         return self.loss in ("rs", "alrp")
+
+    @property
+    def has_tree(self) -> bool:
+        """Whether a ranking may have more positives than are compared in tiles."""
+        return min(self.positives, max(self.sizes, default=0)) > MAX_IN_TILES
 
     def programs(self, size: int) -> int:
         """Return the number of programs that cover the logits of every ranking."""
@@ -265,21 +273,25 @@ class TritonRanking(NamedTuple):
             **copies,
             BLOCK=LOGITS,
         )
+        tree = PositiveTree(launch, plan, arrays) if plan.has_tree else None
         rows = FEW_ROWS if positives <= FEW_POSITIVES or plan.is_wide else ROWS
         tiles = {"ROWS": rows, "COLUMNS": COLUMNS, "FLUSH": FLUSH}
         # Each ranking may waste one tile.
         programs = positives // rows + rankings
-        launch(
-            compare_positives,
-            programs,
-            *(arrays.first_positives, arrays.scores, arrays.labels, arrays.errors, arrays.buckets, arrays.ranks),
-            *(arrays.shares, arrays.seconds, rankings, delta_bits, inverse_bits),
-            LOSS=plan.loss,
-            **smooth,
-            WIDE=plan.is_wide,
-            **copies,
-            **tiles,
-        )
+        if tree is not None:
+            tree.compare(copies)
+        else:
+            launch(
+                compare_positives,
+                programs,
+                *(arrays.first_positives, arrays.scores, arrays.labels, arrays.errors, arrays.buckets, arrays.ranks),
+                *(arrays.shares, arrays.seconds, rankings, delta_bits, inverse_bits),
+                LOSS=plan.loss,
+                **smooth,
+                WIDE=plan.is_wide,
+                **copies,
+                **tiles,
+            )
         first = torch.empty(rankings, dtype=plan.dtype, device=logits.device)
         second = torch.empty_like(first) if plan.has_second else None
         counts = torch.empty(rankings, dtype=torch.int32, device=logits.device)
@@ -296,7 +308,9 @@ class TritonRanking(NamedTuple):
             TILE=TILE,
             warps=SCAN_WARPS,
         )
-        if plan.loss == "rs":
+        if tree is not None and plan.loss == "rs":
+            tree.demote()
+        elif plan.loss == "rs":
             launch(
                 demote_positives,
                 programs,
