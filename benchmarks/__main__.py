@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -331,7 +332,44 @@ def _changed(values: dict[str, Any], names: tuple[str, ...]) -> list[str]:
     return ["--" + name.replace("_", "-") for name in names if values[name] != known[name].default]
 
 
-COMMANDS: Commands = {"losses": losses, "detectors": detectors, "results": results, "study": study}
+def empty_images(
+    source: Annotated[Path, "folder of the data set"],
+    destination: Annotated[Path, "new folder, in COCO format"],
+    *,
+    share: Annotated[float, "share of the training images without objects, like 0.9"],
+    seed: Annotated[int, "seed of the crops"] = 0,
+    copy: Annotated[bool, "copy the images instead of linking to them"] = False,
+) -> None:
+    """Add training images without objects, cropped from the others; train with --data.keep_empty true."""
+    require("detect")
+    from benchmarks.study.data import add_empty_images
+    from bucketrank.data.summary import convert_folder
+
+    convert_folder(partial(add_empty_images, share=share, seed=seed), source, destination, copy=copy)
+
+
+def one_class(
+    source: Annotated[Path, "folder of the data set"],
+    destination: Annotated[Path, "new folder, in COCO format"],
+    *,
+    name: Annotated[str, "name of the class to keep"],
+    copy: Annotated[bool, "copy the images instead of linking to them"] = False,
+) -> None:
+    """Keep the objects of one class; the others stay in the images as look-alikes."""
+    require("detect")
+    from benchmarks.study.data import keep_one_class
+    from bucketrank.data.summary import convert_folder
+
+    convert_folder(partial(keep_one_class, name=name), source, destination, copy=copy)
+
+
+COMMANDS: Commands = {
+    "losses": losses,
+    "detectors": detectors,
+    "results": results,
+    "study": study,
+    "data": {"empty": empty_images, "one-class": one_class},
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
