@@ -140,6 +140,20 @@ def test_quality_weighs_the_boxes_and_has_its_own_term():
     torch.testing.assert_close(terms["quality"], 0.5 * F.binary_cross_entropy_with_logits(logits, quality))
 
 
+def test_atss_divides_by_at_least_one_centerness():
+    """As published: two positives with centernesses of 0.1 and 0.2 do not train their boxes at full strength."""
+    errors = generalized_box_iou_loss(BOXES, OBJECTS)
+    for quality, divisor in (([0.1, 0.2], 1.0), ([0.9, 0.6], 1.5)):
+        given = example(quality_logits=torch.zeros(2), quality_targets=torch.tensor(quality))
+        total = (errors * torch.tensor(quality)).sum()
+        terms = criterion("focal", HeadRecipe(average_counts=True))(given)
+        torch.testing.assert_close(terms["box"], total / divisor)
+        # PAA, and box weights that are not the published ones, divide by any sum.
+        torch.testing.assert_close(criterion("focal")(given)["box"], total / sum(quality))
+    confident = criterion("focal", HeadRecipe(average_counts=True), box_confidence=True)
+    assert confident.min_box_weight < 1e-9
+
+
 def test_cross_entropy_of_the_rcnns_is_the_mean_over_the_sample_with_background_last():
     logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
     recipe = HeadRecipe(box_loss="l1", samples=True, softmax=True)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from bucketrank.detectors.assignment import NEGATIVE
 from bucketrank.detectors.criterion import Assigned, Criterion
 from bucketrank.detectors.rcnn import BoxHead
 from bucketrank.settings import loss_settings
@@ -115,3 +116,21 @@ def test_the_mask_term_is_balanced_to_the_box_heads_ranking():
     torch.testing.assert_close(terms["roi_box"], terms["roi_rank"] + terms["roi_sort"])
     torch.testing.assert_close(terms["rpn_box"], terms["rpn_rank"] + terms["rpn_sort"])
     torch.testing.assert_close(terms["mask"], terms["roi_rank"] + terms["roi_sort"])
+
+
+@pytest.mark.parametrize(("low_quality", "owner"), [(False, 0), (True, 1)])
+def test_an_object_claims_its_best_proposal_in_mask_rcnn(low_quality, owner):
+    """The proposal overlaps the objects by 9/10 and 8/9. If both claim it, the later one gets it."""
+    head = BoxHead(4, num_classes=2, loss=loss_settings("rs"), hidden=8, low_quality=low_quality)
+    features = [torch.rand(1, 4, 64 // stride, 64 // stride) for stride in (4, 8, 16, 32)]
+    objects = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 8], [0, 0, 10, 8]])
+    proposals = torch.tensor([[0.0, 0, 10, 9], [30, 30, 40, 40]])
+    ground_truth = {"boxes": objects[:2], "labels": torch.tensor([0, 1])}
+    (matches,) = head.train_on(features, [proposals], [ground_truth], [(64, 64)]).matches
+    assert matches.tolist() == [owner, NEGATIVE, 0, 1]
+    # Of two objects with the same box, each keeps its own.
+    ground_truth = {"boxes": objects[1:], "labels": torch.tensor([0, 1])}
+    (matches,) = head.train_on(features, [proposals], [ground_truth], [(64, 64)]).matches
+    assert matches.tolist()[2:] == [0, 1]
+    assert small_detector("mask_rcnn").box_head.low_quality == 0.5
+    assert small_detector("faster_rcnn").box_head.low_quality is None

@@ -95,6 +95,7 @@ class MaskRCNN(FasterRCNN):
     """
 
     masks = True
+    low_quality = True  # as in the published configuration
 
     def __init__(self, num_classes: int, *, settings: MaskRCNNSettings, **shared: Any) -> None:
         super().__init__(num_classes, settings=settings, **shared)

@@ -207,6 +207,7 @@ class BoxHead(nn.Module):
         hidden: int = 1024,
         class_agnostic: bool = False,
         positive_iou: float = 0.5,
+        low_quality: bool = False,
         coder_weights: tuple[float, float, float, float] = (10.0, 10.0, 5.0, 5.0),
         strides: Sequence[int] = STRIDES,
         roi_align: str = "published",
@@ -214,6 +215,7 @@ class BoxHead(nn.Module):
     ) -> None:
         super().__init__()
         self.num_classes, self.positive_iou = num_classes, positive_iou
+        self.low_quality = positive_iou if low_quality else None  # IoU from which an object claims its best proposal
         self.criterion = build_criterion(loss, recipe)
         self.coder = BoxCoder(weights=coder_weights)
         self.sampler = CandidateSampler(512, 0.25)
@@ -250,10 +252,13 @@ class BoxHead(nn.Module):
         candidates, matches = [], []
         proposal_rows: list[slice | Tensor] = []
         for boxes, ground_truth in zip(proposals, ground_truths, strict=True):
-            extended = torch.cat([boxes, ground_truth["boxes"].to(boxes.dtype)])
-            match = assign_max_iou(
-                extended, ground_truth["boxes"], positive=self.positive_iou, negative=self.positive_iou
+            objects = ground_truth["boxes"]
+            extended = torch.cat([boxes, objects.to(boxes.dtype)])
+            assigned_boxes = assign_max_iou(
+                boxes, objects, positive=self.positive_iou, negative=self.positive_iou, low_quality=self.low_quality
             )
+            # A ground-truth box belongs to its own object, also if another object has the same box.
+            match = torch.cat([assigned_boxes, torch.arange(len(objects), device=boxes.device)])
             proposed: slice | Tensor = slice(len(boxes))
             if self.criterion.samples:
                 drawn = self.sampler.rows(match)
@@ -345,6 +350,8 @@ class RCNN(Detector):
 class FasterRCNN(RCNN):
     """Faster R-CNN. Ranking losses train on all proposals, cross-entropy on a sample of 512 per image."""
 
+    low_quality = False  # whether an object claims its best proposal from another object
+
     def __init__(self, num_classes: int, *, loss: LossSettings, settings: FasterRCNNSettings, **shared: Any) -> None:
         super().__init__(num_classes, loss=loss, settings=settings, **shared)
         self.box_head = BoxHead(
@@ -352,6 +359,7 @@ class FasterRCNN(RCNN):
             num_classes=num_classes,
             loss=loss,
             hidden=settings.hidden,
+            low_quality=self.low_quality,
             roi_align=settings.roi_align,
         )
 

@@ -278,6 +278,9 @@ def _with_gradient_of(source: Tensor, value: Tensor) -> Tensor:
 LossTerms = dict[str, Tensor]
 
 
+MIN_WEIGHT = 1e-10  # minimum sum of weights, against a division by 0
+
+
 @dataclass(frozen=True)
 class HeadRecipe:
     """The published loss choices for a head; user settings take precedence."""
@@ -414,13 +417,22 @@ class Criterion(nn.Module):
             if weights is None and norm is not None:
                 mean = self.scope.total(errors.sum()) / norm
             else:
-                mean = self.mean(errors, torch.ones_like(errors) if weights is None else weights)
+                each = torch.ones_like(errors) if weights is None else weights
+                mean = self.mean(errors, each, min_weight=self.min_box_weight)
             terms[name] = self_balance(mean, to=classification) if self.box_balance else weight * mean
         return terms
 
-    def mean(self, values: Tensor, weights: Tensor) -> Tensor:
-        """Average ``values`` over the ranking scope with these weights; 0 if there are none."""
-        return self.scope.total((values * weights).sum()) / self.divisor(weights.sum()).clamp(min=1e-10)
+    @property
+    def min_box_weight(self) -> float:
+        """The minimum of the summed weights that divide a box loss."""
+        return MIN_WEIGHT
+
+    def mean(self, values: Tensor, weights: Tensor, *, min_weight: float = MIN_WEIGHT) -> Tensor:
+        """Average ``values`` over the ranking scope; the sum of the weights counts at least ``min_weight``.
+
+        It is 0 if there are none.
+        """
+        return self.scope.total((values * weights).sum()) / self.divisor(weights.sum()).clamp(min=min_weight)
 
     def divisor(self, count: Tensor) -> Tensor:
         """Turn the ``count`` of this process into the divisor of its sums.

@@ -36,6 +36,12 @@ class Scored(Criterion):
     def published_box_weights(self, assigned: Assigned) -> Tensor | None:
         return assigned.quality_targets
 
+    @property
+    def min_box_weight(self) -> float:
+        # As published, ATSS divides by a sum of centerness targets of at least 1, PAA by any sum of IoUs.
+        by_quality = self.quality_branch and self.settings.box_confidence is None
+        return 1.0 if by_quality and self.recipe.average_counts else super().min_box_weight
+
     def classification(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Sum the loss over candidates (R, C), none of which is ignored."""
         raise NotImplementedError
