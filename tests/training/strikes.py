@@ -16,7 +16,7 @@ import torch
 
 from bucketrank.cli import main
 from bucketrank.evaluation import Evaluator
-from bucketrank.training import run, tables
+from bucketrank.training import log, run
 from bucketrank.training.checkpoints import Checkpoints
 from bucketrank.training.log import CsvTable
 from bucketrank.training.loop import Loop
@@ -79,7 +79,7 @@ class Striker:
         """Put the moments into the functions of a run."""
         for moment, (owner, name) in CALLS.items():
             setattr(owner, name, self._announced(getattr(owner, name), moment))
-        for module in (atomic, tables):
+        for module in (atomic, log):
             module.write = self._watched(module.write)  # type: ignore[attr-defined]
         usual, add = Path.replace, CsvTable.add
 
