@@ -306,7 +306,10 @@ def test_memory_disk_and_divergence_are_no_data_errors() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["eval", "w", "d", "--layout", "foo"], "eval: --layout: expected one of own, coco, lvis, roboflow, got 'foo'"),
+        (
+            ["eval", "w", "d", "--layout", "foo"],
+            "eval: --layout: expected one of own, coco, lvis, roboflow, yolo, voc, got 'foo'",
+        ),
         (["eval", "w", "d", "--split", "foo"], "eval: --split: expected one of val, train, got 'foo'"),
         (["calibrate", "w", "d", "--layout", "foo"], "calibrate: --layout: expected one of own, coco, lvis, roboflow"),
         (["check-data", "d", "--layout", "foo"], "check-data: --layout: expected one of own, coco, lvis, roboflow"),

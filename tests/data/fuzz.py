@@ -90,7 +90,7 @@ def refuse(folder: Path, text: str, *, masks: bool) -> None:
     with pytest.raises(DataError) as raised:
         DataModule(splits, RECIPE, masks=masks)
     errors = []
-    for split in {each.annotations: each for each in splits if each}.values():
+    for split in {each.whole: each for each in splits if each}.values():
         own = [problem for problem in check(split, masks=masks) if problem.severity == "error"]
         errors += own
         if own:

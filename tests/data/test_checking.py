@@ -143,6 +143,7 @@ def test_every_kind_has_a_case() -> None:
     codes = {word for word in named if f'"{word}"' in source}
     tested = {case[1] for case in CASES} | {"bad-json", "no-mask", "image-unreadable", "image-turned"}
     tested |= {"no-objects", "other-classes", "unseen-classes"}
+    tested |= {"bad-label"}  # in test_label_folders.py
     assert codes == tested
 
 
@@ -421,7 +422,8 @@ def test_the_command_checks_a_single_file_once(tmp_path: Path, capsys: pytest.Ca
     assert main(["check-data", str(tmp_path)]) == 1
     out = capsys.readouterr().out
     assert "1 error, 0 warnings" in out
-    assert "a tenth of its images will be kept for validation" in out
+    assert "training keeps a tenth of the images for validation" in out
+    assert f"bucketrank split {tmp_path} NEW-FOLDER" in out
 
 
 def test_the_command_reports_text_that_is_not_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -146,7 +146,7 @@ def test_voc_2007_has_trainval_and_test(tmp_path: Path) -> None:
         ('<!DOCTYPE x [<!ENTITY a "b">]><annotation>&a;</annotation>', r"a\.xml: has a DOCTYPE"),
         ("<annotation><object><name>cat</name></object></annotation>", r"bndbox is incomplete \(xmin is missing\)"),
         (f"<annotation>{voc_object('cat', 1, 2, 3, 4).replace('>2<', '>two<')}</annotation>", "bndbox is incomplete"),
-        ("<annotation><object/></annotation>", r"a\.xml: an object has no name; add it"),
+        ("<annotation><object/></annotation>", r"a\.xml: line 1: an object has no name; add it"),
         (
             "<annotation><size><width>30</width><height>40</height></size></annotation>",
             r"a\.xml: expected the size of a\.jpg, 40 x 30, got 30 x 40",
@@ -361,8 +361,8 @@ def test_a_failed_conversion_leaves_nothing(existing: bool, tmp_path: Path) -> N
 def test_a_killed_conversion_does_not_block_the_next(tmp_path: Path) -> None:
     source, new = yolo_folder(tmp_path / "yolo"), tmp_path / "new"
     code = (
-        "import os, pathlib, sys; from bucketrank.data.convert import convert_yolo, yolo\n"
-        "yolo.polygon_area = lambda *_: os._exit(9)\n"
+        "import os, pathlib, sys; from bucketrank.data.convert import convert_yolo, writer\n"
+        "writer.link_or_copy = lambda *_, **__: os._exit(9)\n"
         "convert_yolo(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))"
     )
     assert subprocess.run([sys.executable, "-c", code, source, new], check=False).returncode == 9
@@ -423,7 +423,9 @@ def test_a_voc_box_that_is_not_finite_is_refused(number: str, tmp_path: Path) ->
     """JSON has no NaN. The area of a box of 1e200 x 1e200 is infinite."""
     text = voc_object("cat", 1, 1, 4, 4).replace(">4<", f">{number}<")
     source = voc_folder(tmp_path / "source", a=text)
-    with pytest.raises(DataError, match=r"a\.xml: expected finite numbers in an object's bndbox, got 1\.0, 1\.0, "):
+    with pytest.raises(
+        DataError, match=r"a\.xml: line 1: expected finite numbers in an object's bndbox, got 1\.0, 1\.0, "
+    ):
         convert_voc(source, tmp_path / "new")
     assert not (tmp_path / "new").exists()
 

@@ -1,4 +1,4 @@
-"""Damaged and hostile folders of other formats: convert ends with a message, never with a traceback."""
+"""Damaged and hostile folders of other formats: convert and check-data end with a message, never with a traceback."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,9 @@ from tests.data.other_formats import cityscapes_folder, voc_folder, voc_object, 
 
 
 def converted(command: str, source: Path, folder: Path) -> None:
-    """Run convert, and check-data on its result; both must end with a message."""
+    """Run convert, and check-data on its result and on the folder itself; all must end with a message."""
+    if command != "cityscapes":
+        ran("check-data", source, "--workers", "1")
     status, _ = ran("convert", command, source, folder / "new")
     if status == 0:
         for path in sorted((folder / "new").glob("*.json")):

@@ -155,7 +155,7 @@ def test_command_removes_the_warning_of_check_data(tmp_path: Path, capsys: pytes
     [
         (["--val", "2"], "split: --val: expected a share above 0 and below 1, got 2"),
         (["--val", "nan"], "split: --val: expected a share above 0 and below 1, got nan"),
-        (["--layout", "voc"], "split: --layout: expected one of own, coco, lvis, roboflow, got 'voc'"),
+        (["--layout", "pascal"], "split: --layout: expected one of own, coco, lvis, roboflow, yolo, voc, got 'pascal'"),
     ],
 )
 def test_wrong_usage_exits_with_2(

@@ -43,16 +43,18 @@ def test_layouts(train: str, val: str, train_images: str, val_images: str, tmp_p
 
 def test_a_folder_of_two_layouts(tmp_path: Path) -> None:
     touch(tmp_path, "annotations/instances_val2017.json", "annotations/lvis_v1_val.json", "val2017/a.jpg")
-    chosen = {layout: find_splits(tmp_path, layout=layout).val for layout in (None, "coco", "lvis")}
-    assert (
-        chosen[None] == chosen["coco"] == Split(tmp_path / "annotations/instances_val2017.json", tmp_path / "val2017")
-    )
+    with pytest.raises(
+        DataError, match=r"fits several layouts:\n  coco: .*\n  lvis: .*\nChoose one: --layout coco, or"
+    ):
+        find_splits(tmp_path)
+    chosen = {layout: find_splits(tmp_path, layout=layout).val for layout in ("coco", "lvis")}
+    assert chosen["coco"] == Split(tmp_path / "annotations/instances_val2017.json", tmp_path / "val2017")
     assert chosen["lvis"] == Split(tmp_path / "annotations/lvis_v1_val.json", tmp_path)
     with pytest.raises(DataError, match="no annotations found") as raised:
         find_splits(tmp_path, layout="own")
     assert "lvis" not in str(raised.value)
-    with pytest.raises(DataError, match="unknown layout 'voc'; choose one of own, coco, lvis, roboflow"):
-        find_splits(tmp_path, layout="voc")
+    with pytest.raises(DataError, match="unknown layout 'pascal'; choose one of own, coco, lvis, roboflow, yolo, voc"):
+        find_splits(tmp_path, layout="pascal")
 
 
 def test_images_may_lie_beside_the_file(tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ def test_wrong_changes_are_named(changes, message):
 
 
 def test_the_names_of_data_and_training_are_those_of_the_settings():
-    from bucketrank.data.annotations import LAYOUTS
+    from bucketrank.data.layouts import LAYOUTS
     from bucketrank.data.transforms import AUGMENTATIONS
 
     assert tuple(AUGMENTATIONS) == get_args(Augmentation)

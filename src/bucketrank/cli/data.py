@@ -16,9 +16,9 @@ Copy = Annotated[bool, "copy the images instead of linking to them"]
 
 
 def check_data(
-    data: Annotated[Path, "folder of the data set, in its own layout, COCO's, LVIS's or Roboflow's"],
+    data: Annotated[Path, "folder of the data set (COCO, LVIS, YOLO, Pascal VOC, Roboflow), or its data.yaml"],
     *,
-    layout: Annotated[LayoutName | None, "layout of the folder (default: the first that fits)"] = None,
+    layout: Annotated[LayoutName | None, "layout of the folder (default: the one that fits)"] = None,
     masks: Annotated[bool, "require a mask for every object"] = False,
     decode: Annotated[bool, "decode every image, not only its header"] = True,
     show: Annotated[int, "problems of each type to list"] = 10,
@@ -35,12 +35,12 @@ def check_data(
 
 
 def split(
-    data: Annotated[Path, "folder of the data set; its training and validation images are joined first"],
+    data: Annotated[Path, "folder of the data set, or its data.yaml; training and validation images are joined first"],
     destination: Annotated[Path, "new folder with train.json, val.json and images"],
     *,
     val: Annotated[float, "share of the images for validation"] = 0.2,
     seed: Annotated[int, "random seed"] = 0,
-    layout: Annotated[LayoutName | None, "layout of the source, but not lvis (default: the first that fits)"] = None,
+    layout: Annotated[LayoutName | None, "layout of the source, but not lvis (default: the one that fits)"] = None,
     copy: Copy = False,
 ) -> None:
     """Re-split a data set into training and validation images, stratified by class."""

@@ -14,7 +14,7 @@ from bucketrank.settings.choices import CalibrationMethod, CalibrationTarget, La
 Weights = Annotated[Path, "weights file, folder of a run or of save_pretrained, or owner/name on the hub"]
 Data = Annotated[Path | None, "folder of the data set (default: the one the run was trained on)"]
 DataLayout = Annotated[
-    LayoutName | None, "layout of the data folder (default: that of the run without DATA, else the first that fits)"
+    LayoutName | None, "layout of the data folder (default: that of the run without DATA, else the one that fits)"
 ]
 Device = Annotated[str, "a torch device, like cpu or cuda:0; auto is cuda if available"]
 First = Annotated[int | None, "evaluate only the first N images"]

@@ -27,7 +27,7 @@ def recipes(
 
 def train(
     recipe: Annotated[str | None, "name or file of a recipe (see bucketrank recipes)"] = None,
-    data: Annotated[Path | None, "folder of the data set"] = None,
+    data: Annotated[Path | None, "folder of the data set (COCO, YOLO, Pascal VOC, Roboflow), or its data.yaml"] = None,
     *,
     epochs: Annotated[int | None, "passes over the training set; the milestones scale along"] = None,
     batch: Annotated[int | None, "images per step, over all devices"] = None,

@@ -1,4 +1,4 @@
-"""Data sets in COCO format: find, check, convert, draw, read, augment and sample them."""
+"""Data sets in the formats of COCO, YOLO and Pascal VOC: find, check, convert, draw, read, augment and sample them."""
 
 from typing import TYPE_CHECKING
 
@@ -7,13 +7,13 @@ from bucketrank.lazy import import_on_use
 if TYPE_CHECKING:
     from bucketrank.data.annotations import Split as Split
     from bucketrank.data.annotations import Splits as Splits
-    from bucketrank.data.annotations import find_splits as find_splits
     from bucketrank.data.batches import GroupedBatchSampler as GroupedBatchSampler
     from bucketrank.data.batches import collate as collate
     from bucketrank.data.batches import repeat_factors as repeat_factors
     from bucketrank.data.checks import check as check
     from bucketrank.data.checks import require_sound as require_sound
     from bucketrank.data.coco import CocoDataset as CocoDataset
+    from bucketrank.data.layouts import find_splits as find_splits
     from bucketrank.data.problems import Problem as Problem
     from bucketrank.data.shapes import Shapes as Shapes
     from bucketrank.data.shapes import write_shapes as write_shapes
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 __all__, __getattr__ = import_on_use(
     __name__,
     {
-        "bucketrank.data.annotations": "Split Splits find_splits",
+        "bucketrank.data.annotations": "Split Splits",
         "bucketrank.data.batches": "GroupedBatchSampler collate repeat_factors",
         "bucketrank.data.checks": "check require_sound",
         "bucketrank.data.coco": "CocoDataset",
+        "bucketrank.data.layouts": "find_splits",
         "bucketrank.data.problems": "Problem",
         "bucketrank.data.shapes": "Shapes write_shapes",
         "bucketrank.data.transforms": "eval_transform train_transform",

@@ -1,17 +1,19 @@
-"""Annotation files in COCO format: find them in a folder, read them, and select the images of a split."""
+"""The annotations of a split: read a file in COCO format, or label files of another one, and select the images."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import mul
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
+from bucketrank.data.problems import Problem, raise_errors
 from bucketrank.errors import DataError
 
 Document = dict[str, Any]
@@ -24,9 +26,69 @@ MAX_EXACT_ID = 2**53 - 1  # faster-coco-eval reads image and category ids as dou
 HELD_OUT = 0.1  # share of the images kept for validation if a folder has a single annotation file
 
 
+class Parsed(NamedTuple):
+    """The content of a subset's label files, and the problems found while reading them.
+
+    The document is kept as JSON: one compact object, from which every reader gets a copy of its own.
+    """
+
+    text: str  # the document as JSON
+    places: Mapping[str, tuple[str, str | None]]  # "annotation 3": label file and line; "image 2": image file
+    problems: list[Problem]
+
+    def document(self) -> Document:
+        """Return the document without the images and objects that have problems."""
+        document: Document = json.loads(self.text)
+        return document
+
+
+@dataclass(frozen=True)
+class LabelFiles(ABC):
+    """A data set whose subsets (train, val, ...) have label files of their own, parsed at the first use.
+
+    Label files and images lie below ``folder``. Links may lead out of it only with ``follow_links``. The content is
+    read once per object: ``find_splits`` makes a new one, which sees changed files.
+    """
+
+    folder: Path
+    follow_links: bool = True
+    _parsed: dict[str, Parsed] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    @property
+    @abstractmethod
+    def source(self) -> Path:
+        """The file or folder that names the data set in messages."""
+
+    @abstractmethod
+    def subsets(self) -> list[str]:
+        """List the subsets: some of train, val and test, or only "annotations" for a data set without subsets."""
+
+    @abstractmethod
+    def parse(self, subset: str) -> Parsed:
+        """Read the label files of a subset; raise DataError if not even its images can be listed."""
+
+    def parsed(self, subset: str) -> Parsed:
+        """Return the content of a subset; its files are read by the first call."""
+        if subset not in self._parsed:
+            self._parsed[subset] = self.parse(subset)
+        return self._parsed[subset]
+
+    def read(self, subset: str) -> Document:
+        """Return the document of a subset; raise DataError if a label file has an error."""
+        parsed = self.parsed(subset)
+        if len(parsed.problems) == 1:
+            raise DataError(str(parsed.problems[0]))
+        raise_errors(parsed.problems)
+        return parsed.document()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Data-loading workers need no annotations.
+        return {**self.__dict__, "_parsed": {}}
+
+
 @dataclass(frozen=True)
 class Split:
-    """An annotation file and its image folder.
+    """An annotation file and its image folder, or a ``subset`` of a data set in another format.
 
     ``part`` selects the training or validation images of a single file. The images are sorted by the SHA-1 of
     ``"{seed} {id}"``; the first tenth (rounded, at least one, never all) is "val" and the rest "train". The result
@@ -34,15 +96,30 @@ class Split:
     not see the validation images.
     """
 
-    annotations: Path  # file in COCO format
+    annotations: Path  # file in COCO format; for another format, its yaml file or folder
     images: Path  # image folder
     part: Part = "all"  # all, train or val
     seed: int = 0  # seed of both selections
     tuning: Part = "all"  # part of the second selection: all, train or val
     share: float = HELD_OUT  # share of the images that are val in the second selection
 
+    labels: LabelFiles | None = None  # the label files, if the format is not COCO
+    subset: str = ""  # which of the label files: train, val, test, or annotations for all
+
+    @property
+    def name(self) -> str:
+        """The annotation file, or the folder with the subset, for messages."""
+        return str(self.annotations) if self.labels is None else f"{self.annotations} ({self.subset})"
+
+    @property
+    def whole(self) -> Split:
+        """The split with all images of its file or subset."""
+        return Split(self.annotations, self.images, labels=self.labels, subset=self.subset)
+
     def read(self) -> Document:
-        """Read the file and keep only the images and annotations of this part."""
+        """Read the annotations and keep only the images and annotations of this part."""
+        if self.labels is not None:
+            return self.select(self.labels.read(self.subset))
         document = read_json(self.annotations)
         missing = [name for name in ("images", "annotations", "categories") if name not in document]
         if missing:
@@ -238,82 +315,6 @@ class Splits(NamedTuple):
         return Splits(replace(self.train, tuning="train", share=share), replace(self.train, tuning="val", share=share))
 
 
-class Layout(NamedTuple):
-    """Annotation file and image folder, relative to the data set folder, for training and for validation."""
-
-    train: tuple[str, str]
-    val: tuple[str, str]
-
-
-LAYOUTS = {
-    "own": Layout(("train.json", "images"), ("val.json", "images")),
-    "coco": Layout(
-        ("annotations/instances_train2017.json", "train2017"), ("annotations/instances_val2017.json", "val2017")
-    ),
-    # LVIS splits COCO's images differently: the path in coco_url includes train2017 or val2017.
-    "lvis": Layout(("annotations/lvis_v1_train.json", "."), ("annotations/lvis_v1_val.json", ".")),
-    "roboflow": Layout(("train/_annotations.coco.json", "train"), ("valid/_annotations.coco.json", "valid")),
-}
-
-
-def find_splits(folder: Path | str, *, layout: str | None = None, seed: int = 0) -> Splits:
-    """Find the training and validation splits of a folder in one of the known layouts.
-
-    | layout | annotations | images |
-    |---|---|---|
-    | own | train.json, val.json | images/ (or next to the files) |
-    | coco | annotations/instances_train2017.json | train2017/, val2017/ |
-    | lvis | annotations/lvis_v1_train.json | train2017/, val2017/, by ``coco_url`` |
-    | roboflow | train/_annotations.coco.json | train/, valid/ |
-
-    Without ``layout``, the first layout with an existing annotation file is chosen. If only the validation file exists,
-    ``train`` is None. If only the training file exists, or a single ``*.json`` with any other name, a tenth of its
-    images, chosen by id and ``seed``, is kept for validation (see Split).
-
-    Args:
-        folder: data set folder, or the data.yaml in it.
-        layout: own, coco, lvis or roboflow; by default the first that fits.
-        seed: seed that chooses the validation images if there is a single file.
-    """
-    folder = Path(folder)
-    if is_yaml(folder):
-        folder = folder.parent
-    if not folder.is_dir():
-        raise DataError(f"{folder}: the folder does not exist; give the data set folder")
-    if layout is not None and layout not in LAYOUTS:
-        raise DataError(f"unknown layout {layout!r}; choose one of {', '.join(LAYOUTS)}")
-    chosen = LAYOUTS if layout is None else {layout: LAYOUTS[layout]}
-    for each in chosen.values():
-        train, val = _split(folder, *each.train), _split(folder, *each.val)
-        if train is not None and val is None:
-            return _split_in_two(train, seed)
-        if val is not None:
-            return Splits(train, val)
-    single = sorted(path for path in folder.glob("*.json") if path.is_file())
-    if len(single) == 1 and layout is None:
-        return _split_in_two(Split(single[0], _images(folder, "images")), seed)
-    expected = "".join(f"\n  {name}: {each.train[0]}, {each.val[0]}" for name, each in chosen.items())
-    expected += "\n  or a single *.json" if layout is None else ""
-    others = f"; it has {len(single)} other *.json: " + ", ".join(path.name for path in single[:5]) if single else ""
-    raise DataError(
-        f"{folder}: no annotations found{others}. Looked for:{expected}\n"
-        "Rename the files, or convert them: bucketrank convert --help"
-    )
-
-
 def is_yaml(path: Path) -> bool:
     """Return whether the path is a yaml file, such as the data.yaml of a YOLO data set."""
     return path.suffix in (".yaml", ".yml") and path.is_file()
-
-
-def _split(folder: Path, annotations: str, images: str) -> Split | None:
-    path = folder / annotations
-    return Split(path, _images(folder, images)) if path.is_file() else None
-
-
-def _images(folder: Path, name: str) -> Path:
-    return folder / name if (folder / name).is_dir() else folder
-
-
-def _split_in_two(split: Split, seed: int) -> Splits:
-    return Splits(replace(split, part="train", seed=seed), replace(split, part="val", seed=seed))

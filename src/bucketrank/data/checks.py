@@ -12,6 +12,7 @@ from faster_coco_eval.core import mask as rle_codec
 
 from bucketrank.data.annotations import (
     Document,
+    LabelFiles,
     Split,
     classes,
     clipped,
@@ -99,13 +100,22 @@ class AnnotationReport:
 
     def error(self, code: str, where: str | None, message: str) -> None:
         self.errors += 1
-        self.problems.append(Problem(str(self.split.annotations), code, where, message))
+        file, where = self._place(where)
+        self.problems.append(Problem(file, code, where, message))
 
     def warning(self, code: str, where: str | None, message: str) -> None:
-        self.problems.append(Problem(str(self.split.annotations), code, where, message, "warning"))
+        file, where = self._place(where)
+        self.problems.append(Problem(file, code, where, message, "warning"))
+
+    def _place(self, where: str | None) -> tuple[str, str | None]:
+        """Return file and id of an entry: the annotation file with the given id, or the label file and its line."""
+        places = {} if self.split.labels is None else self.split.labels.parsed(self.split.subset).places
+        return places.get(where or "", (self.split.name, where))
 
     def read(self) -> Document | None:
         """Read the split's content; return None if a list, an entry or an id is missing or has the wrong type."""
+        if self.split.labels is not None:
+            return self._read_labels(self.split.labels)
         try:
             document = read_json(self.split.annotations)
         except DataError as error:
@@ -132,6 +142,16 @@ class AnnotationReport:
                     got = f"{short_repr(entry.get('image_id'))}"
                     self.error("missing-field", where, f"expected a whole number as image_id, got {got}")
         return None if self.problems else self.split.select(document)
+
+    def _read_labels(self, labels: LabelFiles) -> Document | None:
+        try:
+            parsed = labels.parsed(self.split.subset)
+        except DataError as error:  # not even the images can be listed
+            text = str(error).removeprefix(f"{self.split.annotations}: ")
+            self.problems.append(Problem(self.split.name, "bad-label", None, text))
+            return None
+        self.problems += parsed.problems
+        return self.split.select(parsed.document())
 
     def unique(self, noun: str, entries: Iterable[Entry]) -> dict[object, Entry]:
         """Map ids to entries; keep the first entry of a duplicate id and report an error."""
@@ -460,23 +480,23 @@ class Content(NamedTuple):
 def check_pair(train: Content, val: Content) -> list[Problem]:
     """Check two splits without errors against each other: nothing to learn or evaluate, or different classes."""
     problems = []
-    file = str(train.split.annotations)
+    file = train.split.name
     if not train.objects:
         text = "no image has an object to learn; annotate objects (crowds and boxes without area do not count)"
         problems.append(Problem(file, "no-objects", None, text))
     if val.images and not val.objects:
         text = "no image has an object to find, so there will be no AP and no best.safetensors; annotate objects, or "
         text += "re-split the images with bucketrank split"
-        problems.append(Problem(str(val.split.annotations), "no-objects", None, text, "warning"))
+        problems.append(Problem(val.split.name, "no-objects", None, text, "warning"))
     if not val.images:
-        problems.append(Problem(str(val.split.annotations), "no-images", None, no_images(val.split)))
+        problems.append(Problem(val.split.name, "no-images", None, no_images(val.split)))
     if train.classes != val.classes:
         text = f"expected the categories of {file}, got others: {sorted({*train.classes} ^ {*val.classes})[:5]}"
         text += "; list the same ids and names in both"
-        problems.append(Problem(str(val.split.annotations), "other-classes", None, text))
+        problems.append(Problem(val.split.name, "other-classes", None, text))
     unseen = [name for number, name in val.classes if number in val.used - train.used]
     if unseen and train.objects:
         text = f"these classes have objects here, but none in {file}: {', '.join(unseen[:5])}"
         text += f"{', ...' if len(unseen) > 5 else ''}; their AP will be 0; re-split the images with bucketrank split"
-        problems.append(Problem(str(val.split.annotations), "unseen-classes", None, text, "warning"))
+        problems.append(Problem(val.split.name, "unseen-classes", None, text, "warning"))
     return problems

@@ -7,9 +7,10 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 
-from bucketrank.data.annotations import Document, Split, classes, find_splits
+from bucketrank.data.annotations import Document, Split, classes
 from bucketrank.data.checks import Content, check_pair, require_sound
 from bucketrank.data.convert.writer import Writer, Written
+from bucketrank.data.layouts import find_splits
 from bucketrank.data.problems import raise_errors
 from bucketrank.errors import DataError
 
@@ -41,7 +42,8 @@ def resplit(
         raise DataError(f"{source}: expected at least two images to split, got {len(images)}; add images")
     held_out = stratified_holdout(labels, share=val, seed=seed)
     categories = dict(classes(documents[0]))
-    with Writer(source, folder, categories=categories, copy=copy, follow_links=True) as writer:
+    root = source if splits[0].labels is None else splits[0].images  # all images lie below it
+    with Writer(root, folder, categories=categories, copy=copy, follow_links=True) as writer:
         written = []
         for part in PARTS:
             for number, (split, image) in enumerate(images):
@@ -116,8 +118,8 @@ def stratified_holdout(labels: Mapping[int, Sequence[Hashable]], *, share: float
 def _whole(source: Path, *, layout: str | None) -> list[Split]:
     """Find and check the splits to join: both files of a folder, or its single file as a whole."""
     splits = [split for split in find_splits(source, layout=layout) if split is not None]
-    # A single annotation file gives two splits, each of which would read a part of it.
-    joined = list({split.annotations: Split(split.annotations, split.images) for split in splits}.values())
+    # A single set gives two splits, each of which would read a part of it.
+    joined = list(dict.fromkeys(split.whole for split in splits))
     for split in joined:
         require_sound(split, depth="headers")
     if len(joined) == 2:

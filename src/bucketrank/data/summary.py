@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -12,9 +11,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from bucketrank.console import progress_bar
-from bucketrank.data.annotations import Split, find_splits, is_yaml
+from bucketrank.data.annotations import Split, is_yaml
 from bucketrank.data.checks import Content, Depth, check, check_pair
 from bucketrank.data.convert.writer import Written
+from bucketrank.data.layouts import find_splits
 from bucketrank.data.problems import Problem, counted
 from bucketrank.errors import DataError, printable
 
@@ -25,15 +25,21 @@ def check_folder(folder: Path, *, layout: str | None, masks: bool, decode: bool,
     splits = find_splits(folder, layout=layout)
     folder = folder.parent if is_yaml(folder) else folder
     problems: list[Problem] = []
-    single = splits.train is not None and splits.val is not None and splits.train.annotations == splits.val.annotations
-    checked = [replace(splits.train, part="all")] if single and splits.train else [each for each in splits if each]
+    single = splits.train is not None and splits.val is not None and splits.train.whole == splits.val.whole
+    checked = [splits.train.whole] if single and splits.train else [each for each in splits if each]
     for split in checked:
         problems += _check(split, console, masks=masks, decode=decode, workers=workers)
         _print_split(split, folder, console)
     if splits.train is not None and splits.val is not None and not any(each.severity == "error" for each in problems):
         problems += check_pair(Content.of(splits.train), Content.of(splits.val))
     if single:
-        console.print("Single annotation file: a tenth of its images will be kept for validation.")
+        console.print(
+            f"No validation images: training keeps a tenth of the images for validation. To choose them by class:\n"
+            f"bucketrank split {printable(folder)} NEW-FOLDER --val 0.2",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
     if problems:
         _print_problems(problems, folder, console, show=show)
     errors = sum(problem.severity == "error" for problem in problems)
@@ -62,7 +68,7 @@ def convert_folder(convert: Callable[..., list[Written]], source: Path, folder: 
 
 def _check(split: Split, console: Console, *, masks: bool, decode: bool, workers: int | None) -> list[Problem]:
     with progress_bar(console) as bar:
-        task = bar.add_task(f"reading {escape(printable(split.annotations.name))}", total=None)
+        task = bar.add_task(f"reading {escape(printable(Path(split.name).name))}", total=None)
 
         def advance(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
@@ -72,7 +78,7 @@ def _check(split: Split, console: Console, *, masks: bool, decode: bool, workers
 
 
 def _print_split(split: Split, folder: Path, console: Console) -> None:
-    name = printable(split.annotations.relative_to(folder))
+    name = printable(_relative(split.name, folder))
     try:
         document = split.read()
         annotations = document["annotations"]

@@ -74,7 +74,7 @@ def evaluate(
         weights: weights file, run folder, ``save_pretrained`` folder, or hub repository.
         data: data set folder.
         split: ``"val"`` or ``"train"``.
-        layout: layout of the data folder; by default the first that fits.
+        layout: layout of the data folder; by default the one that fits.
         holdout: share of the training images that stands in for the validation images, as in the recipe of a run.
         batch_size: images per batch.
         workers: data-loading workers.
@@ -134,7 +134,7 @@ def prepare_evaluation(
     images = CocoDataset(chosen, transform=eval_transform())
     if (images.category_ids, images.class_names) != (meta.category_ids, meta.classes):
         raise DataError(
-            f"{chosen.annotations}: expected the classes of {weights}, {', '.join(meta.classes[:10])} "
+            f"{chosen.name}: expected the classes of {weights}, {', '.join(meta.classes[:10])} "
             f"(categories {meta.category_ids[:10]}), got {', '.join(images.class_names[:10])} "
             f"({images.category_ids[:10]})"
         )
@@ -142,7 +142,7 @@ def prepare_evaluation(
     try:
         evaluator = Evaluator(chosen, masks=model.masks, style=style)
     except ValueError as error:  # LVIS rules need more than COCO annotations have
-        raise DataError(f"{chosen.annotations}: {error}") from error
+        raise DataError(f"{chosen.name}: {error}") from error
     torch_device = resolve_device(device)
     return EvaluationSetup(model.to(torch_device), meta, images, evaluator, torch_device)
 
@@ -214,7 +214,7 @@ def calibrate_weights(
         data: data set folder.
         out: file to write; by default the weights file is replaced.
         split: images to fit on: ``"train"`` or ``"val"``.
-        layout: layout of the data folder; by default the first that fits.
+        layout: layout of the data folder; by default the one that fits.
         holdout: share of the training images to leave out, as in the recipe of a run.
         target: ``"match"``, the probability of a match at an IoU of 0.5, or ``"iou"``, the expected IoU.
         per_class: fit each class separately.

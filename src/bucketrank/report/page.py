@@ -136,7 +136,7 @@ def _measure(
             "The run folder does not name its data: give the folder with --data to see images and AP per class."
         )
         return None
-    if not data_folder.is_dir():
+    if not data_folder.exists():
         gaps.append(
             f"The data is no longer at {data_folder}: give its folder with --data to see precision and recall, images, "
             "ranked lists and AP per class."
@@ -304,7 +304,9 @@ def _source(runs: Sequence[ReportedRun]) -> str:
 def _comparable(runs: Sequence[ReportedRun]) -> bool:
     """Return whether all numbers belong to the same images, as far as we know; runs without numbers do not count."""
     measured = {
-        (each.split.annotations.resolve(), each.images) for run in runs if (each := run.measurement) is not None
+        (each.split.annotations.resolve(), each.split.subset, each.images)
+        for run in runs
+        if (each := run.measurement) is not None
     }
     logged = {run.folder.data for run in runs if run.measurement is None and run.folder.validation.steps}
     return (len(measured) == 1 and not logged) or (not measured and len(logged) == 1 and None not in logged)

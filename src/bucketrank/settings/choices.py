@@ -14,7 +14,7 @@ DEFAULT_DELTAS = {"ap": 1.0, "rs": 0.5, "alrp": 1.0}
 MIN_LABEL = 1e-6
 
 # Data sets
-LayoutName = Literal["own", "coco", "lvis", "roboflow"]
+LayoutName = Literal["own", "coco", "lvis", "roboflow", "yolo", "voc"]
 Augmentation = Literal["scale_jitter", "zoom_out", "iou_crop", "rotation", "vertical_flip", "grayscale", "blur"]
 
 # Calibration: the target is the match probability (IoU 0.5 or higher) or the expected IoU

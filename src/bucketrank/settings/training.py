@@ -59,7 +59,7 @@ class DataSettings(Settings):
 
     @property
     def chosen_layout(self) -> LayoutName | None:
-        """The layout of the data folder; None for the first that fits."""
+        """The layout of the data folder; None for the one that fits."""
         return None if self.layout == "auto" else self.layout
 
 

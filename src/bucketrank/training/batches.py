@@ -82,7 +82,8 @@ class RunData:
             )
         if splits.val is None:
             raise DataError(
-                "there are no annotations for validation; add val.json (docs/data.md describes the layouts)"
+                "there are no annotations for validation; bucketrank split makes a validation set "
+                "(docs/data.md describes the layouts)"
             )
         if check:
             require_sound(splits.train, masks=masks)

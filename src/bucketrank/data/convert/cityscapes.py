@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from bucketrank.data.convert.writer import Writer, Written, encode_mask_and_box, require_inside
+from bucketrank.data.convert.writer import Writer, Written, encode_mask_and_box
 from bucketrank.data.images import read_stored_values
+from bucketrank.data.labels import require_inside
 from bucketrank.errors import DataError
 
 # The eight evaluated classes with instances; the keys are Cityscapes ids (29 caravan and 30 trailer are not evaluated).

@@ -14,7 +14,8 @@ import numpy as np
 from faster_coco_eval.core import mask as rle_codec
 from numpy.typing import NDArray
 
-from bucketrank.data.images import is_turned, open_image
+from bucketrank.data.annotations import Document
+from bucketrank.data.labels import DocumentBuilder
 from bucketrank.errors import DataError
 
 UNFINISHED = ".converting-"  # prefix of the hidden folder name; the process id follows
@@ -30,7 +31,7 @@ class Written:
     crowds: int
 
 
-class Writer:
+class Writer(DocumentBuilder):
     """Collects the images and objects of one split after another; ``write`` ends a split.
 
     Use it in a ``with`` block. Files are written to a hidden folder inside ``folder`` and moved to their places at the
@@ -46,14 +47,10 @@ class Writer:
             raise DataError(f"{source}: the folder does not exist; give the folder to convert")
         if folder.exists() and not (folder.is_dir() and all(map(_is_abandoned, folder.iterdir()))):
             raise DataError(f"{folder}: already exists and is not empty; give a new folder to write to")
-        self.source = source
+        super().__init__(source, categories=categories, follow_links=follow_links)
         self.folder = folder
         self.unfinished = folder / f"{UNFINISHED}{os.getpid()}"
-        self.categories = categories
         self.copy = copy
-        self.follow_links = follow_links
-        self.images: list[dict[str, Any]] = []
-        self.annotations: list[dict[str, Any]] = []
 
     def __enter__(self) -> Writer:
         self._created = [each for each in (self.folder, *self.folder.parents) if not each.exists()]
@@ -76,78 +73,29 @@ class Writer:
                     folder.rmdir()
 
     def add_image(self, path: Path, *, upright: bool = False) -> tuple[int, int, int]:
-        """Link or copy an image to the same relative path; return its id, width and height.
+        """Add an image, and link or copy it to the same relative path."""
+        added = super().add_image(path, upright=upright)
+        self._place(self.images[-1]["file_name"])
+        return added
 
-        With ``upright``, raise DataError if EXIF asks to rotate the image: its boxes may refer to the rotated pixels,
-        but training reads the stored ones.
-        """
-        if not self.follow_links:
-            require_inside(path, self.source)
-        with open_image(path) as image:
-            width, height = image.size
-            if upright and is_turned(image):
-                raise DataError(
-                    f"{path}: EXIF asks to rotate or mirror the image, so the boxes may not fit the stored pixels; "
-                    "store the pixels upright and remove the EXIF orientation, for example with mogrify -auto-orient"
-                )
-        name = path.relative_to(self.source).as_posix()
-        link_or_copy(path, self.unfinished / "images" / name, final=self.folder / "images" / name, copy=self.copy)
-        self.images.append({"id": len(self.images) + 1, "file_name": name, "width": width, "height": height})
-        return len(self.images), width, height
-
-    def add_object(
-        self,
-        image_id: int,
-        category_id: int,
-        *,
-        box: list[float],
-        area: float | None = None,
-        crowd: bool = False,
-        segmentation: Any = None,
-    ) -> None:
-        """Add an object with its box (x, y, width, height); ``area`` defaults to the box area."""
-        entry: dict[str, Any] = {
-            "id": len(self.annotations) + 1,
-            "image_id": image_id,
-            "category_id": category_id,
-            "bbox": box,
-            "area": box[2] * box[3] if area is None else area,
-            "iscrowd": int(crowd),
-        }
-        if segmentation is not None:
-            entry["segmentation"] = segmentation
-        self.annotations.append(entry)
+    def write_document(self, split: str, document: Document) -> Written:
+        """Write a split that is read already, with its images."""
+        self.images, self.annotations = document["images"], document["annotations"]
+        for image in self.images:
+            self._place(image["file_name"])
+        return self.write(split)
 
     def write(self, split: str) -> Written:
         """Write the collected annotations to ``split``.json and start the next split."""
-        categories = [{"id": number, "name": name} for number, name in sorted(self.categories.items())]
-        document = {"images": self.images, "annotations": self.annotations, "categories": categories}
-        (self.unfinished / f"{split}.json").write_text(json.dumps(document), encoding="utf-8")
+        (self.unfinished / f"{split}.json").write_text(json.dumps(self.document()), encoding="utf-8")
         crowds = sum(entry["iscrowd"] for entry in self.annotations)
         written = Written(self.folder / f"{split}.json", len(self.images), len(self.annotations) - crowds, crowds)
         self.images, self.annotations = [], []
         return written
 
-
-def read_text(path: Path, *, source: Path) -> str:
-    """Read a text file inside ``source``; raise DataError if it cannot be read or is not UTF-8."""
-    require_inside(path, source)
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); give a readable file") from error
-
-
-def require_inside(path: Path, source: Path) -> None:
-    """Raise DataError if links on the path lead out of the folder ``source``."""
-    try:
-        inside = path.resolve().is_relative_to(source.resolve())
-    except (OSError, RuntimeError) as error:
-        raise DataError(f"{path}: cannot be read ({error}); replace the link with a file") from error
-    if not inside:
-        raise DataError(f"{path}: is a link to a file outside {source}; copy the file into the folder")
+    def _place(self, name: str) -> None:
+        places = self.unfinished / "images" / name, self.folder / "images" / name
+        link_or_copy(self.source / name, places[0], final=places[1], copy=self.copy)
 
 
 def link_or_copy(source: Path, destination: Path, *, final: Path, copy: bool) -> None:
