@@ -14,7 +14,8 @@ from ultralytics.utils.torch_utils import unwrap_model
 
 from bucketrank import rank_sort_loss, self_balance
 from bucketrank.boxes import paired_iou
-from bucketrank.evaluation.calibration.mapping import fit_platt
+from bucketrank.errors import CannotCalibrateError
+from bucketrank.evaluation.calibration.mapping import fit_platt, require_both
 
 MARK = "resume_with_examples_ultralytics_yolo"  # a buffer: Ultralytics refuses to resume with one that its model lacks
 
@@ -91,12 +92,12 @@ def calibrate(weights, data, **settings):
     outcomes, measured, model = {}, YOLO(weights), YOLO(weights)
 
     def keep_outcomes(validator):
-        outcomes.update({name: np.concatenate(validator.metrics.stats[name]) for name in ("conf", "tp")})
+        outcomes.update({name: np.concatenate(each) for name, each in validator.metrics.stats.items() if each})
 
     measured.add_callback("on_val_batch_end", keep_outcomes)
     measured.val(data=data, split="train", conf=1e-6, plots=False, **settings)
-    logits = torch.as_tensor(outcomes["conf"]).double().logit(eps=1e-9).numpy()
-    a, b = fit_platt(logits, outcomes["tp"][:, 0].astype(float))  # right at an IoU of 0.5
+    require_both(right := outcomes.get("tp", np.zeros((0, 1)))[:, 0].astype(bool))  # right at an IoU of 0.5
+    a, b = fit_platt(torch.as_tensor(outcomes["conf"]).double().logit(eps=1e-9).numpy(), right.astype(float))
     head = model.model.model[-1]
     for branch in [*head.cv3, *(getattr(head, "one2one_cv3", None) or [])]:
         branch[-1].weight.data.mul_(a)
@@ -108,8 +109,11 @@ def main(weights, data, *settings):
     model = YOLO(weights)
     train(model, **{"data": data, "plots": False} | yaml.safe_load("{" + ",".join(settings).replace("=", ": ") + "}"))
     path = model.trainer.best.with_name("calibrated.pt")
-    calibrate(model.trainer.best, data, imgsz=model.trainer.args.imgsz).save(path)
-    print(f"calibrated model: {path}")
+    try:
+        calibrate(model.trainer.best, data, imgsz=model.trainer.args.imgsz).save(path)
+        print(f"calibrated model: {path}")
+    except CannotCalibrateError as error:
+        print(f"{model.trainer.best} is trained but not calibrated: {str(error).removeprefix('calibrate: ')}")
 
 
 if __name__ == "__main__":

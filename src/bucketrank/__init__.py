@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from bucketrank.api import load as load
     from bucketrank.api import train as train
     from bucketrank.evaluation.calibration import calibrate as calibrate
+    from bucketrank.evaluation.calibration import calibrate_scores as calibrate_scores
     from bucketrank.inference.hub import from_pretrained as from_pretrained
     from bucketrank.losses import *
 
@@ -48,7 +49,7 @@ _lazy, __getattr__ = import_on_use(
     {
         "bucketrank.losses": " ".join(__all__),
         "bucketrank.api": "load train",
-        "bucketrank.evaluation.calibration": "calibrate",
+        "bucketrank.evaluation.calibration": "calibrate calibrate_scores",
         "bucketrank.inference": "from_pretrained",
     },
 )

@@ -16,7 +16,8 @@ os.environ.setdefault("YOLO_CONFIG_DIR", tempfile.mkdtemp(prefix="ultralytics"))
 os.environ.setdefault("YOLO_OFFLINE", "1")
 os.environ.setdefault("YOLO_VERBOSE", "0")
 
-from bucketrank import rank_sort_loss
+from bucketrank import calibrate_scores, rank_sort_loss
+from tests.evaluation.calibration.labelled_detections import objects_among
 from tests.process_settings import restored_process_settings
 
 with restored_process_settings():
@@ -225,12 +226,54 @@ def test_the_calibration_is_folded_into_every_class_layer(name, monkeypatch):
 
 @pytest.mark.slow
 def test_the_command(settings, capsys, monkeypatch):
-    monkeypatch.setattr(example, "fit_platt", lambda *_: (1.0, 0.0))  # one epoch ranks nothing yet, so none would fit
+    monkeypatch.setattr(example, "require_both", lambda right: None)  # one epoch ranks nothing yet, so none would fit
+    monkeypatch.setattr(example, "fit_platt", lambda *_: (1.0, 0.0))
     example.main("yolo11n.yaml", settings.pop("data"), *(f"{name}={value}" for name, value in settings.items()))
     line = capsys.readouterr().out.splitlines()[-1]
     path = Path(line.removeprefix("calibrated model: "))
     assert path.name == "calibrated.pt"
     YOLO(path).predict(np.zeros((SIDE, SIDE, 3), np.uint8), imgsz=SIDE)
+
+
+@pytest.mark.parametrize(
+    "stats",
+    [
+        {"conf": [], "tp": []},
+        {"conf": [np.zeros(0)], "tp": [np.zeros((0, 10), bool)]},
+        {"conf": [np.full(12, 0.1)], "tp": [np.zeros((12, 10), bool)]},
+    ],
+    ids=["no image", "no detection", "none is right"],
+)
+def test_nothing_to_calibrate_is_said(stats, monkeypatch, tmp_path, capsys):
+    class UntrainedYOLO(YOLO):  # type: ignore[misc]
+        def val(self, **settings):
+            for callback in self.callbacks["on_val_batch_end"]:
+                callback(SimpleNamespace(metrics=SimpleNamespace(stats=stats)))
+
+    def train(model, **settings):
+        model.trainer = SimpleNamespace(best=tmp_path / "best.pt", args=SimpleNamespace(imgsz=SIDE))
+        model.save(model.trainer.best)
+
+    monkeypatch.setattr(example, "YOLO", UntrainedYOLO)
+    monkeypatch.setattr(example, "train", train)
+    example.main("yolo11n.yaml", "data.yaml")
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith(f"{tmp_path / 'best.pt'} is trained but not calibrated: expected at least 10 detections")
+    assert not (tmp_path / "calibrated.pt").exists()
+
+
+def test_the_scores_of_a_yolo_with_its_own_loss_are_calibrated():
+    torch.manual_seed(0)
+    model = YOLO("yolo11n.yaml")
+    for branch in model.model.model[-1].cv3:
+        torch.nn.init.normal_(branch[-1].weight, std=0.5)
+        torch.nn.init.constant_(branch[-1].bias, -3.0)
+    images = list(torch.randint(256, (8, SIDE, SIDE, 3), dtype=torch.uint8).numpy())
+    results = model.predict(images, imgsz=SIDE, conf=1e-6, iou=0.99, verbose=False)
+    calibration = calibrate_scores(results, objects_among(results))
+    assert calibration.detections == sum(len(each.boxes) for each in results) > 100
+    assert calibration.d_ece[1] < 0.5 * calibration.d_ece[0]
+    assert calibration(results[0].boxes.conf).shape == results[0].boxes.conf.shape
 
 
 @pytest.mark.parametrize("installed", ["8.3.200", "8.5.0", "9.0.0"])

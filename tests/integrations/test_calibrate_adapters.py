@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from bucketrank import calibrate_scores
 from bucketrank.data import CocoDataset, eval_transform, find_splits, write_shapes
 from bucketrank.errors import CannotCalibrateError
 from bucketrank.evaluation.calibration import ScoreMap, fold
 from bucketrank.evaluation.calibration import fitting as calibrate_model
 from bucketrank.integrations import torchvision as tv_adapter
 from bucketrank.integrations import transformers as hf_adapter
+from tests.evaluation.calibration.labelled_detections import objects_among
 from tests.integrations import torchvision_models, transformers_models
 
 A, B = 1.6, 1.5
@@ -172,6 +174,42 @@ def test_a_transformer_is_calibrated(name: str) -> None:
     calibration = hf_adapter.calibrate(model, iter(batches), max_images=7)
     assert calibration.images == 7
     assert calibration.d_ece[1] < 0.5 * calibration.d_ece[0]
+
+
+@pytest.mark.parametrize("name", ["retinanet", "faster_rcnn", "fcos"])
+def test_the_scores_of_a_torchvision_model_with_its_own_loss_are_calibrated(name: str) -> None:
+    model = tv_adapter.undo(tv_model(name))
+    for part in (model, getattr(model, "roi_heads", None)):
+        if hasattr(part, "score_thresh"):
+            part.score_thresh = 0.0
+    with torch.no_grad():
+        detections = [each for image in images(8) for each in model([image])]
+    calibration = calibrate_scores(detections, objects_among(detections))
+    assert calibration.images == 8
+    assert calibration.d_ece[1] < 0.5 * calibration.d_ece[0]
+
+
+def test_the_scores_of_a_transformer_with_its_own_loss_are_calibrated() -> None:
+    from transformers import RTDetrImageProcessor
+
+    model = transformers_models.make("rt_detr").eval()
+    for layer in hf_adapter.score_head(model).layers:
+        torch.nn.init.normal_(layer.weight, std=0.3)
+    with torch.no_grad():
+        outputs = model(pixel_values=torch.randn(8, 3, 64, 64, generator=torch.Generator().manual_seed(3)))
+    sizes = torch.tensor([[48, 80]] * 8)
+    processed = RTDetrImageProcessor().post_process_object_detection(outputs, threshold=0.0, target_sizes=sizes)
+    objects = objects_among(processed)
+    calibration = calibrate_scores(processed, objects)
+    assert calibration.d_ece[1] < 0.5 * calibration.d_ece[0]
+    scale = torch.tensor([80, 48, 80, 48])
+    targets = []  # as the image processor writes them: relative centres and sizes
+    for each in objects:
+        corners = each["boxes"] / scale
+        boxes = torch.cat([(corners[:, :2] + corners[:, 2:]) / 2, corners[:, 2:] - corners[:, :2]], 1)
+        targets.append({"class_labels": each["labels"], "boxes": boxes, "orig_size": torch.tensor([48, 80])})
+    again = calibrate_scores(processed, targets)
+    assert (again.right, again.a) == (calibration.right, pytest.approx(calibration.a))
 
 
 def test_a_pair_per_class_is_refused_where_classes_share_a_summand(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ import bucketrank
 from bucketrank.data import Split, find_splits, write_shapes
 from bucketrank.errors import CannotCalibrateError
 from bucketrank.evaluation import Evaluator
-from bucketrank.evaluation.calibration import ScoreHead, ScoreMap, calibrate, fit, fold
+from bucketrank.evaluation.calibration import ScoreHead, ScoreMap, calibrate, calibrate_scores, fold
 from bucketrank.evaluation.calibration.fitting import Samples, collect
 from bucketrank.settings.choices import CalibrationMethod
 from tests.evaluation.calibration.listed_detector import CLASSES, ListedDetector, listed_images
@@ -213,9 +213,10 @@ def test_bad_arguments() -> None:
 
 def test_fit_and_fold_for_any_model() -> None:
     model = ListedDetector()
-    score_map = fit(detections(model, TRAIN), [target for _, target in TRAIN], num_classes=CLASSES)
-    assert score_map == ScoreMap(*(lambda each: (each.a, each.b))(calibrate(deepcopy(model), TRAIN)))
-    fold(ScoreHead("sigmoid", layers=(model.classes,), columns=CLASSES), score_map)
+    targets = [target for _, target in TRAIN]
+    calibration = calibrate_scores(detections(model, TRAIN), targets, num_classes=CLASSES, first_label=1)
+    assert calibration == calibrate(deepcopy(model), TRAIN)
+    fold(ScoreHead("sigmoid", layers=(model.classes,), columns=CLASSES), calibration.score_map)
     assert evaluated(model).calibration_errors().d_ece < 0.03
     with pytest.raises(ValueError, match="one pair or 3"):
         fold(model.score_head(), ScoreMap((1.0, 1.0), (0.0, 0.0)))
@@ -335,8 +336,7 @@ def test_a_limit_that_keeps_other_detections_is_no_wrong_description() -> None:
 def test_other_entries_of_detections_are_left_alone() -> None:
     found = [{**each, "image_id": 7} for each in detections(ListedDetector(), TRAIN)]
     targets = [target for _, target in TRAIN]
-    plain = fit(detections(ListedDetector(), TRAIN), targets, num_classes=CLASSES)
-    assert fit(found, targets, num_classes=CLASSES) == plain  # type: ignore[arg-type]
+    assert calibrate_scores(found, targets) == calibrate_scores(detections(ListedDetector(), TRAIN), targets)
 
 
 def test_logits_belong_to_their_detections_under_the_rules_of_lvis(tmp_path: Path) -> None:

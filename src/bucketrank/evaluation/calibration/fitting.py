@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -363,6 +363,11 @@ def calibrate_head(model: nn.Module, head: ScoreHead, samples: Samples, settings
     finally:
         for module, mode in modes.items():
             module.training = mode
+    return summary(settings, score_map, before, after)
+
+
+def summary(settings: FitSettings, score_map: ScoreMap, before: Outcomes, after: Outcomes) -> Calibration:
+    """Describe a fitted map with the errors before and after."""
     return Calibration(
         method=settings.method,
         target=settings.target,
@@ -375,36 +380,6 @@ def calibrate_head(model: nn.Module, head: ScoreHead, samples: Samples, settings
         right=int(before.matched.right.sum()),
         best_threshold=after.best_threshold,
     )
-
-
-@torch.inference_mode(mode=False)
-def fit(
-    detections: Sequence[Mapping[str, Tensor]],
-    ground_truths: Sequence[Mapping[str, Any]],
-    *,
-    num_classes: int,
-    first_label: int = 1,
-    target: CalibrationTarget = "match",
-    per_class: bool = False,
-) -> ScoreMap:
-    """Fit a score map to the detections of any detector with sigmoid scores.
-
-    ``detections`` and ``ground_truths`` hold one dict per image in torchvision's format: ``boxes`` (n, 4) as corners,
-    ``labels`` (n,), ``scores`` (n,) and, optionally, ``iscrowd`` in the ground truth. Labels start at ``first_label``.
-    Pass the map and the last classification layers to :func:`fold`.
-
-    Args:
-        detections: boxes, labels and scores per image.
-        ground_truths: boxes and labels per image.
-        num_classes: number of object classes.
-        first_label: label of the first class.
-        target: ``"match"``, the probability of a match at an IoU of 0.5, or ``"iou"``, the expected IoU.
-        per_class: fit each class separately.
-    """
-    settings = FitSettings(target, per_class)
-    head = ScoreHead("other", columns=num_classes, first_label=first_label)
-    items = list(zip(detections, ground_truths, strict=True))
-    return fitted(head, collect(head, Samples(items, detect=lambda each: each)), settings)
 
 
 def fitted(head: ScoreHead, outcomes: Outcomes, settings: FitSettings) -> ScoreMap:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bucketrank.data.problems import counted
-from bucketrank.errors import CannotCalibrateError
+from bucketrank.errors import CannotCalibrateError, DataError
 from bucketrank.settings.choices import CalibrationMethod, CalibrationTarget
 
 Layer = nn.Linear | nn.Conv2d
@@ -25,6 +27,7 @@ EPSILON = 1e-7  # a score of exactly 0 or 1 has no finite logit
 MIN_COUNT = 10  # right detections, and wrong detections, that a fit needs
 MIN_SLOPE = 1e-3  # below it, scores say nothing about right and wrong
 MAX_STEPS = 200
+CALIBRATION_FORMAT = "calibration 1"  # marks the file of a calibration
 SOFTMAX = (
     "its classes share a softmax, into which a map of single scores cannot be folded; choose method temperature, which "
     "may change the order of detections slightly"
@@ -303,7 +306,7 @@ def _scale(layer: Layer, factors: Tensor, shifts: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Calibration:
-    """A fitted and folded calibration; the errors are measured on the images of the fit.
+    """A fitted calibration; the errors are measured on the images of the fit.
 
     ``platt`` maps a score to ``sigmoid(a * logit + b)``. ``temperature`` divides the logits of a softmax by 1 / a and
     subtracts b from the background logit. ``target`` is ``match``, the probability that a detection overlaps an object
@@ -330,6 +333,55 @@ class Calibration:
     def keeps_order(self) -> bool:
         """Whether the detections in an image keep their order across classes."""
         return self.method == "platt" and len(self.a) == 1
+
+    def __call__(self, scores: Any, labels: Any = None) -> Any:
+        """Calibrate scores: a number, a sequence, an array or a tensor, which is also what is returned.
+
+        ``labels`` are needed with one pair per class; they index the pairs.
+
+        Args:
+            scores: scores from 0 to 1 of the detector that the calibration was fitted to.
+            labels: one label per score.
+        """
+        if self.method != "platt":
+            raise ValueError("Calibration: expected method platt, whose map needs single scores only, got temperature")
+        if len(self.a) > 1 and labels is None:
+            raise ValueError(f"Calibration: expected labels for its {len(self.a)} pairs, one per class, got none")
+        values = scores.detach().cpu().double().numpy() if isinstance(scores, Tensor) else np.asarray(scores, float)
+        given = np.zeros_like(values) if labels is None else torch.as_tensor(labels).cpu().numpy()
+        columns = given.astype(np.int64)
+        if len(self.a) > 1 and columns.size and not 0 <= columns.min() <= columns.max() < len(self.a):
+            raise ValueError(
+                f"Calibration: expected labels from 0 to {len(self.a) - 1}, got {columns.min()} to {columns.max()}"
+            )
+        mapped = self.score_map(values, columns)
+        if isinstance(scores, Tensor):
+            return torch.from_numpy(mapped).to(scores)
+        return float(mapped) if mapped.ndim == 0 else mapped
+
+    def save(self, path: Path | str) -> None:
+        """Write the calibration to a JSON file.
+
+        Args:
+            path: the file to write.
+        """
+        text = json.dumps({"bucketrank": CALIBRATION_FORMAT, **self.to_dict()}, indent=2) + "\n"
+        Path(path).write_text(text, encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path | str) -> Calibration:
+        """Read the file of :meth:`save`; DataError if it is not one. Nothing in it is executed.
+
+        Args:
+            path: a file that :meth:`save` wrote.
+        """
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            return cls.from_dict({key: value for key, value in content.items() if key != "bucketrank"})
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+            raise DataError(
+                f"{path}: expected a calibration written by Calibration.save, got another file ({error!s:.100})"
+            ) from error
 
     def threshold(self, score: float) -> float:
         """Map a minimum score to the one that keeps the same detections after calibration.
