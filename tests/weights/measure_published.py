@@ -1,6 +1,7 @@
 """Print the table of docs/published-weights.md: ``python -m tests.weights.measure_published [CASE ...]``.
 
-It runs the comparisons of ``test_published_parity`` and records the largest difference of each kind.
+It runs the comparisons of ``test_published_parity`` and ``test_co_dino_parity``, and records the largest difference of
+each kind.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from pathlib import Path
 
 from torch import Tensor
 
+from . import test_co_dino_parity as co_dino
 from . import test_published_parity as parity
 from .published_cases import CASES, Case
 
 KINDS = {
     "features": ("backbone", "pyramid", "neck", "encoder"),
-    "boxes": ("detections_boxes", "all_pairs_boxes"),
-    "scores": ("detections_scores", "all_pairs_scores"),
+    "boxes": ("detections_boxes", "all_pairs_boxes", "nms_boxes"),
+    "scores": ("detections_scores", "all_pairs_scores", "nms_scores"),
 }
 recorded: dict[str, float] = {}
 
@@ -38,7 +40,9 @@ def measure(name: str) -> dict[str, float]:
     """Return the largest differences of a case by kind; raise AssertionError if a test fails."""
     recorded.clear()
     with tempfile.TemporaryDirectory() as folder:
-        if name.startswith("co_"):
+        if name.startswith("co_dino"):
+            co_dino.compare(Recording.read(name), co_dino.convert(Case.read("co_dino_5scale_r50"), Path(folder)))
+        elif name.startswith("co_"):
             parity.test_co_deformable_detr(Path(folder))
         elif "rcnn" in name:
             parity.test_rcnns(name, Path(folder))

@@ -1,8 +1,8 @@
 """Reference outputs of the published code: ``published/*.npz``, and the checkpoints that they belong to.
 
-The outputs come from the paper's own repository (MMDetection 2.25.3, mmcv 1.7.0) on a CPU. The weights and images
-follow from a formula, so that no checkpoint is stored. Arrays are sampled: ``x`` holds the values at ``x_index`` of a
-tensor of shape ``x_shape``.
+The outputs come from the paper's own repository (MMDetection 2.25.3, mmcv 1.7.0) on a CPU, those of Co-DINO from
+MMDetection 3.3.0; its padded case was computed in float64. The weights and images follow from a formula, so that no
+checkpoint is stored. Arrays are sampled: ``x`` holds the values at ``x_index`` of a tensor of shape ``x_shape``.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ CASES = (
     "cascade_rcnn_brs",
     "mask_rcnn_brs",
     "co_deformable_detr_brs",
+    "co_dino_5scale_r50",
+    "co_dino_5scale_r50_padded",
 )
 
 
@@ -76,9 +78,9 @@ class Case:
         return path
 
     def images(self) -> ImageList:
-        """Return the normalised images, padded with zeros to the size of the first."""
+        """Return the normalised images, padded with zeros to the size of the first or of a canvas."""
         names = self.settings["images"]
-        height, width = SIZES[names[0]]
+        height, width = self.settings.get("canvas", SIZES[names[0]])
         batch = torch.zeros(len(names), 3, height, width)
         for number, name in enumerate(names):
             batch[number, :, : SIZES[name][0], : SIZES[name][1]] = torch.from_numpy(image(name, *SIZES[name]))

@@ -29,7 +29,15 @@ from bucketrank.weights.load import load_initial_weights
 from bucketrank.weights.published import convert_published
 from bucketrank.weights.published_file import Checkpoint, Inert, read_checkpoint
 from bucketrank.weights.published_recognition import coco_classes, recognise
-from bucketrank.weights.published_table import MMDET_SWIN, RESNET, SWIN, UNUSED, original_merging, translate
+from bucketrank.weights.published_table import (
+    LAST_NORM,
+    MMDET_SWIN,
+    RESNET,
+    SWIN,
+    UNUSED,
+    original_merging,
+    translate,
+)
 
 from .published_cases import CASES, FOLDER, Case
 
@@ -75,6 +83,8 @@ def write(path: Path, state: dict[str, Tensor], **meta: Any) -> Path:
         ("co_deformable_detr_brs", "co_detr", "resnet50", "rs"),
         ("co_deformable_detr_focal", "co_detr", "resnet50", "focal"),
         ("co_deformable_detr_brs_swin_tiny", "co_detr", "swin_tiny", "rs"),
+        ("co_dino_5scale_r50", "co_dino", "resnet50", "qfl"),
+        ("co_dino_5scale_swin_l", "co_dino", "swin_large", "qfl"),
     ],
 )
 def test_detectors_are_recognised_from_their_keys(name, detector, backbone, loss):
@@ -266,10 +276,6 @@ class TestFiles:
             (
                 {"state_dict": {"model.0.weight": torch.ones(1)}},
                 "expected a ResNet-50, -101 or -152 or a Swin as backbone",
-            ),
-            (
-                {"state_dict": {"query_head.dn_generator.label_embedding.weight": torch.ones(1)}},
-                "got Co-DINO, which is not",
             ),
             ({"state_dict": {"bbox_head.gfl_cls.weight": torch.ones(1)}}, "got GFL; choose another checkpoint"),
         ],
@@ -483,6 +489,24 @@ def test_swin_large_has_the_same_layout():
     assert {key: shape for key, shape in expected.items() if not re.fullmatch(UNUSED, key)} == ours
 
 
+def test_co_dino_with_swin_large_fills_every_tensor():
+    """Its auxiliary heads have the keys of ResNet-50, which test_published_parity converts."""
+    state, other = hollow("co_dino_5scale_swin_l"), shapes("co_dino_5scale_r50")
+    heads = ("rpn_head.", "roi_head.", "bbox_head.", "query_head.transformer.aux_", "query_head.downsample.")
+    for key, shape in other.items():
+        assert not key.startswith(heads) or list(state[key].shape) == shape
+    source = recognise(Checkpoint(Path("x.pth"), state, None, ""))
+    assert source.recipe["detector"]["levels"] == 5
+    translated = translate(state, source.table)
+    assert translated.unknown == []
+    assert len(state) == 713
+    with torch.device("meta"):
+        model: Any = build("co_dino", num_classes=80, backbone="swin_large", loss="qfl", auxiliary=())
+    ours = {key: each.shape for key, each in translated.state.items() if not key.startswith(("auxiliary", "fifth."))}
+    expected = {key: each.shape for key, each in model.state_dict().items() if not re.fullmatch(LAST_NORM, key)}
+    assert ours == expected
+
+
 @pytest.mark.slow
 class TestClassRows:
     """``--init mmdet:FILE`` with fewer classes and with another loss."""
@@ -527,3 +551,30 @@ class TestClassRows:
         assert load_initial_weights(model, f"mmdet:{file}", classes=["dog", "person"]) == []
         assert model.decoder.classes[5].bias.tolist() == [16, 0]
         assert model.proposer.classes.bias.tolist() == [0]  # one class of objects, the first row
+
+    def test_co_dino(self, tmp_path):
+        keys = {f"query_head.cls_branches.{i}.bias": 0 for i in (5, 6)}
+        keys |= {"query_head.dn_generator.label_embedding.weight": 0, "roi_head.0.bbox_head.fc_cls.bias": 0}
+        file = self.numbered("co_dino_5scale_r50", keys, tmp_path)
+        model: Any = build("co_dino", num_classes=2, loss="rs")
+        assert load_initial_weights(model, f"mmdet:{file}", classes=["dog", "person"]) == []
+        assert model.decoder.classes[5].bias.tolist() == model.proposer.classes.bias.tolist() == [16, 0]
+        assert model.denoising.labels.weight[:, 0].tolist() == [16, 0]
+        assert model.auxiliary["faster_rcnn"].roi.classes.bias.tolist() == [16 - 80, 0 - 80]
+        plain: Any = build("co_dino", num_classes=80, loss="mal", denoising=0)
+        assert load_initial_weights(plain, f"mmdet:{file}", classes=None) == []
+        with pytest.raises(WeightsError, match="init: expected weights of co_detr, got those of co_dino"):
+            load_initial_weights(build("co_detr", num_classes=2), f"mmdet:{file}", classes=["dog", "person"])
+
+    def test_co_dino_with_missing_and_unknown_tensors(self, tmp_path):
+        state = hollow("co_dino_5scale_r50")
+        del state["query_head.dn_generator.label_embedding.weight"]
+        state["query_head.transformer.pos_trans.weight"] = EMPTY.expand(512, 512)  # Co-DETR's
+        with pytest.raises(WeightsError) as caught:
+            convert_published(write(tmp_path / "co_dino.pth", state))
+        message = str(caught.value)
+        assert "1 unknown (selected.encoding.project.weight), 1 missing (denoising.labels.weight)" in message
+        assert "\n" not in message
+        del state["query_head.transformer.query_embed.weight"]
+        with pytest.raises(WeightsError, match=r"got a checkpoint without 'query_head\.transformer\.query_embed"):
+            recognise(Checkpoint(Path("x.pth"), state, None, ""))

@@ -149,7 +149,15 @@ POSITIVE_COUNTS = (  # integer settings of at least 1
     "anchors",
     "scales",
 )
-FRACTIONS = ("nms", "score_threshold", "positive_iou", "negative_iou", "stage_ious")  # settings from 0 to 1
+FRACTIONS = (
+    "nms",
+    "soft_nms",
+    "label_noise",
+    "score_threshold",
+    "positive_iou",
+    "negative_iou",
+    "stage_ious",
+)  # settings from 0 to 1
 ExtraLevels = Literal["c5", "p5_relu"]
 RoIAlign = Literal["published", "torchvision"]
 
@@ -300,10 +308,11 @@ class CascadeRCNNSettings(RCNNSettings):
 
 
 @dataclass(frozen=True)
-class CoDETRSettings(DetectorSettings):
-    """Settings of Co-DETR. Trained with RS loss, it is BRS-DETR."""
+class CollaborativeSettings(DetectorSettings):
+    """Settings shared by Co-DETR and Co-DINO."""
 
     auxiliary: Annotated[tuple[str, ...], "auxiliary heads: any of faster_rcnn and atss"] = ("faster_rcnn", "atss")
+    levels: Annotated[int, "feature maps: 4 (strides 8 to 64) or 5 (strides 4 to 64)"] = 4
     channels: Annotated[int, "width of the transformer"] = 256
     dropout: Annotated[float, "dropout in the transformer"] = 0.0
     queries: Annotated[int, "object queries of the decoder"] = 300
@@ -320,11 +329,6 @@ class CoDETRSettings(DetectorSettings):
         float | None, "weight of the auxiliary losses (null: 5 with a ranking loss, 12 otherwise)"
     ] = None
     sampling: Annotated[bool, "focal loss: train the auxiliary Faster R-CNN with cross-entropy on a sample"] = True
-    published: Annotated[
-        bool,
-        "as in the published code: the proposals have a logit per class, a matched box without overlap is a negative, "
-        "and one number marks the queries of an auxiliary head",
-    ] = False
     auxiliary_queries: Annotated[int, "maximum decoder queries per image from each auxiliary head"] = 300
     hidden: Annotated[int, "width of the two hidden layers of the auxiliary box head"] = 1024
     proposals: Annotated[int, "proposals per image of the auxiliary Faster R-CNN"] = 1000
@@ -334,8 +338,40 @@ class CoDETRSettings(DetectorSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.require("levels", "4 or 5", holds=self.levels in (4, 5))
         self.require("queries", "at least 1", holds=self.queries >= 1)
         self.require("auxiliary_queries", "at least 1", holds=self.auxiliary_queries >= 1)
+
+
+@dataclass(frozen=True)
+class CoDETRSettings(CollaborativeSettings):
+    """Settings of Co-DETR. Trained with RS loss, it is BRS-DETR."""
+
+    published: Annotated[
+        bool,
+        "as in the published code: the proposals have a logit per class, a matched box without overlap is a negative, "
+        "and one number marks the queries of an auxiliary head",
+    ] = False
+
+
+@dataclass(frozen=True)
+class CoDINOSettings(CollaborativeSettings):
+    """Settings of Co-DINO."""
+
+    levels: Annotated[int, "feature maps: 4 (strides 8 to 64) or 5 (strides 4 to 64)"] = 5
+    queries: Annotated[int, "object queries of the decoder"] = 900
+    sampling: Annotated[bool, "score-based losses: train the auxiliary Faster R-CNN with cross-entropy on a sample"] = (
+        True
+    )
+    denoising: Annotated[int, "denoising queries per image, in groups of twice the objects (0: none)"] = 100
+    label_noise: Annotated[float, "fraction of denoising queries with a random class"] = 0.25
+    box_noise: Annotated[float, "noise of denoising boxes: 1 moves a corner by up to half of the box's side"] = 1.0
+    soft_nms: Annotated[float | None, "IoU from which soft-NMS lowers the lower score of two boxes (null: none)"] = 0.8
+    detections: Annotated[int, "detections per image"] = 300
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_finite("box_noise")
 
 
 @dataclass(frozen=True)
@@ -416,6 +452,15 @@ BUILT_IN_DETECTORS = (
         CoDETRSettings,
         title="Co-DETR",
         reference="Zong et al., DETRs with Collaborative Hybrid Assignments Training, ICCV 2023",
+        excluded_losses=("alrp", "dr", "ce"),
+    ),
+    DetectorSpec(
+        "co_dino",
+        "bucketrank.detectors.co_detr.dino:CoDINO",
+        CoDINOSettings,
+        title="Co-DINO",
+        reference="Zong et al., DETRs with Collaborative Hybrid Assignments Training, ICCV 2023; "
+        "Zhang et al., DINO, ICLR 2023",
         excluded_losses=("alrp", "dr", "ce"),
     ),
 )

@@ -26,6 +26,7 @@ from bucketrank.weights.published_file import Checkpoint, read_checkpoint
 from bucketrank.weights.published_recognition import DETECTORS, Source, coco_classes, recognise
 from bucketrank.weights.published_table import HEADS, LAST_NORM, UNUSED, Rows, Translated, translate
 
+FIVE_LEVELS = 5  # Co-DINO's, which start at the finest map of the backbone
 THRESHOLD = 0.3  # minimum score to report; MMDetection draws detections from this score on
 
 
@@ -135,8 +136,8 @@ def load_published(model: Detector, path: Path | str, *, classes: Sequence[str] 
     own = model.state_dict()
     for name, tensor in translated.state.items():
         rows = translated.rows[name]
-        if rows == "quality" and name not in own:
-            continue  # a loss that sees the IoU needs no branch for it
+        if name not in own and (rows == "quality" or name.startswith("denoising.")):
+            continue  # a loss that sees the IoU needs no branch for it; denoising can be switched off
         try:
             adapted = adaptation(rows, tensor, name)
         except (IndexError, RuntimeError) as error:
@@ -198,7 +199,8 @@ def _load_strictly(
 ) -> None:
     """Load tensors that fit, or raise: nothing without a place, nothing unfilled, no number that is not finite."""
     own = model.state_dict()
-    unused = LAST_NORM if source.detector.endswith("rcnn") else UNUSED  # the pyramid of an R-CNN reads every map
+    every_map = source.detector.endswith("rcnn") or source.recipe["detector"].get("levels") == FIVE_LEVELS
+    unused = LAST_NORM if every_map else UNUSED
     faults = {
         "unknown": [*unknown, *(name for name in state if name not in own)],
         "missing": [
@@ -247,7 +249,8 @@ class _Adaptation:
             labels = [names.index(name) for name in classes] if set(classes) <= set(names) else None
         elif model.num_classes == source.num_classes:
             labels = list(range(source.num_classes))
-        head = {"cascade_rcnn": lambda: model.stages[0], "co_detr": lambda: model.auxiliary["faster_rcnn"].roi}
+        head = {"cascade_rcnn": lambda: model.stages[0]}
+        head |= dict.fromkeys(("co_detr", "co_dino"), lambda: model.auxiliary["faster_rcnn"].roi)
         has_boxes = source.detector not in ("atss", "paa", "retinanet")
         roi = head.get(source.detector, lambda: model.box_head)() if has_boxes else None
         return cls(

@@ -13,7 +13,7 @@ from bucketrank.errors import WeightsError, require_choice
 from bucketrank.weights.published_file import Checkpoint
 from bucketrank.weights.published_table import HEAD_ROWS, MMDET_SWIN, RESNET, SWIN, Row, co_detr_rows
 
-DETECTORS = "atss, paa, retinanet, faster_rcnn, mask_rcnn, cascade_rcnn, co_detr"
+DETECTORS = "atss, paa, retinanet, faster_rcnn, mask_rcnn, cascade_rcnn, co_detr, co_dino"
 RESNET_DEPTHS: dict[tuple[int, ...], int] = {(3, 4, 6, 3): 50, (3, 4, 23, 3): 101, (3, 8, 36, 3): 152}
 SWIN_NAMES: dict[tuple[int, tuple[int, ...]], str] = {
     (96, (2, 2, 6, 2)): "swin_tiny",
@@ -21,10 +21,9 @@ SWIN_NAMES: dict[tuple[int, tuple[int, ...]], str] = {
 }
 LVIS_CLASSES = 1203
 ATTENTION_HEADS = 8
+DINO = ("query_head.dn_generator.", "query_head.transformer.decoder.ref_point_head.")  # in Co-DINO, not in Co-DETR
 # Classification layers of other detectors, by the start of their names, and what to say about them.
 OTHERS = {
-    "query_head.dn_generator.": "Co-DINO, which is not supported yet",
-    "query_head.transformer.decoder.ref_point_head.": "Co-DINO, which is not supported yet",
     "bbox_head.gfl_cls": "GFL",
     "bbox_head.conv_cls": "FCOS",
     "bbox_head.shared_fcs.": "a detector of MMDetection 1, whose classes count from the background",
@@ -100,7 +99,7 @@ def _recognise(checkpoint: Checkpoint, detector: str | None) -> Source:
     if transformer:
         width, rows = (
             state["query_head.transformer.level_embeds"].shape[1],
-            co_detr_rows(groups["detector"]["decoder_layers"]),
+            co_detr_rows(groups["detector"]["decoder_layers"], dino=name == "co_dino"),
         )
     else:
         width, rows = len(state["neck.lateral_convs.0.conv.weight"]), HEAD_ROWS[name]
@@ -163,9 +162,12 @@ def _co_detr(state: Mapping[str, Tensor], groups: dict[str, dict[str, Any]]) -> 
     attention = f"{transformer}.encoder.layers.0.attentions.0.attention_weights.weight"
     levels = len(state[f"{transformer}.level_embeds"])
     softmax = len(state["roi_head.0.bbox_head.fc_cls.weight"]) == num_classes + 1
+    dino = any(key.startswith(DINO) for key in state)
+    queries = f"{transformer}.query_embed.weight" if dino else "query_head.query_embedding.weight"
     groups["detector"] = {
-        "published": True,
-        "queries": len(state["query_head.query_embedding.weight"]),
+        **({} if dino else {"published": True}),
+        "levels": levels,
+        "queries": len(state[queries]),
         "encoder_layers": _count(state, rf"{re.escape(transformer)}\.encoder\.layers\.(\d+)\."),
         "decoder_layers": _count(state, rf"{re.escape(transformer)}\.decoder\.layers\.(\d+)\."),
         "heads": ATTENTION_HEADS,
@@ -173,7 +175,8 @@ def _co_detr(state: Mapping[str, Tensor], groups: dict[str, dict[str, Any]]) -> 
         "feedforward": len(state[f"{transformer}.encoder.layers.0.ffns.0.layers.0.0.weight"]),
         "hidden": len(state["roi_head.0.bbox_head.shared_fcs.0.weight"]),
     }
-    return "co_detr", num_classes, softmax, "focal" if softmax else "rs"
+    scored = "qfl" if dino else "focal"
+    return "co_dino" if dino else "co_detr", num_classes, softmax, scored if softmax else "rs"
 
 
 def _backbone(checkpoint: Checkpoint) -> tuple[dict[str, Any], tuple[Row, ...]]:

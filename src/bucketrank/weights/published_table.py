@@ -150,7 +150,7 @@ UNUSED = LAST_NORM + r"|backbone\.body\.hidden_states_norms\.stage1\.(?:weight|b
 T = r"query_head\.transformer"
 ATTENTION = r"((?:sampling_offsets|attention_weights|value_proj|output_proj)\.(?:weight|bias))"
 HEADS = ("faster_rcnn", "atss")
-CO_DETR = (
+CO_DETR = (  # and Co-DINO
     row(r"neck\.convs\.(\d)\.conv\.weight", r"neck.levels.\1.0.weight"),
     row(r"neck\.convs\.(\d)\.gn\.$", r"neck.levels.\1.1.$"),
     row(r"neck\.extra_convs\.0\.conv\.weight", r"neck.top.0.weight"),
@@ -170,7 +170,10 @@ CO_DETR = (
     row(rf"{T}\.enc_output_norm\.$", r"proposer.norm.$"),
     row(rf"{T}\.pos_trans\.$", r"selected.encoding.project.$"),
     row(rf"{T}\.pos_trans_norm\.$", r"selected.encoding.norm.$"),
-    row(r"query_head\.query_embedding\.weight", r"selected.content"),
+    row(rf"query_head\.query_embedding\.weight|{T}\.query_embed\.weight", r"selected.content"),
+    row(rf"{T}\.decoder\.ref_point_head\.([02])\.$", r"decoder.positions.\1.$"),
+    row(rf"{T}\.decoder\.norm\.$", r"decoder.norm.$"),
+    row(r"query_head\.dn_generator\.label_embedding\.weight", r"denoising.labels.weight", rows="class_rows"),
     row(rf"{T}\.head_pos_embed\.weight", *(f"auxiliary_queries.{head}.head" for head in HEADS), change=Tensor.flatten),
     *(
         row(rf"{T}\.{theirs}\.{number}\.$", rf"auxiliary_queries.{head}.{ours}.$")
@@ -207,14 +210,15 @@ HEAD_ROWS: dict[str, tuple[Row, ...]] = {  # by the name of our detector
 }
 
 
-def co_detr_rows(decoder_layers: int) -> tuple[Row, ...]:
-    """Return the rows of Co-DETR; the branches after the decoder's are those of the proposals."""
+def co_detr_rows(decoder_layers: int, *, dino: bool) -> tuple[Row, ...]:
+    """Return the rows of Co-DETR or Co-DINO; the branches after the decoder's are those of the proposals."""
     layers = range(decoder_layers)
+    proposer: Rows = "class_rows" if dino else "proposer_classes"
     return (
         *CO_DETR,
         *(row(rf"query_head\.cls_branches\.{i}\.$", f"decoder.classes.{i}.$", rows="class_rows") for i in layers),
         *(row(rf"query_head\.reg_branches\.{i}\.(\d)\.$", rf"decoder.boxes.{i}.\1.$") for i in layers),
-        row(rf"query_head\.cls_branches\.{decoder_layers}\.$", r"proposer.classes.$", rows="proposer_classes"),
+        row(rf"query_head\.cls_branches\.{decoder_layers}\.$", r"proposer.classes.$", rows=proposer),
         row(rf"query_head\.reg_branches\.{decoder_layers}\.(\d)\.$", r"proposer.boxes.\1.$"),
     )
 

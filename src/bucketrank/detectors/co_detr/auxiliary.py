@@ -1,4 +1,4 @@
-"""The auxiliary heads of Co-DETR (ATSS and Faster R-CNN), and the extra decoder queries from their positives."""
+"""The auxiliary heads of Co-DETR and Co-DINO (ATSS and Faster R-CNN), and the decoder queries from their positives."""
 
 from __future__ import annotations
 
@@ -36,17 +36,22 @@ class Candidates:
 
 
 class AuxiliaryQueries(nn.Module):
-    """The queries of one auxiliary head, many per object and assigned in advance, for the shared decoder."""
+    """The queries of one auxiliary head, many per object and assigned in advance, for the shared decoder.
+
+    In Co-DETR, the head's features and a mark of the head are added to the encoded boxes: ``marks`` is 1 number for all
+    channels, or one for each. Co-DINO has no marks (0), and its content is the encoded box alone.
+    """
 
     def __init__(self, width: int, *, limit: int, marks: int) -> None:
         super().__init__()
         self.limit = limit
-        self.encoding = BoxEncoding(width)
-        self.project = nn.Linear(width, width)
-        self.norm = nn.LayerNorm(width)
-        # Marks the queries of this head: one number for all channels, or one for each.
-        self.head = nn.Parameter(torch.randn(marks))
-        initialise_linear(self.project)
+        self.encoding = BoxEncoding(width, vectors=2 if marks else 1)
+        self.head = None
+        if marks:
+            self.project = nn.Linear(width, width)
+            self.norm = nn.LayerNorm(width)
+            self.head = nn.Parameter(torch.randn(marks))
+            initialise_linear(self.project)
 
     def forward(self, candidates: Candidates, image_sizes: list[tuple[int, int]]) -> tuple[Queries, list[Tensor]]:
         """Build K queries for each image; also return their object indices (K,) per image."""
@@ -63,6 +68,9 @@ class AuxiliaryQueries(nn.Module):
             matches.append(torch.cat([match, match.new_full((missing,), IGNORED)]))
         # An anchor may extend beyond its image.
         initial = torch.stack(boxes).clamp(EDGE, 1 - EDGE)
+        if self.head is None:
+            (content,) = self.encoding(initial)
+            return Queries(content, None, initial), matches
         positions, content = self.encoding(initial)
         content = content + self.norm(self.project(torch.stack(features)))
         return Queries(content, positions + self.head, initial), matches
@@ -90,8 +98,6 @@ def _random_subset(rows: Tensor, count: int) -> Tensor:
     return rows[torch.randperm(len(rows), device=rows.device)[:count]] if len(rows) > count else rows
 
 
-STRIDES = (8, 16, 32, 64, 128)
-POOLED_STRIDES = STRIDES[:4]
 # Published head weights under a ranking loss and under a score-based loss.
 RANKING_WEIGHT, SCORED_WEIGHT = 5.0, 12.0
 # Published box loss weights relative to the head weight: 120 = 12 * 10 and 24 = 12 * 2.
@@ -102,12 +108,14 @@ ROI_BOX_WEIGHT, ATSS_BOX_WEIGHT = 10.0, 2.0
 class AuxiliarySettings:
     """Settings shared by the auxiliary heads. ``weight`` applies to their losses; None means the published weight.
 
+    ``strides`` are those of the maps; the coarsest map is not pooled.
     ``sampling`` applies to score-based losses: if true, Faster R-CNN trains with cross-entropy on a sample, otherwise
     with the decoder's loss on all candidates.
     """
 
     width: int
     num_classes: int
+    strides: tuple[int, ...]
     loss: LossSettings
     size_divisor: int
     weight: float | None = None
@@ -139,14 +147,14 @@ class AuxiliaryATSS(nn.Module):
             scored_box_weight=ATSS_BOX_WEIGHT,
         )
         self.criterion = build_criterion(settings.loss, recipe)
-        self.anchors = Anchors(STRIDES, scales=(8.0,), size_divisor=settings.size_divisor)
+        self.anchors = Anchors(settings.strides, scales=(8.0,), size_divisor=settings.size_divisor)
         self.coder = BoxCoder(weights=(10.0, 10.0, 5.0, 5.0))
         self.topk = settings.topk
         self.head = DenseHead(
             settings.width,
             num_classes=settings.num_classes,
             anchors=1,
-            levels=len(STRIDES),
+            levels=len(settings.strides),
             convs=1,
             quality=self.criterion.quality_branch,
             prior=self.criterion.initial_score,
@@ -187,7 +195,7 @@ class AuxiliaryRCNN(nn.Module):
         self.rpn = RPN(
             settings.width,
             loss=loss,
-            strides=list(STRIDES),
+            strides=list(settings.strides),
             scales=octave(4, 3),
             proposals=settings.proposals,
             candidates=settings.proposal_candidates,
@@ -207,7 +215,7 @@ class AuxiliaryRCNN(nn.Module):
             num_classes=settings.num_classes,
             loss=loss,
             hidden=settings.hidden,
-            strides=POOLED_STRIDES,
+            strides=settings.strides[:-1],
             recipe=roi_recipe,
         )
 

@@ -1,7 +1,8 @@
 """The proposal stage and the decoder.
 
 Every token proposes a box, and the top proposals initialise the queries (DINO's mixed selection). In each decoder
-layer, the queries attend to the image and refine their boxes.
+layer, the queries attend to the image and refine their boxes. Co-DETR and Co-DINO share both; ``dino`` in the settings
+tells them apart.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from bucketrank.detectors.co_detr.transformer import (
+    DINO_EDGE,
+    EDGE,
     DecoderLayer,
     Geometry,
     TransformerSettings,
@@ -30,8 +33,9 @@ class Queries:
     """K queries for each of B images: content, positional encodings and initial boxes."""
 
     content: Tensor  # (B, K, C)
-    positions: Tensor  # (B, K, C)
+    positions: Tensor | None  # (B, K, C); None in Co-DINO, whose decoder computes them from the boxes of each layer
     boxes: Tensor  # (B, K, 4) relative (cx, cy, w, h), without gradient
+    hides: Tensor | None = None  # (K, K) mask: the query of a row does not see that of a column; None: it sees all
 
 
 @dataclass(frozen=True)
@@ -47,15 +51,21 @@ class Decoder(nn.Module):
 
     A layer attends at the detached boxes of the previous layer. In its loss, the refined boxes keep the gradient of the
     previous layer, but not of earlier ones: DINO's "look forward twice" (Zhang et al., 2022).
+
+    In Co-DINO, the positions of the queries follow their boxes from layer to layer, and the predictions are made from
+    normed states. The boxes passed on are refined from the states without the norm, by the same branch.
     """
 
     def __init__(self, settings: TransformerSettings, *, num_classes: int, score: float) -> None:
         super().__init__()
         count, width = settings.decoder_layers, settings.width
         self.checkpointing = settings.checkpointing
+        self.edge = DINO_EDGE if settings.dino else EDGE
         self.layers = nn.ModuleList(DecoderLayer(settings) for _ in range(count))
         self.classes = nn.ModuleList(class_branch(width, num_classes, score=score) for _ in range(count))
         self.boxes = nn.ModuleList(box_branch(width) for _ in range(count))
+        self.positions = PositionHead(width) if settings.dino else None
+        self.norm = nn.LayerNorm(width) if settings.dino else None
 
     def forward(self, queries: Queries, memory: Tensor, geometry: Geometry) -> list[Decoded]:
         """Run all layers; return the predictions of each."""
@@ -63,41 +73,65 @@ class Decoder(nn.Module):
         previous = reference = queries.boxes.detach()  # the same boxes, with and without gradient
         for layer, classes, boxes in zip(self.layers, self.classes, self.boxes, strict=True):
             locations = geometry.on_maps(reference)
-            inputs = (hidden, queries.positions, locations, memory, geometry)
+            positions = queries.positions if self.positions is None else self.positions(locations[:, :, 0])
+            inputs = (hidden, positions, locations, memory, geometry, queries.hides)
             hidden = run_layer(layer, *inputs, checkpointing=self.checkpointing and self.training)
-            change = boxes(hidden).float()
-            decoded.append(Decoded(classes(hidden), (change + inverse_sigmoid(previous)).sigmoid()))
-            previous = (change + inverse_sigmoid(reference)).sigmoid()
-            reference = previous.detach()
+            state = hidden if self.norm is None else self.norm(hidden)
+            change = boxes(state).float()
+            decoded.append(Decoded(classes(state), (change + self.logits(previous)).sigmoid()))
+            if len(decoded) < len(self.layers):
+                change = change if self.norm is None else boxes(hidden).float()
+                previous = (change + self.logits(reference)).sigmoid()
+                reference = previous.detach()
         return decoded
+
+    def logits(self, boxes: Tensor) -> Tensor:
+        """Compute the logits to which a layer adds its change."""
+        return inverse_sigmoid(boxes, edge=self.edge)
+
+
+class PositionHead(nn.Sequential):
+    """Co-DINO's query positions: an MLP of the sine encoding of a box, in the order y, x, w, h."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(nn.Linear(2 * width, width), nn.ReLU(), nn.Linear(width, width))
+        self.width = width
+        for layer in self:
+            if isinstance(layer, nn.Linear):
+                initialise_linear(layer)
+
+    def forward(self, boxes: Tensor) -> Tensor:
+        """Compute positions (B, K, C) of boxes (B, K, 4), relative to the finest map."""
+        positions: Tensor = super().forward(sine_encoding(boxes[..., [1, 0, 2, 3]], self.width // 2))
+        return positions
 
 
 class BoxEncoding(nn.Module):
-    """Encode a box as two vectors, computed from the sine encoding of its centre and size."""
+    """Encode a box as one or two vectors, computed from the sine encoding of its centre and size."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, *, vectors: int = 2) -> None:
         super().__init__()
-        self.width = width
-        self.project = nn.Linear(2 * width, 2 * width)
-        self.norm = nn.LayerNorm(2 * width)
+        self.width, self.vectors = width, vectors
+        self.project = nn.Linear(2 * width, vectors * width)
+        self.norm = nn.LayerNorm(vectors * width)
         initialise_linear(self.project)
 
     def forward(self, boxes: Tensor) -> Sequence[Tensor]:
-        """Compute two encodings (B, K, C) of relative ``boxes`` (B, K, 4)."""
-        return torch.chunk(self.norm(self.project(sine_encoding(boxes, self.width // 2))), 2, -1)
+        """Compute the encodings (B, K, C) of relative ``boxes`` (B, K, 4)."""
+        return torch.chunk(self.norm(self.project(sine_encoding(boxes, self.width // 2))), self.vectors, -1)
 
 
 class SelectedQueries(nn.Module):
     """The detecting queries: learned content, and the top proposals as boxes (DINO's mixed selection)."""
 
-    def __init__(self, width: int, count: int) -> None:
+    def __init__(self, width: int, count: int, *, dino: bool = False) -> None:
         super().__init__()
         self.count = count
         self.content = nn.Parameter(torch.randn(count, width))
-        self.encoding = BoxEncoding(width)
+        self.encoding = None if dino else BoxEncoding(width)
 
     def forward(self, boxes: Tensor) -> Queries:
-        positions, _ = self.encoding(boxes)
+        positions = None if self.encoding is None else self.encoding(boxes)[0]
         # A small image may have fewer tokens, hence fewer proposals, than queries.
         content = self.content[: boxes.shape[1]].expand(len(boxes), -1, -1)
         return Queries(content, positions, boxes)
@@ -109,24 +143,41 @@ MARGIN = 0.01  # minimum distance of proposal coordinates from 0 and 1
 
 @dataclass(frozen=True)
 class Proposals:
-    """The proposals of all tokens."""
+    """The proposals of all tokens.
 
-    logits: Tensor  # (B, S, 1 or classes); the first is the objectness
+    Co-DETR selects by the first logit, the objectness, and only valid tokens. Co-DINO (``by_class``) selects by the
+    highest class logit. There, as published, all invalid tokens share one score and the box (1, 1, 1, 1).
+    """
+
+    logits: Tensor  # (B, S, 1 or classes)
     boxes: Tensor  # (B, S, 4) relative (cx, cy, w, h)
     valid: Tensor  # (B, S) mask of tokens that may propose
+    by_class: bool = False
+
+    def top(self, count: int) -> Tensor:
+        """Find the tokens (B, K) with the top ``count`` scores, best first, or all tokens if there are fewer."""
+        logits = self.logits.detach().float()
+        scores = logits.amax(-1) if self.by_class else logits[..., 0].masked_fill(~self.valid, -torch.inf)
+        return scores.topk(min(count, scores.shape[1]), 1).indices
+
+    def at(self, tokens: Tensor) -> Decoded:
+        """Select the proposals of ``tokens`` (B, K)."""
+        logits, boxes = (
+            each.gather(1, tokens[..., None].expand(-1, -1, each.shape[-1])) for each in (self.logits, self.boxes)
+        )
+        return Decoded(logits, boxes)
 
     def best(self, count: int) -> Tensor:
         """Select the detached boxes (B, K, 4) of the top ``count`` scores, or of all tokens if there are fewer."""
-        scores = self.logits.detach()[..., 0].float().masked_fill(~self.valid, -torch.inf)
-        rows = scores.topk(min(count, scores.shape[1]), 1).indices
-        return self.boxes.detach().gather(1, rows[..., None].expand(-1, -1, 4))
+        return self.at(self.top(count)).boxes.detach()
 
 
 class Proposer(nn.Module):
     """Predict a score and a box for every token, the box relative to an initial box around its cell."""
 
-    def __init__(self, width: int, *, score: float, logits: int = 1) -> None:
+    def __init__(self, width: int, *, score: float, logits: int = 1, dino: bool = False) -> None:
         super().__init__()
+        self.dino = dino
         self.project = nn.Linear(width, width)
         self.norm = nn.LayerNorm(width)
         self.classes = class_branch(width, logits, score=score)
@@ -137,7 +188,9 @@ class Proposer(nn.Module):
         initial, valid = initial_boxes(geometry)
         hidden = self.norm(self.project(memory.where(valid[..., None], 0)))
         boxes = (self.boxes(hidden).float() + inverse_sigmoid(initial)).sigmoid()
-        return Proposals(self.classes(hidden), boxes, valid)
+        if self.dino:
+            boxes = boxes.masked_fill(~valid[..., None], 1.0)
+        return Proposals(self.classes(hidden), boxes, valid, by_class=self.dino)
 
 
 def initial_boxes(geometry: Geometry) -> tuple[Tensor, Tensor]:

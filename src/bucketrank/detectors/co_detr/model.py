@@ -1,4 +1,4 @@
-"""The Co-DETR model, with its neck and the Hungarian matching of its queries."""
+"""The Co-DETR model, the base class that it shares with Co-DINO, the neck and the Hungarian matching of queries."""
 
 from __future__ import annotations
 
@@ -24,23 +24,26 @@ from bucketrank.errors import require_choice
 from bucketrank.evaluation.calibration.mapping import ScoreHead
 from bucketrank.settings import BackboneSettings, InputSettings, LossSettings
 from bucketrank.settings.choices import MIN_LABEL
-from bucketrank.settings.detector_specs import CoDETRSettings
+from bucketrank.settings.detector_specs import CoDETRSettings, CollaborativeSettings
 
 
 class LevelProjection(nn.Module):
-    """The neck: 1x1 projections of C3 to C5, and a map at stride 64 by a strided 3x3 convolution on C5."""
+    """The neck: 1x1 projections of the last backbone maps, and a map at stride 64 by a strided 3x3 convolution on C5.
 
-    strides = (8, 16, 32, 64)
+    Four ``levels`` start at C3 and have strides 8 to 64, five start at C2.
+    """
 
-    def __init__(self, channels: list[int], width: int) -> None:
+    def __init__(self, channels: list[int], width: int, *, levels: int = 4) -> None:
         super().__init__()
-        used = channels[1:]
+        self.skipped = len(channels) + 1 - levels
+        self.strides = tuple(4 * 2 ** (self.skipped + level) for level in range(levels))
+        used = channels[self.skipped :]
         self.levels = nn.ModuleList(normalised(count, width, kernel=1) for count in used)
         self.top = normalised(used[-1], width, kernel=3)
 
     def forward(self, maps: list[Tensor]) -> list[Tensor]:
-        """Compute the maps at strides 8 to 64 from those at strides 4 to 32; the first is not used."""
-        used = maps[1:]
+        """Compute the maps of all levels from those of the backbone, at strides 4 to 32."""
+        used = maps[self.skipped :]
         return [*(level(feature) for level, feature in zip(self.levels, used, strict=True)), self.top(used[-1])]
 
 
@@ -133,8 +136,21 @@ RECIPE = HeadRecipe(
 RANKING_CLASS_COST, SCORED_CLASS_COST = 4.0, 2.0
 
 
-class CoDETR(Detector):
-    """Two-stage deformable DETR with auxiliary heads; with ``loss="rs"`` it is BRS-DETR, with ``"focal"`` Co-DETR.
+@dataclass(frozen=True)
+class Variant:
+    """The differences between Co-DETR and Co-DINO that are no settings of users."""
+
+    loss: LossSettings  # of the queries
+    recipe: HeadRecipe  # of the queries
+    auxiliary_loss: LossSettings
+    dino: bool = False  # whether transformer and queries are Co-DINO's
+    proposal_logits: int = 1
+    marks: int = 0  # numbers that mark the queries of an auxiliary head
+    min_label: float = MIN_LABEL  # target of a matched query that does not overlap its object
+
+
+class CollaborativeDETR(Detector):
+    """Base class of Co-DETR and Co-DINO: two-stage deformable DETRs with auxiliary heads.
 
     The auxiliary heads train on the encoder's maps. Their positives become additional queries of the same decoder,
     many per object. Only the decoder detects.
@@ -147,47 +163,51 @@ class CoDETR(Detector):
         num_classes: int,
         *,
         backbone: BackboneSettings,
-        loss: LossSettings,
         inputs: InputSettings,
-        settings: CoDETRSettings,
+        settings: CollaborativeSettings,
+        variant: Variant,
     ) -> None:
         for name in settings.auxiliary:
             require_choice("detector.auxiliary", name, AUXILIARY)
         if len(set(settings.auxiliary)) < len(settings.auxiliary):
             raise ValueError(f"detector.auxiliary: expected each head at most once, got {settings.auxiliary!r}")
-        channels = settings.channels
+        channels, dino = settings.channels, variant.dino
         transformer = TransformerSettings(
             width=channels,
             heads=settings.heads,
             points=settings.points,
+            levels=settings.levels,
             feedforward=settings.feedforward,
             encoder_layers=settings.encoder_layers,
             decoder_layers=settings.decoder_layers,
             dropout=settings.dropout,
             checkpointing=settings.transformer_checkpointing,
+            dino=dino,
         )
         super().__init__(num_classes, backbone=backbone, inputs=inputs)
-        self.backbone.freeze_only_finest()
+        self.neck = LevelProjection(self.backbone.channels, channels, levels=settings.levels)
+        if self.neck.skipped:
+            self.backbone.freeze_only_finest()
         if backbone.weights is not None and self.backbone.freeze_batch_norm:
             freeze_affine(self.backbone)
-        self.criterion = build_criterion(loss, RECIPE)
+        self.criterion = build_criterion(variant.loss, variant.recipe)
         published = RANKING_CLASS_COST if self.criterion.ranking else SCORED_CLASS_COST
         self.matching = QueryMatching(
             published if settings.class_cost is None else settings.class_cost,
             *self.criterion.matching_focal,
-            min_label=0.0 if settings.published else MIN_LABEL,
+            min_label=variant.min_label,
         )
         self.detections = settings.detections
         score = self.criterion.initial_score
-        self.neck = LevelProjection(self.backbone.channels, channels)
         self.encoder = Encoder(transformer)
-        self.proposer = Proposer(channels, score=score, logits=num_classes if settings.published else 1)
-        self.selected = SelectedQueries(channels, settings.queries)
+        self.proposer = Proposer(channels, score=score, logits=variant.proposal_logits, dino=dino)
+        self.selected = SelectedQueries(channels, settings.queries, dino=dino)
         self.decoder = Decoder(transformer, num_classes=num_classes, score=score)
         shared = AuxiliarySettings(
             width=channels,
             num_classes=num_classes,
-            loss=loss,
+            strides=(*self.neck.strides, 2 * self.neck.strides[-1]),
+            loss=variant.auxiliary_loss,
             size_divisor=self.size_divisor,
             weight=settings.auxiliary_weight,
             sampling=settings.sampling,
@@ -199,49 +219,53 @@ class CoDETR(Detector):
         self.auxiliary = nn.ModuleDict({name: AUXILIARY[name](shared) for name in settings.auxiliary})
         self.auxiliary_queries = nn.ModuleDict(
             {
-                name: AuxiliaryQueries(
-                    channels, limit=settings.auxiliary_queries, marks=1 if settings.published else channels
-                )
+                name: AuxiliaryQueries(channels, limit=settings.auxiliary_queries, marks=variant.marks)
                 for name in settings.auxiliary
             }
         )
-        # The published convolution has a bias here, but not in the neck.
+        # A coarser map for the auxiliary heads. The published convolution has a bias here, but not in the neck.
         self.fifth = normalised(channels, channels, kernel=3, bias=True) if settings.auxiliary else None
 
     def losses(self, images: ImageList, features: list[Tensor], ground_truths: list[Target]) -> dict[str, Tensor]:
         geometry, memory = self.encode(images, features)
-        proposals = self.proposer(memory, geometry)
-        one_class = [each | {"labels": torch.zeros_like(each["labels"])} for each in ground_truths]
-        decoded = self.decoder(self.selected(proposals.best(self.selected.count)), memory, geometry)
-        layers = [QueryLayer(Decoded(proposals.logits, proposals.boxes), one_class, proposals.valid)]
-        layers += [QueryLayer(layer, ground_truths) for layer in decoded]
-        encoder, *decoder = self.matching.assign(layers, images.image_sizes)
-        assigned = {"encoder": [encoder], "decoder": decoder}
-
-        maps = geometry.maps(memory)
-        if self.fifth is not None:
-            maps.append(self.fifth(maps[-1]))
-        auxiliary_terms: LossTerms = {}
-        scales = image_scales(images.image_sizes, memory.device)
-        for name, head in self.auxiliary.items():
-            head_terms, candidates = head(images, maps, ground_truths)
-            queries, matches = self.auxiliary_queries[name](candidates, images.image_sizes)
-            decoded = self.decoder(queries, memory, geometry)
-            assigned[f"{name}_queries"] = Assigned.from_queries(
-                [(layer.logits, layer.boxes) for layer in decoded],
-                matches=matches,
-                ground_truths=ground_truths,
-                scales=scales,
-                min_label=self.matching.min_label,
-            )
-            auxiliary_terms |= head_terms
-        return self.summed_layers(assigned) | auxiliary_terms
+        assigned = self.assigned_queries(images, geometry, memory, ground_truths)
+        auxiliary, terms = self.auxiliary_losses(images, geometry, memory, ground_truths)
+        return self.summed_layers(assigned | auxiliary) | terms
 
     def encode(self, images: ImageList, features: list[Tensor]) -> tuple[Geometry, Tensor]:
         """Return the token geometry and the encoder output (B, S, C), called memory."""
         height, width = images.tensors.shape[-2:]
         geometry = Geometry.of(features, (height, width), images.image_sizes)
         return geometry, self.encoder(features, geometry)
+
+    def assigned_queries(
+        self, images: ImageList, geometry: Geometry, memory: Tensor, ground_truths: list[Target]
+    ) -> dict[str, list[Assigned]]:
+        """Assign objects to the proposals and to the queries of every layer: ``encoder``, ``decoder`` and others."""
+        raise NotImplementedError
+
+    def auxiliary_losses(
+        self, images: ImageList, geometry: Geometry, memory: Tensor, ground_truths: list[Target]
+    ) -> tuple[dict[str, list[Assigned]], LossTerms]:
+        """Train the auxiliary heads; return the decoder layers of their queries, and the heads' own loss terms."""
+        maps = geometry.maps(memory)
+        if self.fifth is not None:
+            maps.append(self.fifth(maps[-1]))
+        assigned: dict[str, list[Assigned]] = {}
+        terms: LossTerms = {}
+        scales = image_scales(images.image_sizes, memory.device)
+        for name, head in self.auxiliary.items():
+            head_terms, candidates = head(images, maps, ground_truths)
+            queries, matches = self.auxiliary_queries[name](candidates, images.image_sizes)
+            assigned[f"{name}_queries"] = Assigned.from_queries(
+                [(layer.logits, layer.boxes) for layer in self.decoder(queries, memory, geometry)],
+                matches=matches,
+                ground_truths=ground_truths,
+                scales=scales,
+                min_label=self.matching.min_label,
+            )
+            terms |= head_terms
+        return assigned, terms
 
     def summed_layers(self, assigned: dict[str, list[Assigned]]) -> LossTerms:
         """Sum the loss terms of each part over its layers. One call ranks all layers, each separately."""
@@ -265,15 +289,55 @@ class CoDETR(Detector):
     def detect(self, images: ImageList, features: list[Tensor]) -> list[dict[str, Tensor]]:
         geometry, memory = self.encode(images, features)
         boxes = self.proposer(memory, geometry).best(self.selected.count)
-        last = self.decoder(self.selected(boxes), memory, geometry)[-1]
-        scales = image_scales(images.image_sizes, memory.device)
+        return self.top_detections(self.decoder(self.selected(boxes), memory, geometry)[-1], images.image_sizes)
+
+    def top_detections(self, last: Decoded, image_sizes: list[tuple[int, int]]) -> list[dict[str, Tensor]]:
+        """Select the highest scores of the last layer, over queries and classes."""
+        scales = image_scales(image_sizes, last.boxes.device)
         results = []
-        for image, size in enumerate(images.image_sizes):
+        for image, size in enumerate(image_sizes):
             scores = self.criterion.scores(last.logits[image])
             values, rows, labels = top_scores(scores, limit=self.detections, threshold=-1.0)
             best_boxes = clip_boxes_to_image(in_pixels(last.boxes[image, rows], scales[image]), size)
             results.append({"boxes": best_boxes, "scores": values, "labels": labels})
         return results
+
+
+class CoDETR(CollaborativeDETR):
+    """Co-Deformable-DETR; with ``loss="rs"`` it is BRS-DETR, with ``"focal"`` Co-DETR.
+
+    Its proposals have a single class, and all tokens are trained.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        backbone: BackboneSettings,
+        loss: LossSettings,
+        inputs: InputSettings,
+        settings: CoDETRSettings,
+    ) -> None:
+        variant = Variant(
+            loss,
+            RECIPE,
+            auxiliary_loss=loss,
+            proposal_logits=num_classes if settings.published else 1,
+            marks=1 if settings.published else settings.channels,
+            min_label=0.0 if settings.published else MIN_LABEL,
+        )
+        super().__init__(num_classes, backbone=backbone, inputs=inputs, settings=settings, variant=variant)
+
+    def assigned_queries(
+        self, images: ImageList, geometry: Geometry, memory: Tensor, ground_truths: list[Target]
+    ) -> dict[str, list[Assigned]]:
+        proposals = self.proposer(memory, geometry)
+        one_class = [each | {"labels": torch.zeros_like(each["labels"])} for each in ground_truths]
+        decoded = self.decoder(self.selected(proposals.best(self.selected.count)), memory, geometry)
+        layers = [QueryLayer(Decoded(proposals.logits, proposals.boxes), one_class, proposals.valid)]
+        layers += [QueryLayer(layer, ground_truths) for layer in decoded]
+        encoder, *decoder = self.matching.assign(layers, images.image_sizes)
+        return {"encoder": [encoder], "decoder": decoder}
 
 
 def freeze_affine(backbone: Backbone) -> None:

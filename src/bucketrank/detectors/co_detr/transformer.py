@@ -18,8 +18,9 @@ from transformers.models.deformable_detr.modeling_deformable_detr import Deforma
 
 from bucketrank.detectors.layers import initialise_classifier, initialise_linear
 
-EDGE = 1e-5  # minimum distance of a coordinate from 0 and 1 when its logit is computed
+EDGE, DINO_EDGE = 1e-5, 1e-3  # minimum distance of a coordinate from 0 and 1 when its logit is computed
 TEMPERATURE = 10000.0  # ratio of the longest to the shortest wavelength
+DINO_TEMPERATURE = 20.0  # the same for the cells in Co-DINO's encoder
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Geometry:
     levels: Tensor  # (S,) map index of each token
     valid: Tensor  # (B, S) mask of tokens on the image, not on padding
     centres: Tensor  # (B, S, 2) cell centres as x and y
+    ends: Tensor  # (B, S, 2) far corners of the cells, at most 1; 0 where the row (x) or column (y) is padding
     ratios: Tensor  # (B, L, 2) fraction of each map's width and height that the image covers
 
     @classmethod
@@ -47,7 +49,7 @@ class Geometry:
         device = maps[0].device
         shapes = [(int(level.shape[-2]), int(level.shape[-1])) for level in maps]
         sizes = torch.tensor(image_sizes, device=device)  # (B, 2) as y, x
-        valid, centres, ratios, levels = [], [], [], []
+        valid, centres, ends, ratios, levels = [], [], [], [], []
         for number, shape in enumerate(shapes):
             rows, columns = (torch.arange(cells, device=device) for cells in shape)
             inside = [
@@ -59,6 +61,9 @@ class Geometry:
             valid.append((inside[0][:, :, None] & inside[1][:, None]).flatten(1))
             grid = torch.broadcast_tensors(x[:, None], y[:, :, None])
             centres.append(torch.stack(grid, -1).flatten(1, 2))
+            y, x = (((cells + 1) / count).clamp(max=1) for cells, count in zip((rows, columns), covered, strict=True))
+            on_rows, on_columns = inside[0][:, :, None], inside[1][:, None]
+            ends.append(torch.stack([x[:, None] * on_rows, y[:, :, None] * on_columns], -1).flatten(1, 2))
             ratios.append(torch.cat([covered[1] / shape[1], covered[0] / shape[0]], 1))
             levels.append(torch.full((shape[0] * shape[1],), number, device=device))
         extents = torch.tensor(shapes, device=device)
@@ -71,6 +76,7 @@ class Geometry:
             levels=torch.cat(levels),
             valid=torch.cat(valid, 1),
             centres=torch.cat(centres, 1),
+            ends=torch.cat(ends, 1),
             ratios=torch.stack(ratios, 1),
         )
 
@@ -85,17 +91,18 @@ class Geometry:
         return locations[:, :, None] * ratios[:, None]
 
 
-def sine_encoding(coordinates: Tensor, width: int) -> Tensor:
+def sine_encoding(coordinates: Tensor, width: int, *, temperature: float = TEMPERATURE) -> Tensor:
     """Encode coordinates (..., n) from 0 to 1 as (..., n * width): alternating sine and cosine, wavelengths rising."""
     steps = torch.arange(width // 2, device=coordinates.device)
-    frequencies = 2 * math.pi * TEMPERATURE ** (-2 * steps / width)
+    frequencies = 2 * math.pi * temperature ** (-2 * steps / width)
     angles = coordinates.float()[..., None] * frequencies
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(-3)
 
 
-def inverse_sigmoid(coordinates: Tensor) -> Tensor:
-    """Compute the logits of coordinates, clamped to [EDGE, 1 - EDGE]."""
-    return coordinates.float().clamp(EDGE, 1 - EDGE).logit()
+def inverse_sigmoid(coordinates: Tensor, *, edge: float = EDGE) -> Tensor:
+    """Compute the logits of coordinates; their distances from 0 and from 1 count as at least ``edge``."""
+    clamped = coordinates.float().clamp(0, 1)
+    return (clamped.clamp(min=edge) / (1 - clamped).clamp(min=edge)).log()
 
 
 def class_branch(width: int, classes: int, *, score: float) -> nn.Linear:
@@ -118,7 +125,11 @@ def box_branch(width: int) -> nn.Sequential:
 
 @dataclass(frozen=True)
 class TransformerSettings:
-    """Transformer sizes. With ``checkpointing``, the backward pass recomputes the activations of each layer."""
+    """Transformer sizes. With ``checkpointing``, the backward pass recomputes the activations of each layer.
+
+    ``dino`` selects Co-DINO's transformer: other positions of the tokens, query positions that follow the boxes from
+    layer to layer, and a norm in front of the predictions.
+    """
 
     width: int = 256
     heads: int = 8
@@ -129,6 +140,7 @@ class TransformerSettings:
     decoder_layers: int = 6
     dropout: float = 0.0
     checkpointing: bool = False
+    dino: bool = False
 
     def __post_init__(self) -> None:
         for name in ("heads", "points", "feedforward", "encoder_layers", "decoder_layers"):
@@ -235,10 +247,17 @@ class DecoderLayer(nn.Module):
         nn.init.xavier_uniform_(self.self_attention.out_proj.weight)
 
     def forward(
-        self, hidden: Tensor, positions: Tensor, locations: Tensor, memory: Tensor, geometry: Geometry
+        self,
+        hidden: Tensor,
+        positions: Tensor,
+        locations: Tensor,
+        memory: Tensor,
+        geometry: Geometry,
+        hides: Tensor | None = None,
     ) -> Tensor:
+        """Run the layer; the query of row i does not see that of column j where ``hides`` (K, K) is true."""
         positioned = hidden + positions
-        attended, _ = self.self_attention(positioned, positioned, hidden, need_weights=False)
+        attended, _ = self.self_attention(positioned, positioned, hidden, attn_mask=hides, need_weights=False)
         hidden = self.self_norm(hidden + self.dropout(attended))
         attended = self.attention(hidden + positions, locations, memory, geometry)
         output: Tensor = self.feedforward(self.norm(hidden + self.dropout(attended)))
@@ -250,15 +269,17 @@ class Encoder(nn.Module):
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
-        self.width, self.checkpointing = settings.width, settings.checkpointing
+        self.width, self.checkpointing, self.dino = settings.width, settings.checkpointing, settings.dino
         self.layers = nn.ModuleList(EncoderLayer(settings) for _ in range(settings.encoder_layers))
         self.level_positions = nn.Parameter(torch.randn(settings.levels, settings.width))
 
     def forward(self, maps: Sequence[Tensor], geometry: Geometry) -> Tensor:
         """Encode maps (B, C, H, W) as memory (B, S, C)."""
         tokens = torch.cat([level.flatten(2).transpose(1, 2) for level in maps], 1)
-        # Locations on padding exceed 1; no query attends to them.
-        encoded = sine_encoding(geometry.centres.flip(-1).clamp(max=1), self.width // 2)
+        if self.dino:
+            encoded = sine_encoding(geometry.ends.flip(-1), self.width // 2, temperature=DINO_TEMPERATURE)
+        else:  # locations on padding exceed 1; no query attends to them
+            encoded = sine_encoding(geometry.centres.flip(-1).clamp(max=1), self.width // 2)
         positions = encoded + self.level_positions[geometry.levels]
         locations = geometry.on_maps(geometry.centres)
         for layer in self.layers:
