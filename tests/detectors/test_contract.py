@@ -8,9 +8,10 @@ from bucketrank.settings import detectors, loss_names, losses
 from .small_detectors import CLASSES, SIZES, scene, small_detector
 
 # Every detector with the losses that choose its head (ranked, sigmoid, softmax), and one detector with every loss: a
-# loss depends on the head alone, which the criterion's own tests cover for each.
+# loss depends on the head alone, which the criterion's own tests cover for each. Co-DINO is published with qfl.
 HEAD_LOSSES = ("rs", "focal", "ce")
 PAIRS = [(name, loss) for name in detectors() for loss in loss_names(name) if name == "atss" or loss in HEAD_LOSSES]
+PAIRS += [("co_dino", "qfl")]
 every_pair = pytest.mark.parametrize(("name", "loss"), PAIRS)
 HEADS = {
     "faster_rcnn": ("rpn", "roi"),
@@ -20,6 +21,7 @@ HEADS = {
     "atss": ("",),
     "paa": ("",),
     "co_detr": ("encoder", "decoder", "rpn", "roi", "faster_rcnn_queries", "atss", "atss_queries"),
+    "co_dino": ("encoder", "decoder", "denoising", "rpn", "roi", "faster_rcnn_queries", "atss", "atss_queries"),
 }
 SCORED = ("focal", "ce", "qfl", "vfl", "bce", "mal", "iabce")
 TERMS = dict.fromkeys(SCORED, ("cls", "box")) | {
@@ -33,9 +35,9 @@ def expected_terms(name, loss):
     if loss in ("focal", "ce") and name in ("atss", "paa"):
         terms = (*terms, "quality")
     names = {f"{head}_{term}" if head else term for head in HEADS[name] for term in terms}
-    if name == "co_detr":
-        names |= {f"{head}_l1" for head in ("encoder", "decoder", "faster_rcnn_queries", "atss_queries")}
-        names |= {"atss_quality"} if loss == "focal" else set()
+    if name.startswith("co_"):
+        names |= {f"{head}_l1" for head in HEADS[name] if head not in ("rpn", "roi", "atss")}
+        names |= {"atss_quality"} if loss in ("focal", "qfl") else set()
     return names | ({"mask"} if name == "mask_rcnn" else set())
 
 

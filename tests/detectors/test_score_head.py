@@ -16,7 +16,7 @@ from bucketrank.evaluation.calibration.mapping import fold_softmax
 from bucketrank.settings import detectors
 from tests.detectors.small_detectors import scene, small_detector
 
-SIGMOID = ["atss", "cascade_rcnn", "co_detr", "faster_rcnn", "mask_rcnn", "paa", "retinanet"]
+SIGMOID = ["atss", "cascade_rcnn", "co_detr", "co_dino", "faster_rcnn", "mask_rcnn", "paa", "retinanet"]
 RCNNS = ["cascade_rcnn", "faster_rcnn", "mask_rcnn"]
 
 
@@ -58,7 +58,7 @@ def test_every_detector_is_tested() -> None:
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", SIGMOID)
 def test_a_folded_map_keeps_boxes_and_order(name: str) -> None:
-    settings: dict[str, Any] = {"vote": False} if name == "paa" else {}
+    settings: dict[str, Any] = {"paa": {"vote": False}, "co_dino": {"soft_nms": None}}.get(name, {})
     model = spread(name, **settings)
     images, _ = scene()
     before = detected(model, images)

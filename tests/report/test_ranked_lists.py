@@ -32,6 +32,7 @@ PER_DETECTOR["co_detr"] = {
     "feedforward": 32,
     "auxiliary_queries": 10,
 }
+PER_DETECTOR["co_dino"] = PER_DETECTOR["co_detr"]
 
 
 def detection(score: float, outcome: Outcome, iou: float = 0.0) -> Detection:
@@ -119,7 +120,7 @@ def test_candidates_of_every_detector(name):
     assert set(ranked.classes[ranked.positives].tolist()) == {0, 1}
     assert abs(float(ranked.gradients.sum())) < 1e-5, "positive and negative gradients cancel"
     assert float(ranked.gradients.abs().sum()) > 0.01
-    if name == "co_detr":
+    if name.startswith("co_"):
         assert len(ranked.logits) == 20 * 3, "the queries of the last layer"
         assert int(ranked.positives.sum()) == 2, "one for each object"
 
