@@ -21,7 +21,14 @@ def small_detector(name: str, *, loss: str = "rs", seed: int = 0, **settings: An
         defaults |= {"hidden": 32, "proposals": 100, "test_proposals": 100}
     if name.startswith("co_"):
         defaults |= {"hidden": 32, "proposals": 60, "queries": 40, "auxiliary_queries": 30}
-        defaults |= {"encoder_layers": 1, "decoder_layers": 2, "heads": 4, "points": 2, "feedforward": 64, "detections": 100}
+        defaults |= {
+            "encoder_layers": 1,
+            "decoder_layers": 2,
+            "heads": 4,
+            "points": 2,
+            "feedforward": 64,
+            "detections": 100,
+        }
     return build(name, num_classes=CLASSES, loss=loss, **(defaults | settings))
 
 

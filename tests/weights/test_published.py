@@ -497,6 +497,9 @@ def test_co_dino_with_swin_large_fills_every_tensor():
         assert not key.startswith(heads) or list(state[key].shape) == shape
     source = recognise(Checkpoint(Path("x.pth"), state, None, ""))
     assert source.recipe["detector"]["levels"] == 5
+    assert "inputs" not in source.recipe
+    large = recognise(Checkpoint(Path("co_dino_5scale_swin_large_16e_o365tococo-614254c9.pth"), state, None, ""))
+    assert large.recipe["inputs"] == {"min_size": 1280, "max_size": 2048}
     translated = translate(state, source.table)
     assert translated.unknown == []
     assert len(state) == 713

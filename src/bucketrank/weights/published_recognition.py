@@ -20,6 +20,8 @@ SWIN_NAMES: dict[tuple[int, tuple[int, ...]], str] = {
     (192, (2, 2, 18, 2)): "swin_large",
 }
 LVIS_CLASSES = 1203
+# Co-DINO from Objects365: its configuration has other test images.
+LARGE_IMAGES = r"scale=\(2048, 1280\)|_o365tococo"
 ATTENTION_HEADS = 8
 DINO = ("query_head.dn_generator.", "query_head.transformer.decoder.ref_point_head.")  # in Co-DINO, not in Co-DETR
 # Classification layers of other detectors, by the start of their names, and what to say about them.
@@ -62,8 +64,9 @@ def _recognise(checkpoint: Checkpoint, detector: str | None) -> Source:
     backbone, backbone_rows = _backbone(checkpoint)
     groups: dict[str, dict[str, Any]] = {"backbone": backbone}
     transformer = "query_head.cls_branches.0.weight" in state
+    dino = any(key.startswith(DINO) for key in state)
     if transformer:
-        name, num_classes, softmax, loss = _co_detr(state, groups)
+        name, num_classes, softmax, loss = _co_detr(state, groups, dino=dino)
     elif "bbox_head.retina_cls.weight" in state:
         name = "retinanet"
         anchors = len(state["bbox_head.retina_reg.weight"]) // 4
@@ -99,12 +102,14 @@ def _recognise(checkpoint: Checkpoint, detector: str | None) -> Source:
     if transformer:
         width, rows = (
             state["query_head.transformer.level_embeds"].shape[1],
-            co_detr_rows(groups["detector"]["decoder_layers"], dino=name == "co_dino"),
+            co_detr_rows(groups["detector"]["decoder_layers"], dino=dino),
         )
     else:
         width, rows = len(state["neck.lateral_convs.0.conv.weight"]), HEAD_ROWS[name]
     groups["detector"] = {"name": name, "channels": width} | groups["detector"]
     groups["loss"] = {"name": loss}
+    if dino and checkpoint.mentions(LARGE_IMAGES):
+        groups["inputs"] = {"min_size": 1280, "max_size": 2048}
     return Source(name, groups, num_classes, softmax, table=(*backbone_rows, *rows))
 
 
@@ -156,13 +161,14 @@ def _rcnn(checkpoint: Checkpoint, groups: dict[str, dict[str, Any]]) -> tuple[st
     return name, num_classes, softmax, "ce" if softmax else "rs"
 
 
-def _co_detr(state: Mapping[str, Tensor], groups: dict[str, dict[str, Any]]) -> tuple[str, int, bool, str]:
+def _co_detr(
+    state: Mapping[str, Tensor], groups: dict[str, dict[str, Any]], *, dino: bool
+) -> tuple[str, int, bool, str]:
     num_classes = len(state["query_head.cls_branches.0.weight"])
     transformer = "query_head.transformer"
     attention = f"{transformer}.encoder.layers.0.attentions.0.attention_weights.weight"
     levels = len(state[f"{transformer}.level_embeds"])
     softmax = len(state["roi_head.0.bbox_head.fc_cls.weight"]) == num_classes + 1
-    dino = any(key.startswith(DINO) for key in state)
     queries = f"{transformer}.query_embed.weight" if dino else "query_head.query_embedding.weight"
     groups["detector"] = {
         **({} if dino else {"published": True}),

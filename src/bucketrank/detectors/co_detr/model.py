@@ -188,7 +188,7 @@ class CollaborativeDETR(Detector):
         self.neck = LevelProjection(self.backbone.channels, channels, levels=settings.levels)
         if self.neck.skipped:
             self.backbone.freeze_only_finest()
-        if backbone.weights is not None and self.backbone.freeze_batch_norm:
+        if self.backbone.freeze_batch_norm and (backbone.weights is not None or dino):
             freeze_affine(self.backbone)
         self.criterion = build_criterion(variant.loss, variant.recipe)
         published = RANKING_CLASS_COST if self.criterion.ranking else SCORED_CLASS_COST
