@@ -2,7 +2,7 @@
 
     python -m benchmarks.rankings.rare FOLDER
 
-``FOLDER`` is a data set in COCO format with RLE masks: ``images/``, ``train_rle.json`` and ``val_rle.json``. A sample is
+``FOLDER`` is a COCO data set with RLE masks: ``images/``, ``train_rle.json`` and ``val_rle.json``. A sample is
 a square of pixels, positive if its centre lies on the contour of an object. Positives are drawn so that they have the
 given share. Every loss chooses its learning rate and its setting on every fifth training image. It then trains on the
 other images, once per seed with new samples, and is tested on the validation images. With a sampler, one tenth of each

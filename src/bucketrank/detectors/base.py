@@ -34,7 +34,7 @@ from bucketrank.settings import (
     loss_names,
     loss_settings,
 )
-from bucketrank.settings.loss_specs import APSettings
+from bucketrank.settings.loss_specs import APSettings, RememberingSettings
 
 Target = dict[str, Tensor]
 
@@ -417,6 +417,8 @@ def ranking_arguments(loss: LossSettings) -> dict[str, Any] | None:
     else:
         for name in ("box_loss", "box_weight"):
             loss.require(name, "null with the model's own loss", holds=getattr(loss, name) is None)
+    if isinstance(loss, RememberingSettings):
+        loss.require("memory", "0 for a model of another library", holds=not loss.memory)
     if isinstance(loss, APSettings):
         loss.require("interpolate", "false for a model of another library", holds=not loss.interpolate)
     if not isinstance(loss, RankingSettings):

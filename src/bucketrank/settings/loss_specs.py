@@ -17,6 +17,7 @@ from bucketrank.settings.fields import Settings, describe
 
 RankingScope = Literal["batch", "image", "global"]
 BoxLoss = Literal["giou", "l1", "smooth_l1"]
+MAX_MEMORY = 1_000_000  # upper bound for loss.memory
 
 
 AnyLossSettings = TypeVar("AnyLossSettings", bound="LossSettings")
@@ -99,14 +100,27 @@ class RankingSettings(LossSettings):
 
 
 @dataclass(frozen=True)
-class RankSortSettings(RankingSettings):
+class RememberingSettings(RankingSettings):
+    """Settings of the losses with a score memory (``detectors/criterion/memory.py``)."""
+
+    memory: Annotated[int, "ap, rs, rsq: positives and negatives of earlier steps that join each ranking (0: none)"] = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("memory", f"from 0 to {MAX_MEMORY}", holds=0 <= self.memory <= MAX_MEMORY)
+        alone = self.memory and self.ranking_scope == "image"
+        self.require("memory", "0 with loss.ranking_scope image, which compares no images", holds=not alone)
+
+
+@dataclass(frozen=True)
+class RankSortSettings(RememberingSettings):
     """Settings of RS loss."""
 
     default_delta: ClassVar[float] = DEFAULT_DELTAS["rs"]
 
 
 @dataclass(frozen=True)
-class APSettings(RankingSettings):
+class APSettings(RememberingSettings):
     """Settings of AP loss."""
 
     interpolate: Annotated[bool, "ap: the original, interpolated loss"] = False

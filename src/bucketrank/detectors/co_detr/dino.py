@@ -49,6 +49,7 @@ class CoDINO(CollaborativeDETR):
             RECIPE if ranking else SCORED_RECIPE,
             auxiliary_loss=loss if ranking else as_focal(loss),
             dino=True,
+            denoising=settings.denoising > 0,
             proposal_logits=num_classes,
         )
         super().__init__(num_classes, backbone=backbone, inputs=inputs, settings=settings, variant=variant)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -144,6 +144,7 @@ class Variant:
     recipe: HeadRecipe  # of the queries
     auxiliary_loss: LossSettings
     dino: bool = False  # whether transformer and queries are Co-DINO's
+    denoising: bool = False  # whether noisy copies of the objects are queries too
     proposal_logits: int = 1
     marks: int = 0  # numbers that mark the queries of an auxiliary head
     min_label: float = MIN_LABEL  # target of a matched query that does not overlap its object
@@ -190,7 +191,9 @@ class CollaborativeDETR(Detector):
             self.backbone.freeze_only_finest()
         if self.backbone.freeze_batch_norm and (backbone.weights is not None or dino):
             freeze_affine(self.backbone)
-        self.criterion = build_criterion(variant.loss, variant.recipe)
+        # The proposals, and the decoder layers with the selected, the noisy and each auxiliary head's queries.
+        rankings = 1 + settings.decoder_layers * (1 + variant.denoising + len(settings.auxiliary))
+        self.criterion = build_criterion(variant.loss, replace(variant.recipe, inputs=rankings))
         published = RANKING_CLASS_COST if self.criterion.ranking else SCORED_CLASS_COST
         self.matching = QueryMatching(
             published if settings.class_cost is None else settings.class_cost,

@@ -298,6 +298,7 @@ class HeadRecipe:
     average_counts: bool = False  # whether score-based losses divide by counts averaged over processes
     samples: bool = False  # whether cross-entropy trains on a balanced sample of the candidates
     softmax: bool = False  # whether cross-entropy uses a softmax with a background logit
+    inputs: int = 1  # inputs per call, such as decoder layers, each with its own score memory
 
 
 class Criterion(nn.Module):

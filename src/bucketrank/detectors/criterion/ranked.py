@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from bucketrank.detectors.criterion.base import Assigned, Criterion, HeadRecipe, LossTerms
+from bucketrank.detectors.criterion.memory import ScoreQueues
 from bucketrank.losses import alrp_loss, ap_loss, dr_loss, quality_focal_loss, rank_sort_loss
 from bucketrank.settings import RankingSettings
-from bucketrank.settings.loss_specs import ALRPSettings, APSettings, RankSortQualitySettings
+from bucketrank.settings.loss_specs import ALRPSettings, APSettings, RankSortQualitySettings, RememberingSettings
 
 COCO_EPOCH = 7330  # iterations per epoch over the COCO training images with objects, batch size 16
 
@@ -62,18 +64,46 @@ class SmoothedRanked(Ranked):
         """Compute the loss terms; ``parts`` are ``sizes`` and ``reduction``, to rank parts of a list separately."""
         raise NotImplementedError
 
+
+class Remembering(SmoothedRanked):
+    """Base class of the losses that may rank a step together with the scores of earlier steps."""
+
+    settings: RememberingSettings
+
+    def __init__(self, settings: RememberingSettings, recipe: HeadRecipe) -> None:
+        super().__init__(settings, recipe)
+        self.memory = ScoreQueues(settings.memory, recipe.inputs) if settings.memory else None
+
     def rank_all(self, batch: Sequence[Assigned], targets: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
         """Rank each input of a batch separately, in a single loss call if possible; return their loss terms."""
+        pairs = list(zip(batch, targets, strict=True))
         if len(batch) == 1 or not self.scope.joins_calls:
-            return [self.rank(assigned, target) for assigned, target in zip(batch, targets, strict=True)]
-        logits = torch.cat([assigned.logits.flatten() for assigned in batch])
-        joined = torch.cat([target.flatten() for target in targets])
-        sizes = [target.numel() for target in targets]
+            return [
+                self.scope.rank(partial(self._rank, number), each.logits, target, images=each.image_index, parts=True)
+                for number, (each, target) in enumerate(pairs)
+            ]
+        lists = [
+            self._remember(number, each.logits.flatten(), target.flatten())
+            for number, (each, target) in enumerate(pairs)
+        ]
+        logits, joined = (torch.cat(parts) for parts in zip(*lists, strict=True))
+        sizes = [len(part) for part, _ in lists]
         terms = self.loss(logits, joined, None, sizes=sizes, reduction="none")
         return list(zip(*(term.unbind() for term in terms), strict=True))
 
+    def _rank(
+        self, number: int, logits: Tensor, targets: Tensor, errors: Tensor | None, **parts: Any
+    ) -> Sequence[Tensor]:
+        return self.loss(*self._remember(number, logits, targets), errors, **parts)
 
-class RankSort(SmoothedRanked):
+    def _remember(self, number: int, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Append the memory of input ``number`` in training."""
+        if self.memory is None or not self.training:
+            return logits, targets
+        return self.memory.join(number, logits, targets)
+
+
+class RankSort(Remembering):
     """RS loss (BRS with ``method="bucketed"``). Box and mask losses are scaled to its value and need no tuning."""
 
     self_balanced = True
@@ -90,7 +120,7 @@ class RankSort(SmoothedRanked):
         return rank_sort_loss(logits, targets, delta=self.delta, method=self.settings.method, **parts)
 
 
-class AveragePrecision(SmoothedRanked):
+class AveragePrecision(Remembering):
     """AP loss (BAP with ``method="bucketed"``)."""
 
     settings: APSettings
