@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -117,9 +120,116 @@ def test_the_module_has_the_interface_of_pytorch_metric_learning() -> None:
         embeddings, labels, ref_embeddings=references, ref_labels=classes, delta=0.4, similarity="dot"
     )
     assert torch.equal(module(embeddings, labels, None, references, classes), expected)
-    assert repr(module) == "RetrievalAPLoss(delta=0.4, similarity='dot')"
-    with pytest.raises(ValueError, match="use it without a miner"):
-        module(embeddings, labels, (1, 2, 3))
+    assert module.extra_repr() == "delta=0.4, similarity='dot'"
+    with pytest.raises(TypeError, match="expected no distance, got one; use similarity"):
+        RetrievalAPLoss(distance="cosine")
+    with pytest.raises(ValueError, match=r"4 index tensors .* got 2 of lengths 1, 1"):
+        module(embeddings, labels, (torch.tensor([1]), torch.tensor([2])))
+
+
+@pytest.mark.parametrize("chunk", [70, 1 << 22])
+def test_pairs_limit_the_rankings(chunk: int, monkeypatch) -> None:
+    """All pairs give the loss of all, and a ranking without an entry is that of the others."""
+    monkeypatch.setattr(retrieval, "CHUNK", chunk)
+    embeddings, labels = _batch(20, 3, seed=5)
+    same = labels[:, None] == labels
+    other = ~torch.eye(20, dtype=torch.bool)
+    everything = (*(same & other).nonzero().T, *(~same).nonzero().T)
+    torch.testing.assert_close(
+        retrieval_ap_loss(embeddings, labels, pairs=everything), retrieval_ap_loss(embeddings, labels)
+    )
+    kept = torch.tensor([[True] * 15 + [False] * 5] * 20)
+    fewer = (*(same & other & kept).nonzero().T, *(~same & kept).nonzero().T)
+    expected = [
+        retrieval_ap_loss(
+            embeddings[[query]],
+            labels[[query]],
+            ref_embeddings=embeddings[:15][other[query, :15]],
+            ref_labels=labels[:15][other[query, :15]],
+        )
+        for query in range(20)
+        if (same & other & kept)[query].any()
+    ]
+    torch.testing.assert_close(retrieval_ap_loss(embeddings, labels, pairs=fewer), torch.stack(expected).mean())
+
+
+def test_triplets_are_pairs_of_one_query() -> None:
+    embeddings, labels = _batch(20, 3, seed=6)
+    query, match, others = (torch.tensor(part) for part in ([0, 0, 3], [1, 2, 4], [5, 6, 7]))
+    torch.testing.assert_close(
+        retrieval_ap_loss(embeddings, labels, pairs=(query, match, others)),
+        retrieval_ap_loss(embeddings, labels, pairs=(query, match, query, others)),
+    )
+
+
+def _with_library(monkeypatch, library: Any) -> Any:
+    """Execute the module anew beside this package ``pytorch_metric_learning.losses``."""
+    monkeypatch.setitem(sys.modules, "pytorch_metric_learning", ModuleType("pytorch_metric_learning"))
+    monkeypatch.setitem(sys.modules, "pytorch_metric_learning.losses", library)
+    spec = importlib.util.spec_from_file_location("bucketrank.retrieval_anew", retrieval.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_beside_pytorch_metric_learning_it_is_one_of_its_losses(monkeypatch) -> None:
+    class Base(nn.Module):
+        """The library's protocol: forward calls compute_loss, with the embeddings as references by default."""
+
+        def __init__(self, reducer: str = "mean") -> None:
+            super().__init__()
+            self.reducer = reducer
+
+        def forward(self, embeddings, labels, indices_tuple=None, ref_emb=None, ref_labels=None):
+            others = (embeddings, labels) if ref_emb is None else (ref_emb, ref_labels)
+            (loss,) = self.compute_loss(embeddings, labels, indices_tuple, *others).values()
+            assert loss["reduction_type"] == "already_reduced"
+            return loss["losses"]
+
+    library = ModuleType("pytorch_metric_learning.losses")
+    library.BaseMetricLossFunction = Base  # type: ignore[attr-defined]
+    loss_function = _with_library(monkeypatch, library).RetrievalAPLoss(delta=0.1, reducer="own")
+    assert isinstance(loss_function, Base)
+    assert loss_function.reducer == "own"
+    embeddings, labels = _batch(20, 3, seed=7)
+    torch.testing.assert_close(loss_function(embeddings, labels), retrieval_ap_loss(embeddings, labels, delta=0.1))
+
+
+def test_with_the_library_itself() -> None:
+    """Its miners, its regularisers and its memory of earlier batches, which must be told to take this loss."""
+    losses = pytest.importorskip("pytorch_metric_learning.losses", reason="needs pytorch-metric-learning")
+    from pytorch_metric_learning import miners, regularizers
+
+    class Memory(losses.CrossBatchMemory):  # type: ignore[name-defined,misc]
+        @staticmethod
+        def supported_losses() -> list[str]:
+            return ["RetrievalAPLoss"]
+
+    embeddings, labels = _batch(20, 3, seed=8)
+    leaf = embeddings.clone().requires_grad_()
+    loss_function = RetrievalAPLoss()
+    assert isinstance(loss_function, losses.BaseMetricLossFunction)
+    plain = loss_function(leaf, labels)
+    torch.testing.assert_close(plain, retrieval_ap_loss(embeddings, labels))
+    plain.backward()
+    assert leaf.grad is not None
+    assert leaf.grad.any()
+    mined = loss_function(embeddings, labels, miners.MultiSimilarityMiner()(embeddings, labels))
+    assert 0 < mined < 1
+    regularised = RetrievalAPLoss(embedding_regularizer=regularizers.LpRegularizer())
+    assert regularised(embeddings, labels) > plain
+    memory = Memory(loss_function, embedding_size=8, memory_size=40)
+    torch.testing.assert_close(memory(embeddings, labels), plain.detach())
+    others, classes = _batch(20, 3, seed=9)
+    gallery, known = torch.cat([embeddings, others]), torch.cat([labels, classes])
+    same = classes[:, None] == known
+    itself = torch.cat([torch.zeros(20, 20, dtype=torch.bool), torch.eye(20, dtype=torch.bool)], 1)
+    pairs = (*(same & ~itself).nonzero().T, *(~same).nonzero().T)
+    expected = retrieval_ap_loss(others, classes, ref_embeddings=gallery, ref_labels=known, pairs=pairs)
+    torch.testing.assert_close(memory(others, classes), expected)
 
 
 @pytest.mark.parametrize(

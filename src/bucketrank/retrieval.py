@@ -7,6 +7,8 @@ O(B^2 D) time and O(B D) memory besides the chunk, and never a B x B x B tensor.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -14,6 +16,10 @@ from torch import Tensor, nn
 
 from bucketrank.losses import ap_loss
 from bucketrank.losses.functional import check_settings
+
+MetricLoss: Any = nn.Module
+with suppress(ImportError):  # optional
+    from pytorch_metric_learning.losses import BaseMetricLossFunction as MetricLoss
 
 Similarity = Literal["cosine", "dot", "euclidean"]
 SIMILARITIES: tuple[Similarity, ...] = get_args(Similarity)
@@ -30,6 +36,7 @@ def retrieval_ap_loss(
     *,
     ref_embeddings: Tensor | None = None,
     ref_labels: Tensor | None = None,
+    pairs: Sequence[Tensor] | None = None,
     delta: float = RETRIEVAL_DELTA,
     similarity: Similarity = "cosine",
 ) -> Tensor:
@@ -43,6 +50,8 @@ def retrieval_ap_loss(
         labels: their classes, integers of shape (B,).
         ref_embeddings: the entries to rank, of shape (R, D); by default the queries themselves.
         ref_labels: their classes, of shape (R,).
+        pairs: the entries to rank, instead of all: indices as miners return them, ``(query, match, query, other)`` or
+            the triplets ``(query, match, other)``.
         delta: two similarities closer than this count as partly tied.
         similarity: ``"cosine"``, ``"dot"`` or ``"euclidean"`` (the negative distance).
 
@@ -73,7 +82,8 @@ def retrieval_ap_loss(
     if similarity == "cosine":
         embeddings = nn.functional.normalize(embeddings, dim=1)
         references = embeddings if within else nn.functional.normalize(references, dim=1)
-    compared = _Compared(labels, classes, within, float(delta), similarity)
+    chosen = None if pairs is None else _check_pairs(pairs)
+    compared = _Compared(labels, classes, within, chosen, float(delta), similarity)
     loss: Tensor = _RetrievalAP.apply(embeddings, references, compared)
     return loss
 
@@ -84,8 +94,21 @@ class _Compared(NamedTuple):
     labels: Tensor
     classes: Tensor  # the labels of the references
     within: bool  # whether the references are the queries
+    pairs: Sequence[Tensor] | None  # queries and their matches, queries and others; None: all
     delta: float
     similarity: Similarity
+
+    def targets(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        """Build the targets of some queries, of shape (stop - start, R); -1 for entries that are not compared."""
+        targets = (self.labels[start:stop, None] == self.classes).to(dtype)
+        if self.pairs is not None:
+            targets.fill_(-1)
+            for (query, entry), target in zip((self.pairs[:2], self.pairs[2:]), (1, 0), strict=True):
+                inside = (query >= start) & (query < stop)
+                targets[query[inside] - start, entry[inside]] = target
+        elif self.within:  # an embedding is not its own match
+            targets.diagonal(start).fill_(-1)
+        return targets
 
 
 class _RetrievalAP(torch.autograd.Function):
@@ -104,9 +127,7 @@ class _RetrievalAP(torch.autograd.Function):
         rows = max(1, CHUNK // max(1, len(references)))
         for start in range(0, len(queries), rows):
             chunk = slice(start, start + rows)
-            targets = (compared.labels[chunk, None] == compared.classes).to(dtype)
-            if compared.within:  # an embedding is not its own match
-                targets.diagonal(start).fill_(-1)
+            targets = compared.targets(start, start + rows, dtype)
             matched += (targets > 0).any(1).sum()
             with torch.enable_grad():
                 leaf, other = (part.detach().to(dtype).requires_grad_() for part in (queries[chunk], references))
@@ -147,36 +168,68 @@ def _check_pair(name: str, embeddings: Tensor, labels_name: str, labels: Tensor)
         )
 
 
-class RetrievalAPLoss(nn.Module):
+def _check_pairs(pairs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Turn triplets into pairs."""
+    shapes = {part.shape for part in pairs}
+    if len(pairs) == 3 and len(shapes) == 1:
+        return pairs[0], pairs[1], pairs[0], pairs[2]
+    if len(pairs) == 4 and pairs[0].shape == pairs[1].shape and pairs[2].shape == pairs[3].shape:
+        return pairs
+    raise ValueError(
+        "retrieval_ap_loss: expected pairs to be 4 index tensors (query, match, query, other) or 3 of one length, got "
+        f"{len(pairs)} of lengths {', '.join(str(len(part)) for part in pairs)}"
+    )
+
+
+class RetrievalAPLoss(MetricLoss):
     """:func:`retrieval_ap_loss` with its settings, called like the losses of pytorch-metric-learning.
 
-    ``loss(embeddings, labels)`` compares a batch with itself; ``ref_emb`` and ``ref_labels`` compare it with others.
-    ``indices_tuple``, with which miners choose pairs, must be None: this loss ranks all pairs.
+    ``loss(embeddings, labels)`` compares a batch with itself; ``ref_emb`` and ``ref_labels`` compare it with others;
+    ``indices_tuple`` limits the rankings to the pairs or triplets of a miner. If pytorch-metric-learning is installed,
+    this is one of its losses and takes its further options, such as ``embedding_regularizer``. Reducers get the mean
+    over the queries.
     """
 
-    def __init__(self, *, delta: float = RETRIEVAL_DELTA, similarity: Similarity = "cosine") -> None:
-        super().__init__()
+    def __init__(self, *, delta: float = RETRIEVAL_DELTA, similarity: Similarity = "cosine", **options: Any) -> None:
+        if "distance" in options:
+            raise TypeError("RetrievalAPLoss: expected no distance, got one; use similarity")
+        super().__init__(**options)
         check_settings("RetrievalAPLoss", delta, "exact")
         self.delta, self.similarity = delta, similarity
 
-    def forward(
+    def compute_loss(
         self,
         embeddings: Tensor,
         labels: Tensor,
-        indices_tuple: None = None,
-        ref_emb: Tensor | None = None,
-        ref_labels: Tensor | None = None,
-    ) -> Tensor:
-        if indices_tuple is not None:
-            raise ValueError("RetrievalAPLoss: expected indices_tuple None, got pairs; use it without a miner")
-        return retrieval_ap_loss(
+        indices_tuple: Sequence[Tensor] | None,
+        ref_emb: Tensor | None,
+        ref_labels: Tensor | None,
+    ) -> dict[str, Any]:
+        """Return the loss as pytorch-metric-learning expects it."""
+        within = ref_emb is None or ref_emb is embeddings
+        loss = retrieval_ap_loss(
             embeddings,
             labels,
-            ref_embeddings=ref_emb,
-            ref_labels=ref_labels,
+            ref_embeddings=None if within else ref_emb,
+            ref_labels=None if within else ref_labels,
+            pairs=indices_tuple,
             delta=self.delta,
             similarity=self.similarity,
         )
+        return {"loss": {"losses": loss, "indices": None, "reduction_type": "already_reduced"}}
+
+    if MetricLoss is nn.Module:
+
+        def forward(
+            self,
+            embeddings: Tensor,
+            labels: Tensor,
+            indices_tuple: Sequence[Tensor] | None = None,
+            ref_emb: Tensor | None = None,
+            ref_labels: Tensor | None = None,
+        ) -> Tensor:
+            loss: Tensor = self.compute_loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)["loss"]["losses"]
+            return loss
 
     def extra_repr(self) -> str:
         return f"delta={self.delta}, similarity={self.similarity!r}"

@@ -90,6 +90,22 @@ def test_from_the_checkpoint_before_a_damaged_one(whole, shapes, tmp_path, monke
     assert_same_run(tmp_path / "run", whole)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("ctrl_c")
+def test_with_a_score_memory(shapes, tmp_path, monkeypatch):
+    """The queues belong to the checkpoint: the steps after a resume rank the same scores."""
+    flags = "--loss.memory 32 --schedule.epochs 2"
+    tiny.run(tmp_path / "whole", shapes, flags)
+    with monkeypatch.context() as patch:
+        tiny.stop_in(patch, step=2)
+        with pytest.raises(Interrupted):
+            tiny.run(tmp_path / "stopped", shapes, flags)
+    tiny.run(tmp_path / "stopped", shapes, flags, resume=True)
+    assert_same_run(tmp_path / "stopped", tmp_path / "whole")
+    stored = load_file(tmp_path / "whole" / "weights.safetensors")["criterion.memory.targets"]
+    assert (stored[0, :, -1] >= 0).all()  # both kinds are full
+
+
 def test_a_finished_run_is_only_written_out_again(whole, shapes, tmp_path):
     tiny.run(tmp_path / "run", shapes, FLAGS)
     (tmp_path / "run" / "weights.safetensors").unlink()

@@ -23,7 +23,7 @@ class Pairwise(TorchComparison):
 
     def __init__(self, logits: Tensor, targets: Tensor, delta: float, index: Tensor | None = None) -> None:
         super().__init__(logits, targets, delta, index)
-        logits, self.delta = _in_range(logits, delta)
+        logits, self.delta = in_range(logits, delta)
         self.positives = logits[self.index]
         lowest = self.positives.amin() if self.positives.numel() else torch.inf
         # H is 0 for negatives more than delta below every positive (Algorithm 1, line 2).
@@ -111,7 +111,7 @@ class Bucketed(Pairwise):
         return self._place(sums[self.bucket], own)
 
 
-def _in_range(logits: Tensor, delta: float) -> tuple[Tensor, float]:
+def in_range(logits: Tensor, delta: float) -> tuple[Tensor, float]:
     """Widen the dtype of ``logits``, and if necessary scale both arguments down, so that ``2 * delta`` is finite."""
     # A difference of logits may still overflow. It then exceeds 2 * delta, and H is 0 or 1.
     if 2 * delta <= torch.finfo(logits.dtype).max:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -20,6 +20,7 @@ from bucketrank.losses.comparison import (
     precise,
 )
 from bucketrank.losses.pairwise import Pairwise
+from bucketrank.losses.ragged import MAX_PAIRS, Ragged, groups
 from bucketrank.losses.terms import RANKING_LOSSES, Gradients
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ def rank_all(
         return _rank_together(method, logits, targets, localisation, settings)
     if settings.sizes is None:
         return _rank_alone(method(logits, targets, settings.delta), logits, targets, localisation, settings)
+    if settings.method == "exact" and on_host(logits):
+        return _rank_in_groups(logits, targets, localisation, settings, settings.sizes)
     parts = _split(logits, targets, settings.sizes)
     comparisons = _compare_each(logits, targets, parts, settings)
     counts = [len(comparison.scores) for comparison in comparisons]
@@ -87,6 +90,28 @@ def rank_all(
         rank_one(*part, comparison, error, settings.loss, overfull=overfull)
         for part, comparison, error in zip(parts, comparisons, errors, strict=True)
     ]
+    return _join(logits, ranked)
+
+
+def _rank_in_groups(
+    logits: Tensor, targets: Tensor, localisation: Tensor | None, settings: Settings, sizes: Sequence[int]
+) -> tuple[tuple[Tensor, ...], Prepared]:
+    """Rank groups of small rankings together, and large rankings alone."""
+    starts = torch.tensor([0, *accumulate(sizes)])
+    before = torch.searchsorted((targets > 0).nonzero().squeeze(1), starts).tolist()
+    _check_localisation(localisation, before[-1])
+    overfull = settings.max_positives is not None and before[-1] > settings.max_positives
+    ranked = []
+    for first, stop in groups(sizes, [after - own for own, after in pairwise(before)]):
+        entries = slice(int(starts[first]), int(starts[stop]))
+        part = logits[entries], targets[entries]
+        errors = None if localisation is None else localisation[before[first] : before[stop]]
+        if sizes[first] * (before[first + 1] - before[first]) > MAX_PAIRS:
+            alone = settings._replace(sizes=None, max_positives=0 if overfull else None)
+            ranked.append(rank_all(*part, errors, alone))
+        else:
+            comparison = Ragged(*part, settings.delta, sizes[first:stop], overfull=overfull)
+            ranked.append(_compute(comparison, part[1], errors, settings.loss))
     return _join(logits, ranked)
 
 
@@ -125,7 +150,9 @@ def _split(logits: Tensor, targets: Tensor, sizes: Sequence[int]) -> list[tuple[
 
 def _join(logits: Tensor, ranked: Sequence[tuple[tuple[Tensor, ...], Prepared]]) -> tuple[tuple[Tensor, ...], Prepared]:
     # A degenerate ranking has two values, even if the loss has one.
-    values = tuple(torch.stack(value) for value in zip(*(values for values, _ in ranked), strict=False))
+    values = tuple(
+        torch.cat([part.view(-1) for part in value]) for value in zip(*(values for values, _ in ranked), strict=False)
+    )
     return values or (logits.new_zeros(0), logits.new_zeros(0)), Batch(logits, [prepared for _, prepared in ranked])
 
 
@@ -207,7 +234,7 @@ def _compute(
 
 
 class Batch:
-    """Several rankings, each with its own backward pass."""
+    """Rankings and groups of rankings, each with its own backward pass."""
 
     def __init__(self, logits: Tensor, rankings: Sequence[Prepared]) -> None:
         self.logits, self.rankings = logits, rankings
@@ -217,8 +244,9 @@ class Batch:
         return [int(count) for ranking in self.rankings for count in ranking.counts]
 
     def backward(self, first: Tensor | None, second: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        none = [None] * len(self.rankings)
-        upstream = zip(none if first is None else first, none if second is None else second, strict=True)
+        counts = [len(ranking.counts) for ranking in self.rankings]
+        none = [None] * len(counts)
+        upstream = zip(*(none if each is None else each.split(counts) for each in (first, second)), strict=True)
         parts = [ranking.backward(*gradients) for ranking, gradients in zip(self.rankings, upstream, strict=True)]
         if not parts:
             return torch.zeros_like(self.logits), self.logits.new_zeros(0)
