@@ -29,9 +29,9 @@ from torch import Tensor, nn
 from benchmarks.rankings.contenders import smooth_ap, sup_con
 from bucketrank.retrieval import retrieval_ap_loss
 
-SIDE = 28
+SIDE = 20
 CLASSES, PER_CLASS = 32, 4  # of a batch
-RATES = (1e-3, 3e-3)
+RATES = (3e-3, 1e-2)
 Loss = Callable[[Tensor, Tensor], Tensor]
 # Per loss, the function and its widths to choose from.
 LOSSES: dict[str, tuple[str, Callable[..., Tensor], tuple[float, ...]]] = {
@@ -110,7 +110,7 @@ def main() -> None:
     """Print the chosen settings and a table in Markdown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--seeds", type=int, default=5)
     settings = parser.parse_args()
     torch.set_num_threads(1)

@@ -34,7 +34,7 @@ RADIUS = 5
 BATCH = 256
 SAMPLED_SHARE = 0.1
 MEMORY = 4096
-TEST_SAMPLES = 100_000
+TEST_SAMPLES = 50_000
 RATES = (1e-3, 3e-3)
 # Called with logits, targets and the positions of the samples in the training set.
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -168,9 +168,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--shares", type=float, nargs="*", default=[0.1, 0.01, 0.001])
-    parser.add_argument("--samples", type=int, default=50_000, help="training samples")
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--samples", type=int, default=30_000, help="training samples")
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--seeds", type=int, default=3)
     settings = parser.parse_args()
     torch.set_num_threads(1)
     pools = [

@@ -1,10 +1,8 @@
-"""Time and memory of many rankings: AP loss over queries against SmoothAP, and batches against one ranking.
+"""Time and memory of many rankings: AP loss over queries, batches of lists, and a detector's images.
 
     python -m benchmarks.rankings.scale --batches 96 192 384 --alone 8192
 
 Alternatives are timed interleaved on one thread. The tables have median CPU times, which other processes disturb less.
-``smooth_ap`` follows the definition of Brown et al. (2020): a sigmoid of temperature ``tau`` compares every pair of
-similarities of a query, in a B x B x B tensor.
 """
 
 from __future__ import annotations
@@ -18,10 +16,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from bucketrank import ap_loss
+from benchmarks.rankings.contenders import smooth_ap, sup_con
+from bucketrank import ap_loss, use_backend
+from bucketrank.detectors.assignment import NEGATIVE
+from bucketrank.detectors.criterion import Assigned, HeadRecipe, build_criterion
 from bucketrank.retrieval import retrieval_ap_loss
+from bucketrank.settings import loss_settings
+from bucketrank.settings.choices import Backend
 
 DIMENSIONS = 128
 PER_CLASS = 4
@@ -40,23 +43,6 @@ print(peak() - before)
 """
 
 
-def smooth_ap(embeddings: Tensor, labels: Tensor, *, tau: float = 0.01) -> Tensor:
-    """SmoothAP, ``1 - 1/B sum_q 1/|P_q| sum_i R_P(i) / R(i)``, for classes of any size.
-
-    ``R(i) = 1 + sum_j sigmoid((s_j - s_i) / tau)`` over the other embeddings j, and ``R_P`` over the matches.
-    """
-    unit = nn.functional.normalize(embeddings, dim=1)
-    scores = unit @ unit.T
-    other = ~torch.eye(len(labels), dtype=torch.bool)
-    match = (labels[:, None] == labels) & other
-    # (query, i, j): how far j ranks above i
-    above = ((scores[:, None, :] - scores[:, :, None]) / tau).sigmoid() * (other[:, None, :] & other)
-    ranks = 1 + above.sum(2)
-    match_ranks = 1 + (above * match[:, None, :]).sum(2)
-    precision = (match_ranks / ranks * match).sum(1) / match.sum(1).clamp(min=1)
-    return 1 - precision[match.any(1)].mean()
-
-
 def make_batch(size: int) -> tuple[Tensor, Tensor]:
     """Draw embeddings in classes of four, as in metric learning."""
     torch.manual_seed(0)
@@ -72,7 +58,7 @@ def _train(loss: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], None]:
     return step
 
 
-LOSSES = {"smooth_ap": _train(smooth_ap), "ours": _train(retrieval_ap_loss)}
+LOSSES = {"SmoothAP": _train(smooth_ap), "SupCon": _train(sup_con), "ours": _train(retrieval_ap_loss)}
 
 
 def _interleaved(calls: Sequence[Callable[[], None]], rounds: int) -> list[float]:
@@ -95,14 +81,39 @@ def _peak_memory(name: str, size: int) -> float:
     return float(done.stdout)
 
 
-def _batched(rankings: int, size: int) -> Callable[[], None]:
+def _batched(rankings: int, size: int, backend: Backend = "auto") -> Callable[[], None]:
     torch.manual_seed(0)
     logits = torch.randn(rankings * size, requires_grad=True)
     targets = (torch.rand(rankings * size) < 0.1).float()
 
     def step() -> None:
-        ap_loss(logits, targets, sizes=[size] * rankings).backward()
+        with use_backend(backend):
+            ap_loss(logits, targets, sizes=[size] * rankings).backward()
         logits.grad = None
+
+    return step
+
+
+def _in_scope(
+    loss: str, scope: str, *, images: int = 8, anchors: int = 20_000, classes: int = 10
+) -> Callable[[], None]:
+    """Rank the anchors of a dense head: 60 positives per image."""
+    torch.manual_seed(0)
+    rows, positives = images * anchors, 60 * images
+    labels = torch.full((rows,), NEGATIVE)
+    chosen = torch.randperm(rows)[:positives].sort().values
+    labels[chosen] = torch.randint(classes, (positives,))
+    logits = torch.randn(rows, classes, requires_grad=True)
+    corners = torch.rand(positives, 2)
+    boxes = torch.cat([corners, corners + 1], 1).requires_grad_()
+    objects = torch.tensor([[0.0, 0.0, 1.5, 1.5]]).repeat(positives, 1)
+    image_index = torch.arange(images).repeat_interleave(anchors)
+    criterion = build_criterion(loss_settings(loss, ranking_scope=scope), HeadRecipe())
+
+    def step() -> None:
+        terms = criterion(Assigned(logits, labels, image_index, boxes, objects, boxes, objects))
+        torch.stack(list(terms.values())).sum().backward()
+        logits.grad = boxes.grad = None
 
     return step
 
@@ -113,28 +124,39 @@ def _write(line: str) -> None:
 
 
 def main() -> None:
-    """Print both tables in Markdown."""
+    """Print three tables in Markdown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batches", type=int, nargs="*", default=[96, 192, 384], help="batch sizes for both losses")
-    parser.add_argument("--alone", type=int, nargs="*", default=[], help="batch sizes for our loss only")
+    parser.add_argument("--batches", type=int, nargs="*", default=[96, 192, 384], help="batch sizes for all losses")
+    parser.add_argument("--alone", type=int, nargs="*", default=[], help="batch sizes without SmoothAP")
     parser.add_argument("--rounds", type=int, default=5)
     settings = parser.parse_args()
     torch.set_num_threads(1)
     _write(f"torch {torch.__version__}, one thread, CPU time, median of {settings.rounds} rounds\n")
-    _write("| B | SmoothAP | ours | time ratio | SmoothAP memory | our memory |\n|---|---|---|---|---|---|")
+    _write(f"| B | {' | '.join(LOSSES)} | {' | '.join(f'{name} memory' for name in LOSSES)} |")
+    _write(f"|---{'|---' * 2 * len(LOSSES)}|")
     for size in settings.batches:
-        batch = make_batch(size)
-        theirs, ours = _interleaved([partial(loss, *batch) for loss in LOSSES.values()], settings.rounds)
-        memory = [_peak_memory(name, size) for name in LOSSES]
-        times = f"{theirs * 1e3:.1f} ms | {ours * 1e3:.1f} ms | {ours / theirs:.4f}"
-        _write(f"| {size} | {times} | {memory[0]:.0f} MB | {memory[1]:.0f} MB |")
+        _write_row(size, list(LOSSES), settings.rounds)
     for size in settings.alone:
-        (ours,) = _interleaved([partial(LOSSES["ours"], *make_batch(size))], 1)
-        _write(f"| {size} | | {ours * 1e3:.0f} ms | | | {_peak_memory('ours', size):.0f} MB |")
-    _write("\n| rankings | entries each | time | one ranking of all entries | ratio |\n|---|---|---|---|---|")
+        _write_row(size, [name for name in LOSSES if name != "SmoothAP"], 1)
+    _write("\n| rankings | entries each | time | one ranking of all entries | ratio | without numba |")
+    _write("|---|---|---|---|---|---|")
     for rankings, size in ((1024, 16), (4096, 100), (22, 24_000)):
-        many, one = _interleaved([_batched(rankings, size), _batched(1, rankings * size)], 4 * settings.rounds)
-        _write(f"| {rankings} | {size} | {many * 1e3:.2f} ms | {one * 1e3:.2f} ms | {many / one:.1f} |")
+        calls = [_batched(rankings, size), _batched(1, rankings * size), _batched(rankings, size, "torch")]
+        many, one, plain = _interleaved(calls, settings.rounds)
+        times = f"{many * 1e3:.2f} ms | {one * 1e3:.2f} ms | {many / one:.1f} | {plain * 1e3:.0f} ms"
+        _write(f"| {rankings} | {size} | {times} |")
+    _write("\n| loss | image scope | batch scope | ratio |\n|---|---|---|---|")
+    for loss in ("ap", "rs"):
+        image, batch = _interleaved([_in_scope(loss, "image"), _in_scope(loss, "batch")], settings.rounds)
+        _write(f"| {loss} | {image * 1e3:.1f} ms | {batch * 1e3:.1f} ms | {image / batch:.2f} |")
+
+
+def _write_row(size: int, names: Sequence[str], rounds: int) -> None:
+    batch = make_batch(size)
+    times = dict(zip(names, _interleaved([partial(LOSSES[name], *batch) for name in names], rounds), strict=True))
+    cells = [f"{times[name] * 1e3:.1f} ms" if name in times else "" for name in LOSSES]
+    cells += [f"{_peak_memory(name, size):.0f} MB" if name in times else "" for name in LOSSES]
+    _write(f"| {size} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":
