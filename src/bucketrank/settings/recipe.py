@@ -28,7 +28,7 @@ INIT = Setting(
     str | None,
     None,
     "weights to start from: a file or folder of an earlier run, a name on the hub, torchvision:MODEL or mmdet:FILE; "
-    "tensors that do not fit are skipped",
+    "class rows are taken by name, and tensors that do not fit are skipped",
 )
 REQUIRED = "required"  # init of a recipe that starts from weights which only the user can name
 # Groups shared by all detectors and losses.

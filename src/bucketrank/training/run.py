@@ -143,7 +143,7 @@ def _train(
 
     # Build the detector, and load the checkpoint to resume from.
     checkpoint = _load_checkpoint(folder, recipe) if resume else None
-    detector, evaluator = _build(recipe, data, initialise=checkpoint is None)
+    detector, evaluator = _build(recipe, data, initialise=checkpoint is None, console=console)
     recipe = replace(recipe, detector=detector.complete_settings(recipe.detector))
     if fabric.device.type == "cpu":
         detector = detector.to(memory_format=torch.channels_last)  # faster convolutions and batch norms on a CPU
@@ -256,7 +256,7 @@ def _load_checkpoint(folder: Path, recipe: Recipe) -> dict[str, Any] | None:
     return state
 
 
-def _build(recipe: Recipe, data: RunData, *, initialise: bool) -> tuple[Detector, Evaluator]:
+def _build(recipe: Recipe, data: RunData, *, initialise: bool, console: Console) -> tuple[Detector, Evaluator]:
     """Build the detector, with initial weights unless a checkpoint follows, and the evaluator."""
     torch.manual_seed(seed_of(recipe.trainer.seed))
     buildable = recipe if initialise and recipe.init is None else without_weights(recipe)
@@ -267,8 +267,10 @@ def _build(recipe: Recipe, data: RunData, *, initialise: bool) -> tuple[Detector
     except ValueError as error:
         raise RecipeError(str(error)) from error
     if initialise and recipe.init is not None:
-        skipped = load_initial_weights(detector, recipe.init, classes=data.classes)
-        if skipped and is_first_process():
+        first = is_first_process()
+        tell = partial(say, console) if first else lambda text: None
+        skipped = load_initial_weights(detector, recipe.init, classes=data.classes, tell=tell)
+        if skipped and first:
             listed = _shortened(skipped)
             logging.getLogger(__name__).warning("init: %d tensors keep their initial values: %s", len(skipped), listed)
     return detector, evaluator

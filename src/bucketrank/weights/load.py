@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from bucketrank.errors import OutOfMemoryError, RecipeError, WeightsError, is_ou
 from bucketrank.evaluation.calibration.mapping import fold, fold_softmax
 from bucketrank.settings import Recipe, detector_spec, from_dict
 from bucketrank.settings.library_specs import TransformersSettings
+from bucketrank.weights.class_rows import ClassMatch, renamed_rows
 from bucketrank.weights.files import Meta, find_weights, read_weights
 from bucketrank.weights.torchvision import load_from_torchvision
 
@@ -37,6 +38,19 @@ def load_model(path: Path | str) -> tuple[Detector, Meta]:
     broken = [name for name, tensor in state.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
     if broken:
         raise WeightsError(f"{path}: {broken[0]} holds NaN or infinity; the training diverged, or the file is damaged")
+    model = _build_stored(path, state, meta, num_classes=len(meta.classes))
+    _require_same_dtypes(path, state, model.state_dict())
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        lines = " ".join(str(error).split())
+        raise WeightsError(f"{path}: the tensors do not fit the recipe inside: {lines:.400}") from error
+    model.stored_threshold, model.stored_classes = meta.threshold, meta.classes
+    return model.eval(), meta
+
+
+def _build_stored(path: Path, state: Mapping[str, Tensor], meta: Meta, *, num_classes: int) -> Detector:
+    """Build the detector that a weights file describes; raise WeightsError if that is not possible."""
     try:
         recipe = from_dict(meta.recipe, source=str(path))
     except RecipeError as error:
@@ -44,7 +58,7 @@ def load_model(path: Path | str) -> tuple[Detector, Meta]:
     _require_stored_config(path, recipe)
     try:
         with parameters_limited_to(4 * sum(tensor.numel() for tensor in state.values()) + SPARE_ELEMENTS):
-            model = build_detector(without_weights(recipe), num_classes=len(meta.classes))
+            return build_detector(without_weights(recipe), num_classes=num_classes)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise _does_not_build(path, error) from error
@@ -55,14 +69,6 @@ def load_model(path: Path | str) -> tuple[Detector, Meta]:
     # Exceptions that detector parts, timm and transformers raise for invalid settings.
     except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise _does_not_build(path, error) from error
-    _require_same_dtypes(path, state, model.state_dict())
-    try:
-        model.load_state_dict(state)
-    except RuntimeError as error:
-        lines = " ".join(str(error).split())
-        raise WeightsError(f"{path}: the tensors do not fit the recipe inside: {lines:.400}") from error
-    model.stored_threshold, model.stored_classes = meta.threshold, meta.classes
-    return model.eval(), meta
 
 
 def _does_not_build(path: Path, error: Exception) -> WeightsError:
@@ -141,15 +147,32 @@ def without_weights(recipe: Recipe) -> Recipe:
     return replace(recipe, backbone=backbone, detector=recipe.detector.without_weights())
 
 
-def load_matching_weights(model: Detector, path: str) -> list[str]:
+def load_matching_weights(
+    model: Detector,
+    path: str,
+    *,
+    classes: Sequence[str] | None = None,
+    tell: Callable[[str], object] = lambda text: None,
+) -> list[str]:
     """Load every tensor of a weights file whose name and shape match; return the names of the unchanged tensors.
 
-    The calibration in the file is undone, so that training starts from the logits of the earlier run.
+    The calibration in the file is undone, so that training starts from the logits of the earlier run. ``classes`` are
+    the model's class names. If the file has others, or another order, class layers take the rows of the shared names,
+    the other classes keep their values, and ``tell`` gets one line with the names of both.
     """
-    state = _trained_state(find_weights(path))
+    file = find_weights(path)
+    state, meta = _trained_state(file)
     own = model.state_dict()
     _require_same_dtypes(path, state, own)
     matching = {name: tensor for name, tensor in state.items() if name in own and own[name].shape == tensor.shape}
+    if classes is not None and list(classes) != meta.classes:
+        match = ClassMatch(meta.classes, classes)
+        larger = _shapes_with_one_more_class(file, state, meta)
+        background_first = bool(getattr(model, "first_label", 0))
+        rows = renamed_rows(state, own, larger, match, background_first=background_first)
+        matching = {name: tensor for name, tensor in matching.items() if name not in rows}
+        matching |= {name: tensor for name, tensor in rows.items() if tensor is not None}
+        tell(str(match))
     missing = [name for name in own if name.startswith(model.backbone_prefix) and name not in matching]
     if missing:
         raise WeightsError(
@@ -160,14 +183,21 @@ def load_matching_weights(model: Detector, path: str) -> list[str]:
     return [name for name in own if name not in matching]
 
 
-def _trained_state(path: Path) -> Mapping[str, Tensor]:
-    """Read the tensors of a weights file as they were before its calibration.
+def _shapes_with_one_more_class(path: Path, state: Mapping[str, Tensor], meta: Meta) -> dict[str, torch.Size]:
+    """Return the tensor shapes of a file's detector with one more class, which show where the class rows are."""
+    with torch.random.fork_rng(devices=[]):  # building draws random numbers, which must not change the run
+        larger = _build_stored(path, state, meta, num_classes=len(meta.classes) + 1)
+    return {name: tensor.shape for name, tensor in larger.state_dict().items()}
+
+
+def _trained_state(path: Path) -> tuple[Mapping[str, Tensor], Meta]:
+    """Read the tensors of a weights file as they were before its calibration, and the description in the file.
 
     The file's own detector says which layers were calibrated; a detector with another loss may score differently.
     """
     state, meta = read_weights(path)
     if meta.calibration is None:
-        return state
+        return state, meta
     with torch.random.fork_rng(devices=[]):  # building draws random numbers, which must not change the run
         model, _ = load_model(path)
     try:
@@ -178,15 +208,21 @@ def _trained_state(path: Path) -> Mapping[str, Tensor]:
             fold_softmax(model.score_head(), inverse.a[0], inverse.b[0])
     except ValueError as error:
         raise WeightsError(f"{path}: the calibration inside does not fit the detector: {error}") from error
-    return model.state_dict()
+    return model.state_dict(), meta
 
 
-def load_initial_weights(model: Detector, init: str, *, classes: Sequence[str] | None = None) -> list[str]:
+def load_initial_weights(
+    model: Detector,
+    init: str,
+    *,
+    classes: Sequence[str] | None = None,
+    tell: Callable[[str], object] = lambda text: None,
+) -> list[str]:
     """Load the weights that ``init`` names; return the names of the unchanged tensors.
 
     ``init`` is a weights file of an earlier run, ``torchvision:MODEL`` for torchvision's COCO weights,
     ``torchvision:FILE.safetensors`` for a torchvision state dict, or ``mmdet:FILE.pth`` for an MMDetection checkpoint.
-    ``classes`` are the model's class names.
+    ``classes`` are the model's class names. ``tell`` gets a line about the classes kept from an earlier run.
     """
     if init.startswith(TORCHVISION):
         return load_from_torchvision(model, init.removeprefix(TORCHVISION), classes=classes)
@@ -194,4 +230,4 @@ def load_initial_weights(model: Detector, init: str, *, classes: Sequence[str] |
         from bucketrank.weights.published import load_published  # imports this package
 
         return load_published(model, init.removeprefix(PUBLISHED), classes=classes)
-    return load_matching_weights(model, init)
+    return load_matching_weights(model, init, classes=classes, tell=tell)
