@@ -65,6 +65,13 @@ def test_everything_known_is_stated() -> None:
         assert f"\n{line}\n" in text
 
 
+def test_a_picture_is_shown_with_its_threshold() -> None:
+    _, text = parts(model_card(META, picture=True))
+    assert "\n![Detections in example images](detections.jpg)\n" in text
+    assert "\nDetections with a score of at least 0.3 in example images; each class has its colour.\n" in text
+    assert "detections.jpg" not in str(model_card(META))
+
+
 def test_nothing_unknown_is_invented() -> None:
     bare = Meta(["cat"], [1], 0.0, from_dict(RECIPE).to_dict())
     front, text = parts(model_card(bare))

@@ -20,7 +20,7 @@ from torch.testing import assert_close
 import bucketrank
 from bucketrank.cli import main
 from bucketrank.detectors import Detector, build
-from bucketrank.errors import RecipeError, WeightsError
+from bucketrank.errors import DataError, RecipeError, WeightsError
 from bucketrank.evaluation.calibration import Calibration
 from bucketrank.inference import TrainedDetector, calibrate_weights, predict
 from bucketrank.settings import from_dict
@@ -59,6 +59,30 @@ def require_same_detections(one: Detector, other: Detector) -> None:
         assert len(first["boxes"])
         for name in first:
             torch.testing.assert_close(first[name], second[name], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_card_shows_detections_in_the_images_given(count: int, trained: TrainedDetector, tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    images = [generator.integers(0, 256, (90, 120, 3), dtype=np.uint8) for _ in range(count)]
+    folder = tmp_path / "saved"
+    for _ in range(2):  # the same again is no conflict
+        trained.save_pretrained(folder, images=images if count > 1 else images[0])
+    assert "](detections.jpg)" in (folder / "README.md").read_text()
+    with Image.open(folder / "detections.jpg") as picture:
+        assert max(picture.size) <= 1600
+        assert picture.format == "JPEG"
+    trained.save_pretrained(tmp_path / "without")
+    assert "detections.jpg" not in (tmp_path / "without" / "README.md").read_text()
+    assert not (tmp_path / "without" / "detections.jpg").exists(), "only images that the owner names are published"
+
+
+def test_a_picture_of_others_is_not_replaced(trained: TrainedDetector, tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "detections.jpg")
+    with pytest.raises(DataError, match="was not written by bucketrank"):
+        trained.save_pretrained(tmp_path, images=torch.rand(3, 90, 120))
+    with pytest.raises(ValueError, match="expected 1 to 4 images, got 5"):
+        trained.save_pretrained(tmp_path / "new", images=torch.rand(5, 3, 90, 120))
 
 
 @pytest.mark.parametrize("name", ["atss", "mask_rcnn"])
@@ -201,15 +225,17 @@ def test_from_an_upload_to_a_download(
 ) -> None:
     with serving(tmp_path / "uploads") as address:
         use_hub(monkeypatch, address, tmp_path / "cache")
-        url = trained.push_to_hub("me/cats", license="cc-by-4.0", private=True, token="secret")
+        image = torch.rand(3, 90, 120)
+        url = trained.push_to_hub("me/cats", license="cc-by-4.0", images=image, private=True, token="secret")
         assert url == "https://huggingface.co/me/cats/commit/1"
         (_, token), (_, created), (_, uploaded) = recording_api.calls
         assert (token["token"], created["private"], uploaded["repo_type"]) == ("secret", True, "model")
         files = sorted(file.name for file in (tmp_path / "uploads" / "me" / "cats").iterdir())
-        assert files == ["README.md", "config.json", "model.safetensors"]
+        assert files == ["README.md", "config.json", "detections.jpg", "model.safetensors"]
         card = (tmp_path / "uploads" / "me" / "cats" / "README.md").read_text()
         assert 'bucketrank.from_pretrained("me/cats")' in card
         assert "license: cc-by-4.0" in card
+        assert "](detections.jpg)" in card
 
         monkeypatch.chdir(tmp_path)
         loaded = bucketrank.from_pretrained("me/cats")

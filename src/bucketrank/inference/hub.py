@@ -10,12 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, ModelHubMixin
+from PIL import Image
 
 from bucketrank.data.problems import counted
 from bucketrank.detectors import Detector
+from bucketrank.drawing import draw, grid
 from bucketrank.errors import WeightsError, printable
 from bucketrank.inference.detections import Detections
-from bucketrank.inference.prediction import ImageInput, predict
+from bucketrank.inference.prediction import (
+    ImageInput,
+    as_several,
+    as_tensor,
+    predict,
+    require_our_drawing,
+    save_drawing,
+)
 from bucketrank.settings import Recipe, from_dict, recipe_to_yaml
 from bucketrank.weights.atomic import write_text
 from bucketrank.weights.files import (
@@ -32,6 +41,9 @@ from bucketrank.weights.load import load_model
 from bucketrank.weights.sources import hub_access
 
 CARD_FILE = "README.md"
+PICTURE_FILE = "detections.jpg"
+MAX_PICTURED = 4  # example images in the picture
+MAX_PICTURE_SIDE = 1600  # pixels
 MAX_LISTED_CLASSES = 100
 LOCAL_NAME = "path/to/this/folder"
 TASK = "object-detection"
@@ -132,9 +144,12 @@ class TrainedDetector(ModelHubMixin):
         *,
         license: str | None = None,  # noqa: A002 (the hub's name for it)
         dataset: str | None = None,
+        images: ImageInput | Iterable[ImageInput] | None = None,
         **options: Any,
     ) -> str | None:
         """Write the detector into a folder: ``model.safetensors``, ``config.json`` and the model card ``README.md``.
+
+        With ``images``, the card shows the detections in them, as ``detections.jpg``.
 
         The weights file holds everything that :meth:`from_pretrained` reads. ``config.json`` and the card repeat its
         description for readers. A card that differs from the new one is not replaced; WeightsError is raised instead.
@@ -144,19 +159,39 @@ class TrainedDetector(ModelHubMixin):
             license: licence of the weights, by its hub name, like ``"apache-2.0"``. Without it the card says that none
                 is stated.
             dataset: data set name or hub repository, for the card.
+            images: one to four example images that you may publish, in any form that :meth:`predict` takes.
             options: further arguments of ``huggingface_hub.ModelHubMixin.save_pretrained``.
         """
         folder = Path(save_directory)
         if (folder / RUN_FILE).exists():
             raise WeightsError(f"{folder}: expected a folder for the detector, got a run folder; choose another")
-        facts = {"license": license, "dataset": dataset, **(options.pop("model_card_kwargs", None) or {})}
+        facts = {"license": license, "dataset": dataset, "images": images}
+        facts |= options.pop("model_card_kwargs", None) or {}
+        examples = facts.pop("images")
+        picture = None if examples is None else self._picture(examples)
+        facts["picture"] = picture is not None
         card = folder / CARD_FILE
         if card.exists() and card.read_text(encoding="utf-8") != str(self.generate_model_card(**facts)):
             raise WeightsError(
                 f"{card}: expected no model card, or the one for this detector, got another; delete it to have a new "
                 "one written, or choose another folder"
             )
+        if picture is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            require_our_drawing(folder / PICTURE_FILE)
+            save_drawing(picture, folder / PICTURE_FILE)
         return super().save_pretrained(folder, model_card_kwargs=facts, **options)
+
+    def _picture(self, images: ImageInput | Iterable[ImageInput]) -> Image.Image:
+        """Draw the detections in example images side by side."""
+        examples = [as_tensor(image) for image in as_several(images)]
+        if not 1 <= len(examples) <= MAX_PICTURED:
+            raise ValueError(f"save_pretrained: images: expected 1 to {MAX_PICTURED} images, got {len(examples)}")
+        found = self.predict(examples)
+        drawn = [draw(image, each, classes=self.classes) for image, each in zip(examples, found, strict=True)]
+        picture = grid(drawn, columns=min(2, len(drawn))) if len(drawn) > 1 else drawn[0]
+        picture.thumbnail((MAX_PICTURE_SIDE, MAX_PICTURE_SIDE))
+        return picture
 
     def push_to_hub(
         self,
@@ -164,6 +199,7 @@ class TrainedDetector(ModelHubMixin):
         *,
         license: str | None = None,  # noqa: A002 (the hub's name for it)
         dataset: str | None = None,
+        images: ImageInput | Iterable[ImageInput] | None = None,
         **options: Any,
     ) -> str:
         """Upload the files of :meth:`save_pretrained` to a hub repository; return the commit's address.
@@ -174,16 +210,17 @@ class TrainedDetector(ModelHubMixin):
             repo_id: repository, like ``"owner/name"``.
             license: licence of the weights, as in :meth:`save_pretrained`.
             dataset: data set name, as in :meth:`save_pretrained`.
+            images: example images for the card, as in :meth:`save_pretrained`.
             options: further arguments of ``huggingface_hub.ModelHubMixin.push_to_hub``: ``private``, ``token``,
                 ``branch``, ``create_pr``, ``commit_message``, ``ignore_patterns`` and others.
         """
-        facts = {"license": license, "dataset": dataset, "repository": repo_id}
+        facts = {"license": license, "dataset": dataset, "images": images, "repository": repo_id}
         remedy = "check the name and the connection, and log in with: hf auth login"
         with hub_access(f"{repo_id}: the detector", remedy, action="uploaded"):
             return str(super().push_to_hub(repo_id, model_card_kwargs=facts, **options))
 
     def generate_model_card(self, *_: Any, **facts: Any) -> ModelCard:
-        """Write the model card; ``facts`` are ``license``, ``dataset`` and ``repository``."""
+        """Write the model card; ``facts`` are ``license``, ``dataset``, ``repository`` and ``picture``."""
         return model_card(self.meta, **facts)
 
     def _save_pretrained(self, save_directory: Path) -> None:
@@ -214,16 +251,18 @@ def model_card(
     license: str | None = None,  # noqa: A002 (the hub's name for it)
     dataset: str | None = None,
     repository: str | None = None,
+    picture: bool = False,
 ) -> ModelCard:
     """Write the card of the detector that ``meta`` describes: YAML for the hub, then text for readers.
 
     ``license`` and ``dataset`` come from its owner; without them the card says that they are not stated.
-    ``repository`` is its name on the hub.
+    ``repository`` is its name on the hub, and ``picture`` says whether ``detections.jpg`` is beside the card.
     """
     recipe = from_dict(meta.recipe, source="model card")
     name = repository.rpartition("/")[2] if repository else f"{_short(recipe.detector.name)} detector"
     sections = (
         _introduction(recipe, name),
+        _picture(meta) if picture else (),
         _use(repository or LOCAL_NAME),
         _data(meta, dataset),
         _results(meta),
@@ -270,6 +309,14 @@ def _introduction(recipe: Recipe, name: str) -> Iterator[str]:
     yield ""
 
 
+def _picture(meta: Meta) -> Iterator[str]:
+    shown = f"with a score of at least {meta.threshold:.2g}" if meta.threshold else "of every score"
+    yield f"![Detections in example images]({PICTURE_FILE})"
+    yield ""
+    yield f"Detections {shown} in example images; each class has its colour."
+    yield ""
+
+
 def _use(name: str) -> Iterator[str]:
     yield "## Use"
     yield ""
@@ -282,7 +329,7 @@ def _use(name: str) -> Iterator[str]:
     yield '(detections,) = detector.predict(["image.jpg"])  # boxes, labels and scores'
     yield "```"
     yield ""
-    yield "Boxes are x1, y1, x2, y2 in pixels. `detector.classes[label - 1]` is the name of a label."
+    yield "Boxes are x1, y1, x2, y2 in pixels. `detections.names` are the class names."
     yield ""
 
 

@@ -85,7 +85,7 @@ def predict(
     classes = getattr(model, "stored_classes", ())
     try:
         with torch.inference_mode():
-            for batch in _batches(_as_several(images), batch_size):
+            for batch in _batches(as_several(images), batch_size):
                 detections = model([as_tensor(image).to(resolved) for image in batch])
                 predictions += [Detections(_at_least(each, min_score), classes) for each in detections]
     finally:
@@ -116,7 +116,7 @@ def as_tensor(image: ImageInput) -> Tensor:
     return image.float() / 255
 
 
-def _as_several(images: ImageInput | Iterable[ImageInput]) -> Iterable[ImageInput]:
+def as_several(images: ImageInput | Iterable[ImageInput]) -> Iterable[ImageInput]:
     """Return one image as a list; arrays and tensors of several images have four dimensions."""
     if isinstance(images, str | Path | Image.Image):
         return [images]
@@ -211,8 +211,13 @@ def require_replaceable(out: Path, drawn: Iterable[str] = ()) -> None:
     ):
         raise DataError(f"{out}: already exists and holds no predictions; choose a new folder with --out")
     for name in drawn:
-        if os.path.lexists(out / name) and not _is_our_drawing(out / name):
-            raise DataError(f"{out / name}: was not written by bucketrank predict; choose a new folder with --out")
+        require_our_drawing(out / name)
+
+
+def require_our_drawing(path: Path) -> None:
+    """Raise DataError if the file exists and :func:`save_drawing` did not write it."""
+    if os.path.lexists(path) and not _is_our_drawing(path):
+        raise DataError(f"{path}: was not written by bucketrank predict; choose a new folder with --out")
 
 
 def save_drawing(image: Image.Image, path: Path) -> None:
