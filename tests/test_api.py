@@ -80,7 +80,8 @@ def test_a_quiet_run_prints_nothing(run: Run, capfd: pytest.CaptureFixture[str])
 
 def test_settings_have_the_names_of_the_command_line(recipes: list[Any]) -> None:
     short: dict[str, Any] = {"epochs": 20, "batch": 4, "imgsz": 640, "lr": 1, "device": "cpu", "workers": 2}
-    run = bucketrank.train("atss-r50-rs", "my-data", **short, loss="ap", **{"loss.delta": 0.5})
+    delta: dict[str, Any] = {"loss.delta": 0.5}
+    run = bucketrank.train("atss-r50-rs", "my-data", **short, loss="ap", **delta)
     assert run.folder == Path("runs/atss-r50-rs")
     bucketrank.train("atss-r50-rs", data="my-data", settings={"loss": {"delta": 0.5}, "init": "runs/first"})
     first, second = recipes

@@ -15,7 +15,11 @@ SHORTER = {
     "fine_tune_torchvision": {
         "STEPS = 200": "STEPS = 12",  # the figure shows means of ten steps
         "train=160, val=24, size=96": "train=16, val=4, size=96",
-    }
+    },
+    "train_in_python": {
+        "epochs=12": "epochs=1",
+        "train=160, val=24, size=96": "train=16, val=4, size=96",
+    },
 }
 
 

@@ -95,7 +95,7 @@ def test_nothing_to_count_is_said() -> None:
 
 
 def facts(name: str, loss: str, **settings: Any) -> dict[str, str]:
-    small = {"channels": 32, "backbone": "test_resnet", "min_size": 64, "max_size": 64}
+    small: dict[str, Any] = {"channels": 32, "backbone": "test_resnet", "min_size": 64, "max_size": 64}
     return built_facts(build(name, num_classes=3, loss=loss, **small, **settings))
 
 

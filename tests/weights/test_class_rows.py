@@ -63,7 +63,8 @@ def saved(path: Path, settings: Any) -> Detector:
 
 def logits(layer: Any, classes: int) -> torch.Tensor:
     """Return the weights of a classifier as (anchors, classes, inputs)."""
-    return layer.weight.detach().reshape(-1, classes, *layer.weight.shape[1:])
+    weight: torch.Tensor = layer.weight.detach()
+    return weight.reshape(-1, classes, *weight.shape[1:])
 
 
 @pytest.mark.parametrize("name", DETECTORS)

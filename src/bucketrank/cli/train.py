@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from bucketrank.cli.arguments import Changes, say_next
 from bucketrank.errors import UsageError
@@ -49,7 +49,7 @@ def train(
 
     out = run_folder(recipe, data, out, resume=resume)
     short = ShortNames(epochs=epochs, batch=batch, imgsz=imgsz, lr=lr, device=device, workers=workers)
-    options = {"resume": resume, "allow_changed_data": allow_changed_data}
+    options: dict[str, Any] = {"resume": resume, "allow_changed_data": allow_changed_data}
     try:
         start_run(recipe, data, out, short=short, settings=settings, **options)
     except Interrupted:

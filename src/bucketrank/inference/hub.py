@@ -165,7 +165,7 @@ class TrainedDetector(ModelHubMixin):
         folder = Path(save_directory)
         if (folder / RUN_FILE).exists():
             raise WeightsError(f"{folder}: expected a folder for the detector, got a run folder; choose another")
-        facts = {"license": license, "dataset": dataset, "images": images}
+        facts: dict[str, Any] = {"license": license, "dataset": dataset, "images": images}
         facts |= options.pop("model_card_kwargs", None) or {}
         examples = facts.pop("images")
         picture = None if examples is None else self._picture(examples)
@@ -189,7 +189,7 @@ class TrainedDetector(ModelHubMixin):
             raise ValueError(f"save_pretrained: images: expected 1 to {MAX_PICTURED} images, got {len(examples)}")
         found = self.predict(examples)
         drawn = [draw(image, each, classes=self.classes) for image, each in zip(examples, found, strict=True)]
-        picture = grid(drawn, columns=min(2, len(drawn))) if len(drawn) > 1 else drawn[0]
+        picture = grid(drawn, columns=2 if len(drawn) == MAX_PICTURED else len(drawn)) if len(drawn) > 1 else drawn[0]
         picture.thumbnail((MAX_PICTURE_SIDE, MAX_PICTURE_SIDE))
         return picture
 

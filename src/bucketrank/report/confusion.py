@@ -54,9 +54,9 @@ def confusion(matched: Sequence[MatchedImage], categories: Sequence[int], *, thr
             owner = taken.get(number)
             row = background if owner is None else index[missed[owner].category]
             counts[row, index[each.category]] += 1
-        for number, each in enumerate(missed):
+        for number, lost in enumerate(missed):
             if number not in taken.values():
-                counts[index[each.category], background] += 1
+                counts[index[lost.category], background] += 1
     return Confusion(list(categories), counts)
 
 

@@ -38,11 +38,11 @@ def many() -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
 
 def test_the_map_is_recovered() -> None:
     calibration = bucketrank.calibrate_scores(*many())
-    assert calibration.a == (pytest.approx(2, abs=0.25),)
-    assert calibration.b == (pytest.approx(1, abs=0.25),)
+    (a,), (b,) = calibration.a, calibration.b
+    assert a == pytest.approx(2, abs=0.25)
+    assert b == pytest.approx(1, abs=0.25)
     assert calibration.d_ece[1] < 0.03 < calibration.d_ece[0]
     scores = torch.tensor([0.2, 0.5, 0.9])
-    (a,), (b,) = calibration.a, calibration.b
     expected = (a * scores.logit() + b).sigmoid()
     torch.testing.assert_close(calibration(scores), expected)
     torch.testing.assert_close(torch.as_tensor(calibration(scores.numpy())).float(), expected)
