@@ -36,7 +36,7 @@ print(f"status {status}, heavy {heavy}")
     printed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
     assert printed.splitlines()[-1] == "status 0, heavy []"
     assert "usage: python -m benchmarks losses" in printed
-    assert "  python -m benchmarks losses     Measure time" in printed
+    assert "  python -m benchmarks losses          Measure time" in printed
 
 
 @pytest.mark.parametrize(
