@@ -199,7 +199,7 @@ def test_masks_are_required_only_on_request(tmp_path: Path) -> None:
     assert check(split) == []
     (problem,) = check(split, masks=True)
     assert (problem.code, problem.id) == ("no-mask", "annotation 1")
-    with pytest.raises(DataError, match="a model with masks needs polygons or RLE"):
+    with pytest.raises(DataError, match="models with masks and copy-paste need polygons or RLE"):
         require_sound(split, masks=True)
 
 

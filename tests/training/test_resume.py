@@ -135,6 +135,21 @@ def test_a_laptop_recipe_as_it_is(name, shapes, tmp_path, monkeypatch):
     assert_same_run(tmp_path / "stopped", tmp_path / "whole")
 
 
+@pytest.mark.usefixtures("ctrl_c")
+def test_mixed_images_are_mixed_again(shapes, tmp_path, monkeypatch):
+    flags = "--data.mosaic 0.7 --data.mixup 0.5 --data.copy_paste 0.5"
+    assert tiny.recipe(flags).schedule.optimiser == "adamw"
+    tiny.run(tmp_path / "whole", shapes, flags)
+    with monkeypatch.context() as patch:
+        tiny.stop_in(patch, step=1)  # in the middle of the first epoch; the second is not mixed
+        with pytest.raises(Interrupted):
+            tiny.run(tmp_path / "run", shapes, flags)
+    tiny.run(tmp_path / "run", shapes, flags, resume=True)
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+    tiny.run(tmp_path / "plain", shapes)
+    assert rows(tmp_path / "plain" / "train.csv")[0] != rows(tmp_path / "whole" / "train.csv")[0]
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fp16 is not supported on CPU")  # Lightning then uses bfloat16
 @pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])

@@ -290,7 +290,7 @@ def check_mask(
     """Check a mask, given as polygons or as RLE; return whether it can be drawn."""
     if mask is None or mask == []:
         if required:
-            report.error("no-mask", where, "has no segmentation; a model with masks needs polygons or RLE")
+            report.error("no-mask", where, "has no segmentation; models with masks and copy-paste need polygons or RLE")
     elif isinstance(mask, list):
         return check_polygons(report, where, mask, size)
     elif isinstance(mask, dict):

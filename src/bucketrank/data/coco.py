@@ -111,6 +111,11 @@ class CocoDataset(Dataset[Item]):
         return [int(label) for label in self._rows[self._starts[index] : self._starts[index + 1], 4]]
 
     def __getitem__(self, index: int) -> Item:
+        item = self.read(index)
+        return item if self.transform is None else self.transform(*item)
+
+    def read(self, index: int) -> Item:
+        """Read an item without transform."""
         image = torch.from_numpy(read_image_of_size(self._files[index], self.sizes[index])).permute(2, 0, 1)
         rows = torch.from_numpy(self._rows[self._starts[index] : self._starts[index + 1]])
         target: Target = {
@@ -124,8 +129,7 @@ class CocoDataset(Dataset[Item]):
             stored = self._segments[self._segment_starts[index] : self._segment_starts[index + 1]]
             # Safe to unpickle: __init__ pickled it.
             target["masks"] = tv_tensors.Mask(decode_masks(pickle.loads(stored.tobytes()), self.sizes[index]))  # noqa: S301
-        item = tv_tensors.Image(image.contiguous()), target
-        return item if self.transform is None else self.transform(*item)
+        return tv_tensors.Image(image.contiguous()), target
 
 
 def decode_masks(segmentations: Sequence[Any], size: tuple[int, int]) -> Tensor:

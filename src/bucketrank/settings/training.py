@@ -34,6 +34,10 @@ class DataSettings(Settings):
     augment: Annotated[
         tuple[Augmentation, ...], f"further augmentations: any of {', '.join(get_args(Augmentation))}"
     ] = ()
+    mosaic: Annotated[float, "probability of a mosaic of four images"] = 0.0
+    mixup: Annotated[float, "probability of a blend of two images"] = 0.0
+    copy_paste: Annotated[float, "probability of pasting objects of another image along their masks"] = 0.0
+    close_augmentations: Annotated[int, "final epochs without mosaic, mixup and copy-paste"] = 1
     keep_empty: Annotated[bool, "also train on images without objects"] = False
     repeat: Annotated[int, "number of times an epoch uses each image"] = 1
     repeat_threshold: Annotated[
@@ -46,10 +50,17 @@ class DataSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, minimum in {"batch_size": 1, "workers": 0, "repeat": 1, "val_batch_size": 1}.items():
+        for name, minimum in {
+            "batch_size": 1,
+            "workers": 0,
+            "repeat": 1,
+            "val_batch_size": 1,
+            "close_augmentations": 0,
+        }.items():
             self.require(name, f"at least {minimum}", holds=getattr(self, name) >= minimum)
         self.require("repeat", f"1 to {MAX_REPEAT:,}", holds=self.repeat <= MAX_REPEAT)
-        self.require("flip", "a probability from 0 to 1", holds=0 <= self.flip <= 1)
+        for name in ("flip", "mosaic", "mixup", "copy_paste"):
+            self.require(name, "a probability from 0 to 1", holds=0 <= getattr(self, name) <= 1)
         share = self.holdout
         self.require("holdout", "a share above 0 and below 1, or null", holds=share is None or 0 < share < 1)
         if self.repeat_threshold is not None:

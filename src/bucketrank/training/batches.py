@@ -21,6 +21,7 @@ from bucketrank.data import (
 )
 from bucketrank.data.batches import ImageLoader
 from bucketrank.data.checks import Content, check_pair
+from bucketrank.data.mixing import MixedImages
 from bucketrank.data.problems import raise_errors
 from bucketrank.errors import DataError, RecipeError
 from bucketrank.settings import Recipe
@@ -56,11 +57,11 @@ class SeededBatches(Sampler[list[Key]]):
 class SeededDataset(Dataset[Any]):
     """A data set that seeds its random transforms with the seed in the key."""
 
-    def __init__(self, images: CocoDataset) -> None:
+    def __init__(self, images: Dataset[Any]) -> None:
         self.images = images
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.images)  # type: ignore[arg-type]
 
     def __getitem__(self, key: Key) -> Any:
         index, seed = key
@@ -85,15 +86,16 @@ class RunData:
                 "there are no annotations for validation; bucketrank split makes a validation set "
                 "(docs/data.md describes the layouts)"
             )
-        if check:
-            require_sound(splits.train, masks=masks)
-            require_sound(splits.val, masks=masks)
         settings = recipe.data
-        self.settings, self.recipe = settings, recipe
+        self.settings, self.recipe, self.masks = settings, recipe, masks
+        needs_masks = masks or settings.copy_paste > 0
+        if check:
+            require_sound(splits.train, masks=needs_masks)
+            require_sound(splits.val, masks=masks)
         transform = train_transform(
             flip=settings.flip, jitter=settings.jitter, crop=settings.crop, augment=settings.augment
         )
-        self.train = CocoDataset(splits.train, masks=masks, keep_empty=settings.keep_empty, transform=transform)
+        self.train = CocoDataset(splits.train, masks=needs_masks, keep_empty=settings.keep_empty, transform=transform)
         self.val = CocoDataset(splits.val, transform=eval_transform())
         raise_errors(check_pair(_content(self.train), _content(self.val)))
         if settings.repeat_threshold is None:
@@ -133,10 +135,26 @@ class RunData:
             self.batches(rank=rank, world_size=world_size), seed=self.recipe.trainer.seed, epoch=epoch, start=start
         )
         return ImageLoader(
-            SeededDataset(self.train),
+            SeededDataset(self._images(epoch, world_size)),
             batch_sampler=sampler,
             num_workers=self.settings.workers,
             pin_memory=pin_memory,
+        )
+
+    def _images(self, epoch: int, world_size: int) -> Dataset[Any]:
+        """Return the training images, mixed except in the last ``data.close_augmentations`` epochs."""
+        settings, schedule = self.settings, self.recipe.schedule
+        last = schedule.epochs
+        if schedule.max_steps is not None:
+            steps = math.ceil(len(self.batches(world_size=world_size)) / schedule.accumulate)
+            last = min(last, math.ceil(schedule.max_steps / steps))
+        mixed = epoch < last - settings.close_augmentations
+        return MixedImages(
+            self.train,
+            mosaic=settings.mosaic * mixed,
+            mixup=settings.mixup * mixed,
+            copy_paste=settings.copy_paste * mixed,
+            keep_masks=self.masks,
         )
 
     def val_loader(self, *, rank: int = 0, world_size: int = 1) -> DataLoader[Any]:

@@ -137,7 +137,7 @@ def _train(
         steps_per_epoch=math.ceil(batches / recipe.schedule.accumulate),
     )
     recipe = replace(recipe, loss=recipe.loss.for_run(batches_per_epoch=batches))
-    fingerprint = fingerprint_of(data.train.split, data.val.split, masks=masks) if first_process else None
+    fingerprint = fingerprint_of(data.train.split, data.val.split, masks=data.train.masks) if first_process else None
     if fingerprint is not None and resume:
         require_same_data(folder, fingerprint, allow_changes=allow_changed_data)
 
