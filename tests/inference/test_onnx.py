@@ -115,6 +115,7 @@ def test_on_a_photograph(tmp_path):
     assert agreement.detections - agreement.unpaired >= 295
 
 
+@pytest.mark.slow
 def test_a_detector_that_differs_is_not_written(tmp_path, monkeypatch):
     model = randomised(small_detector("atss"))
     trace = exporting._trace
@@ -146,6 +147,7 @@ def test_equal_scores_are_no_difference(name, tmp_path):
     assert (tmp_path / "m.onnx").is_file()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("equal_scores", [False, True])
 @pytest.mark.parametrize("change", ["boxes", "scores", "nms"])
 def test_a_detector_that_differs_is_refused_also_if_scores_are_equal(equal_scores, change, tmp_path, monkeypatch):
@@ -203,6 +205,7 @@ def test_a_missing_library_names_the_extra(library, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_an_operator_without_onnx_is_reported(tmp_path):
     model = small_detector("atss", backbone="resnet18", deformable_groups=1)
     model.train()
@@ -305,6 +308,7 @@ def test_inputs_are_not_overwritten(tmp_path, monkeypatch, capsys):
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_only_an_earlier_export_is_replaced(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     _, weights = write_weights(Path("w.safetensors"))
@@ -327,6 +331,7 @@ def test_more_pixels_than_a_weights_file_may_ask_for_are_refused(tmp_path):
         export_onnx(small_detector("atss"), tmp_path / "m.onnx", size=(99999, 99999), classes=CLASSES)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried\nframe 1")]
 )

@@ -329,6 +329,7 @@ def test_drawn_files_and_folders_have_different_names():
     ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("size", [(3000, 2), (1, 3000), (70_000, 3)])
 def test_thin_images_are_predicted(size, trained, tmp_path):
     _, weights = trained
@@ -437,6 +438,7 @@ def test_control_characters_of_file_names_are_escaped(trained, tmp_path, capsys)
     assert r"no\x1b[2J: expected an image" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_several_predictions_into_one_folder(trained, tmp_path):
     _, weights = trained
     for number in range(4):
@@ -453,6 +455,7 @@ def test_several_predictions_into_one_folder(trained, tmp_path):
     assert len(list((tmp_path / "out").rglob("*"))) == 6, "no temporary files"
 
 
+@pytest.mark.slow
 def test_prediction_does_not_import_lightning(tmp_path):
     write_weights(tmp_path / "weights.safetensors")
     Image.new("RGB", (64, 48), (90, 120, 30)).save(tmp_path / "photo.png")

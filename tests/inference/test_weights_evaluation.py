@@ -38,6 +38,7 @@ def rectangles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bias", "ap"), [(10.0, 1.0), (-10.0, 0.0)])
 def test_masks_in_given_boxes_do_not_depend_on_the_detected_boxes(bias, ap, rectangles, tmp_path, capsys):
     """The detector is untrained, but its masks fill their boxes, or are empty."""

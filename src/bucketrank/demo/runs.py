@@ -52,20 +52,6 @@ class DemoSettings:
         if self.seed < 0:
             raise ValueError(f"--seed: expected at least 0, got {self.seed}")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Name the settings as in ``demo.json``."""
-        return {
-            "steps": self.steps,
-            "seed": self.seed,
-            "every": self.steps_per_turn,
-            "batch": self.batch_size,
-            "pictures": self.train_images,
-            "new_pictures": self.val_images,
-            "side": self.image_size,
-            "backbone": self.backbone,
-            "lr": self.lr,
-        }
-
 
 @dataclass(frozen=True)
 class DemoLoss:
@@ -181,8 +167,8 @@ class DemoRun:
         """The median step duration so far; 0 before the first step."""
         return statistics.median(self.durations) if self.durations else 0.0
 
-    def train(self, steps: int, on_step: Callable[[float], None]) -> None:
-        """Train for ``steps`` more steps, then evaluate; ``on_step`` is called with the loss of each step."""
+    def train(self, steps: int, on_step: Callable[[], None]) -> None:
+        """Train for ``steps`` more steps, then evaluate; ``on_step`` is called after each step."""
         self.model.train()
         losses = []
         for _ in range(steps):
@@ -191,7 +177,7 @@ class DemoRun:
             summed = train_step(self.model, next(self.batches), self.optimiser, clip=self.recipe.schedule.clip)
             losses.append(float(summed.total.detach()))
             self.durations.append(time.perf_counter() - start)
-            on_step(losses[-1])
+            on_step()
         self._evaluate(statistics.mean(losses))
 
     def _evaluate(self, loss: float) -> None:
@@ -271,35 +257,22 @@ def mirrored(image: Tensor, target: dict[str, Tensor], *, horizontal: bool, vert
     >>> target["boxes"]
     tensor([[15.,  2., 19.,  8.]])
     """
-    boxes = target["boxes"]
-    height, width = image.shape[-2:]
-    if horizontal:
-        image, boxes = (
-            image.flip(-1),
-            torch.stack([width - boxes[:, 2], boxes[:, 1], width - boxes[:, 0], boxes[:, 3]], 1),
-        )
-    if vertical:
-        image, boxes = (
-            image.flip(-2),
-            torch.stack([boxes[:, 0], height - boxes[:, 3], boxes[:, 2], height - boxes[:, 1]], 1),
-        )
+    boxes = target["boxes"].clone()
+    for axis, flip in enumerate((horizontal, vertical)):
+        if flip:
+            image = image.flip(-1 - axis)
+            boxes[:, [axis, axis + 2]] = image.shape[-1 - axis] - boxes[:, [axis + 2, axis]]
     return image, target | {"boxes": boxes}
 
 
 @dataclass(frozen=True)
 class ComparedImage:
-    """One image with its ground truth, followed by the detections of each run."""
+    """One image, drawn with its ground truth and with the detections of each run."""
 
     image_id: int
-    image: Tensor
-    boxes: list[dict[str, Tensor]]  # ground truth, then the detections of each run
-    drawn: list[Image.Image]  # the image with each entry of ``boxes`` drawn
+    objects: int  # number of ground-truth objects
+    drawn: list[Image.Image]  # ground truth, then each run
     counts: list[tuple[int, int]]  # correct and wrong detections of each run
-
-    @property
-    def objects(self) -> int:
-        """The number of ground-truth objects."""
-        return len(self.boxes[0]["labels"])
 
 
 def compare_images(runs: Sequence[DemoRun], data: ShapeData, count: int) -> list[ComparedImage]:
@@ -309,17 +282,17 @@ def compare_images(runs: Sequence[DemoRun], data: ShapeData, count: int) -> list
     compared = []
     for index in indices:
         image, target = data.val[index]
-        boxes = [{"boxes": target["boxes"], "labels": target["labels"]}]
-        drawn = [draw(image, boxes[0], classes=data.classes)]
+        objects = {"boxes": target["boxes"], "labels": target["labels"]}
+        drawn = [draw(image, objects, classes=data.classes)]
         counts = []
         for run in runs:
             (detections,) = run.detect([image])
             kept = detections["scores"] >= run.threshold
-            boxes.append({name: values[kept] for name, values in detections.items()})
-            drawn.append(draw(image, boxes[-1], classes=data.classes, ground_truth=target))
-            correct = count_correct(boxes[-1], target)
+            detections = {name: values[kept] for name, values in detections.items()}
+            drawn.append(draw(image, detections, classes=data.classes, ground_truth=target))
+            correct = count_correct(detections, target)
             counts.append((correct, int(kept.sum()) - correct))
-        compared.append(ComparedImage(int(target["image_id"]), image, boxes, drawn, counts))
+        compared.append(ComparedImage(int(target["image_id"]), len(target["labels"]), drawn, counts))
     return compared
 
 

@@ -1,4 +1,4 @@
-"""Run the demo: train both runs with live output in the terminal, then show tables, a figure and detections."""
+"""Run the demo: train both runs, then show tables, a figure and detections."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import textwrap
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,11 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from PIL import Image, ImageDraw
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from torch import Tensor
 
-from bucketrank.console import format_duration
+from bucketrank.console import format_duration, progress_bar
 from bucketrank.demo.runs import (
     LOSSES,
     ComparedImage,
@@ -32,7 +30,7 @@ from bucketrank.demo.runs import (
     draw_or_read_shapes,
     recipe_for,
 )
-from bucketrank.drawing import as_rgb, colour_of, grid
+from bucketrank.drawing import grid
 from bucketrank.figures import BLUE, GRID, INK, ORANGE, STYLE
 from bucketrank.provenance import describe, format_machine
 
@@ -55,11 +53,12 @@ def run_demo(settings: DemoSettings, out: Path, console: Console | None = None) 
     with console.status("compiling the loss"):
         for run in runs:
             run.warm_up()
-    with ProgressTable(runs, settings, console) as progress:
+    with progress_bar(console) as progress:
+        task = progress.add_task("training", total=len(runs) * settings.steps)
         for first in range(0, settings.steps, settings.steps_per_turn):
             for run in runs:
-                run.train(min(settings.steps_per_turn, settings.steps - first), partial(progress.step_done, run))
-                progress.evaluation_done(run)
+                run.train(min(settings.steps_per_turn, settings.steps - first), partial(progress.advance, task))
+                print_evaluation(run, console)
 
     with console.status("calibrating the scores"):
         for run in runs:
@@ -67,10 +66,8 @@ def run_demo(settings: DemoSettings, out: Path, console: Console | None = None) 
     images = compare_images(runs, data, NUM_IMAGES)
     console.print(summary_table(runs))
     console.print(detection_table(images, runs))
-    titles = ["ground truth", *(run.loss.label for run in runs)]
-    if console.is_terminal and console.color_system in ("truecolor", "256"):
-        console.print(side_by_side(images[0], titles, width=console.width))
     written = write_results(runs, settings, data, out)
+    titles = ["ground truth", *(run.loss.label for run in runs)]
     sheet = grid([drawn for image in images for drawn in image.drawn], titles, columns=len(titles))
     sheet.save(out / "detections.png")
     title = "One small detector, trained twice: only the loss differs"
@@ -89,7 +86,7 @@ def write_results(runs: Sequence[DemoRun], settings: DemoSettings, data: ShapeDa
         paths.append(out / f"{run.loss.name}.safetensors")
         run.save(paths[-1])
     document = {
-        "settings": settings.to_dict(),
+        "settings": asdict(settings),
         "classes": data.classes,
         "contenders": {run.loss.name: run.to_dict() for run in runs},
         "machine": describe(),
@@ -125,78 +122,15 @@ def caveat(settings: DemoSettings) -> str:
     )
 
 
-class ProgressTable:
-    """A live table with one row per evaluation and a line about the current step; a context manager."""
-
-    def __init__(self, runs: Sequence[DemoRun], settings: DemoSettings, console: Console) -> None:
-        self.runs, self.settings, self.console = runs, settings, console
-        self._started_at = time.monotonic()
-        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
-        self._refreshed_at = 0.0
-
-    def __enter__(self) -> ProgressTable:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self.console.print(self.table())
-
-    def step_done(self, run: DemoRun, loss: float) -> None:
-        """Show the progress after a step of ``run``."""
-        if self._live is None or time.monotonic() < self._refreshed_at + 0.3:
-            return
-        self._refreshed_at = time.monotonic()
-        step = len(run.durations)
-        line = (
-            f"{run.loss.label}: step {step} of {self.settings.steps}   loss {loss:.3f}   "
-            f"{run.seconds_per_step:.2f} s/step   {format_duration(self.seconds_left())} left"
-        )
-        self._live.update(Group(self.table(), Text(line, style=TERMINAL_COLOURS[run.loss.name])), refresh=True)
-
-    def evaluation_done(self, run: DemoRun) -> None:
-        """Show the last evaluation of ``run``."""
-        if self._live is not None:
-            self._live.update(self.table(), refresh=True)
-            return
-        point = run.curve[-1]
-        ap50, left = point.metrics["AP50"], format_duration(self.seconds_left())
-        self.console.print(
-            f"step {point.step:4}  {run.loss.label:<18}  loss {point.loss:.3f}  AP50 {ap50:.2f} {bar(ap50)}  "
-            f"{run.seconds_per_step:.2f} s/step  {left} left",
-            highlight=False,
-            soft_wrap=True,
-        )
-
-    def seconds_left(self) -> float:
-        """Estimate the seconds until both runs are finished, evaluations included."""
-        done = sum(len(run.durations) for run in self.runs)
-        total = len(self.runs) * self.settings.steps
-        return (total - done) * (time.monotonic() - self._started_at) / max(done, 1)
-
-    def table(self) -> Table:
-        """Show AP50, loss and time per step of both runs after the same steps."""
-        table = Table("step", title="AP50 on validation images", title_justify="left")
-        table.columns[0].justify = "right"
-        for run in self.runs:
-            style = TERMINAL_COLOURS[run.loss.name]
-            table.add_column(run.loss.label, style=style)
-            table.add_column("loss", justify="right", style="dim")
-            table.add_column("s/step", justify="right", style="dim")
-        for row in range(max((len(run.curve) for run in self.runs), default=0)):
-            cells = []
-            for run in self.runs:
-                if row < len(run.curve):
-                    point = run.curve[row]
-                    ap = point.metrics["AP50"]
-                    cells += [f"{ap:.2f} {bar(ap)}", f"{point.loss:.3f}", f"{point.seconds / point.step:.2f}"]
-                else:
-                    cells += ["", "", ""]
-            step = next(run.curve[row].step for run in self.runs if row < len(run.curve))
-            table.add_row(str(step), *cells)
-        return table
+def print_evaluation(run: DemoRun, console: Console) -> None:
+    """Print the last evaluation of ``run`` as one line in its colour."""
+    point = run.curve[-1]
+    ap50 = point.metrics["AP50"]
+    line = (
+        f"step {point.step:4}  {run.loss.label:<18}  loss {point.loss:.3f}  AP50 {ap50:.2f} {bar(ap50)}  "
+        f"{run.seconds_per_step:.2f} s/step"
+    )
+    console.print(Text(line, style=TERMINAL_COLOURS[run.loss.name]), soft_wrap=True)
 
 
 def summary_table(runs: Sequence[DemoRun]) -> Table:
@@ -226,40 +160,6 @@ def detection_table(images: Sequence[ComparedImage], runs: Sequence[DemoRun]) ->
         cells = [f"{correct} correct, {wrong} wrong" for correct, wrong in image.counts]
         table.add_row(str(image.image_id), str(image.objects), *cells)
     return table
-
-
-def side_by_side(image: ComparedImage, titles: Sequence[str], *, width: int) -> Table:
-    """Draw the ground truth and the detections of each run in coloured characters of two pixels each."""
-    columns = max(16, min(48, width // len(titles) - 3)) // 2 * 2
-    table = Table.grid(padding=(0, 2))
-    table.add_row(*(Text(title, style="bold") for title in titles))
-    table.add_row(*(characters(sketch(image.image, boxes, columns)) for boxes in image.boxes))
-    return table
-
-
-def sketch(image: Tensor, detections: dict[str, Tensor], columns: int) -> Image.Image:
-    """Make a small copy of the image with boxes one pixel wide in their class colours."""
-    small = as_rgb(image)
-    scale = columns / small.width
-    small = small.resize((columns, max(2, round(small.height * scale / 2) * 2)), Image.Resampling.BOX)
-    small = Image.blend(small, Image.new("RGB", small.size, (128, 128, 128)), 0.35)
-    pen = ImageDraw.Draw(small)
-    for box, label in zip(detections["boxes"].tolist(), detections["labels"].tolist(), strict=True):
-        x1, y1, x2, y2 = (round(side * scale) for side in box)
-        pen.rectangle((x1, y1, max(x1, x2 - 1), max(y1, y2 - 1)), outline=colour_of(label))
-    return small
-
-
-def characters(image: Image.Image) -> Text:
-    """Convert an image to text: each character shows one pixel in its upper half and the pixel below it."""
-    pixels = np.asarray(image)
-    text = Text()
-    for upper, lower in zip(pixels[::2], pixels[1::2], strict=True):
-        for one, other in zip(upper, lower, strict=True):
-            colours = ("#" + "".join(f"{part:02x}" for part in colour) for colour in (one, other))
-            text.append("\N{UPPER HALF BLOCK}", style=" on ".join(colours))
-        text.append("\n")
-    return text
 
 
 def bar(fraction: float) -> str:
