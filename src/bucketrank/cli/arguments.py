@@ -130,22 +130,6 @@ def _find(commands: Commands, words: list[str], path: list[str], *, program: str
     return command
 
 
-class _Switch(argparse.Action):
-    """A flag without a value: ``--fast`` is true and ``--no-fast`` is false."""
-
-    def __init__(self, *, option_strings: list[str], dest: str, **options: Any) -> None:
-        super().__init__(option_strings, dest, nargs=0, **options)
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,  # noqa: ARG002
-        namespace: argparse.Namespace,
-        values: Any,  # noqa: ARG002
-        option_string: str | None = None,
-    ) -> None:
-        setattr(namespace, self.dest, option_string == self.option_strings[0])
-
-
 def _parse(command: Command, words: list[str], *, program: str) -> dict[str, Any]:
     """Parse the words to keyword arguments of a command."""
     from bucketrank.settings.fields import FlagText, alternatives, convert
@@ -222,7 +206,7 @@ def _add_flag(parser: FlagParser, parameter: inspect.Parameter, annotation: Any,
     flag = parameter.name.replace("_", "-")
     options: dict[str, Any] = {"dest": parameter.name, "default": argparse.SUPPRESS}
     if annotation is bool:
-        parser.add_argument(f"--{flag}", f"--no-{flag}", action=_Switch, help=text, **options)
+        parser.add_argument(f"--{flag}", action=argparse.BooleanOptionalAction, help=text, **options)
         return [f"--{flag}", f"--no-{flag}"]
     if parameter.default not in (None, parameter.empty):
         text += f" ({parameter.default})"

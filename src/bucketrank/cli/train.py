@@ -13,16 +13,12 @@ from bucketrank.errors import UsageError
 def recipes(
     recipe: Annotated[str | None, "show this recipe with all its settings"] = None,
     *,
-    markdown: Annotated[bool, "print the list as a Markdown table"] = False,
     settings: Annotated[Changes, "settings of the recipe"],
 ) -> None:
     """List the recipes of the package with the paper's AP, or show one with all its settings."""
     from bucketrank.settings import paper
 
-    if recipe is not None:
-        sys.stdout.write(paper.show_recipe(recipe, settings))
-    else:
-        sys.stdout.write(paper.markdown() if markdown else paper.list_recipes())
+    sys.stdout.write(paper.list_recipes() if recipe is None else paper.show_recipe(recipe, settings))
 
 
 def train(

@@ -29,7 +29,7 @@ from bucketrank.detectors.dense import Decoded, detect
 from bucketrank.detectors.layers import FeaturePyramid, initialise_classifier
 from bucketrank.evaluation.calibration.mapping import ScoreHead
 from bucketrank.settings import BackboneSettings, InputSettings, LossSettings
-from bucketrank.settings.detector_specs import CascadeRCNNSettings, FasterRCNNSettings, RCNNSettings
+from bucketrank.settings.detector_specs import CascadeRCNNSettings, RCNNSettings
 
 
 @dataclass(frozen=True)
@@ -352,7 +352,7 @@ class FasterRCNN(RCNN):
 
     low_quality = False  # whether an object claims its best proposal from another object
 
-    def __init__(self, num_classes: int, *, loss: LossSettings, settings: FasterRCNNSettings, **shared: Any) -> None:
+    def __init__(self, num_classes: int, *, loss: LossSettings, settings: RCNNSettings, **shared: Any) -> None:
         super().__init__(num_classes, loss=loss, settings=settings, **shared)
         self.box_head = BoxHead(
             settings.channels,

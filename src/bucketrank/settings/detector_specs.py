@@ -224,7 +224,7 @@ class RetinaNetSettings(DenseSettings):
 
 @dataclass(frozen=True)
 class ATSSSettings(DenseSettings):
-    """Settings of ATSS."""
+    """Settings of ATSS and PAA."""
 
     anchors: Annotated[int | None, "anchors per location (null: 3 with a ranking loss, 1 otherwise)"] = None
     topk: Annotated[int, "anchors per level that are candidates for an object"] = 9
@@ -237,13 +237,8 @@ class ATSSSettings(DenseSettings):
 
 
 @dataclass(frozen=True)
-class PAASettings(ATSSSettings):
-    """Settings of PAA."""
-
-
-@dataclass(frozen=True)
 class RCNNSettings(DetectorSettings):
-    """Settings shared by the two-stage detectors."""
+    """Settings of Faster R-CNN, shared by all two-stage detectors."""
 
     channels: Annotated[int, "channels of the feature pyramid and the RPN"] = 256
     hidden: Annotated[int, "width of the two hidden layers of the box head"] = 1024
@@ -260,12 +255,7 @@ class RCNNSettings(DetectorSettings):
 
 
 @dataclass(frozen=True)
-class FasterRCNNSettings(RCNNSettings):
-    """Settings of Faster R-CNN."""
-
-
-@dataclass(frozen=True)
-class MaskRCNNSettings(FasterRCNNSettings):
+class MaskRCNNSettings(RCNNSettings):
     """Settings of Mask R-CNN."""
 
     mask_rois: Annotated[
@@ -407,7 +397,7 @@ BUILT_IN_DETECTORS = (
     DetectorSpec(
         "faster_rcnn",
         "bucketrank.detectors.rcnn:FasterRCNN",
-        FasterRCNNSettings,
+        RCNNSettings,
         title="Faster R-CNN",
         reference="Ren et al., NeurIPS 2015",
     ),
@@ -442,7 +432,7 @@ BUILT_IN_DETECTORS = (
     DetectorSpec(
         "paa",
         "bucketrank.detectors.paa:PAA",
-        PAASettings,
+        ATSSSettings,
         title="PAA",
         reference="Kim & Lee, ECCV 2020",
     ),

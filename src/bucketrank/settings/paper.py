@@ -16,7 +16,6 @@ Every number of the paper that this project uses comes from ``paper.csv``. Its c
 from __future__ import annotations
 
 import csv
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -71,6 +70,16 @@ class PaperRow:
         if recipe != self.exact_recipe:
             return self.row
         return f"{self.row} ({'bucketed' if self.loss in BUCKETED else 'pairwise'} there, exact here)"
+
+    @property
+    def ap(self) -> str:
+        """AP with the paper's decimals, and the metric if there are masks; empty if the paper does not give it."""
+        return self.texts().get("AP", "") + self.metric_mark
+
+    @property
+    def metric_mark(self) -> str:
+        """The metric in parentheses if the detector has masks, so that it could be either."""
+        return f" ({self.metric})" if self.detector == "mask_rcnn" else ""
 
     def texts(self) -> dict[str, str]:
         """Return the numbers with the paper's decimals.
@@ -168,7 +177,7 @@ def _summary(name: str) -> str:
     """Describe a recipe in one line: the paper's row and AP, or the detector, its input size and its length."""
     row = paper_row(name)
     if row is not None:
-        numbers = f", AP {_ap(row)}" if "AP" in row.numbers else ""
+        numbers = f", AP {row.ap}" if "AP" in row.numbers else ""
         return f"{row.place}: {row.title(name)}{numbers}"
     recipe = load_recipe(name)
     parts = [recipe.detector.name, *([recipe.backbone_name] if recipe.backbone_name else [])]
@@ -178,60 +187,7 @@ def _summary(name: str) -> str:
     return ", ".join([*parts, f"{recipe.schedule.epochs} epochs", f"loss {recipe.loss.name}"])
 
 
-def markdown() -> str:
-    """Return the tables of docs/recipes.md: exact recipes with pairwise and bucketed variants, then the others."""
-    rows = {name: row for name in recipe_names() if (row := paper_row(name)) is not None}
-    names = sorted(rows, key=lambda name: (rows[name].order, name))
-    exact = [name for name in names if name == rows[name].exact_recipe]
-    lines = [
-        "| exact recipe | the paper's table and row | AP, pairwise / bucketed | s/iteration, pairwise / bucketed |",
-        "|---|---|---|---|",
-    ]
-    listed = set(exact)
-    for name in exact:
-        row, variants = rows[name], (f"{name}-pairwise", _bucketed(name))
-        listed.update(variants)
-        # The paper's row may have the bucketed loss: BRS where the recipe has RS.
-        title = row.row.replace(f" {row.loss}", f" {row.loss.removeprefix('B')}")
-        texts = [rows[variant].texts() if variant in rows else {} for variant in variants]
-        ap, seconds = (_pair([text.get(key, "") for text in texts]) for key in ("AP", "seconds"))
-        lines.append(f"| `{name}` | {_place(row)}, {title} | {ap}{_metric(row)} | {seconds} |")
-    lines += ["", "| recipe | the paper's table and row | AP | s/iteration |", "|---|---|---|---|"]
-    for name in names:
-        if name not in listed:
-            row = rows[name]
-            lines.append(f"| `{name}` | {_place(row)}, {row.row} | {_ap(row)} | {row.texts().get('seconds', '')} |")
-    return "\n".join(lines) + "\n"
-
-
-def _bucketed(exact: str) -> str:
-    """Return the bucketed variant of an exact recipe.
-
-    >>> _bucketed("cascade-rcnn-r50-rs-36"), _bucketed("paa-r50-ap")
-    ('cascade-rcnn-r50-brs-36', 'paa-r50-bap')
-    """
-    return re.sub(r"(?<![a-z])(rs|ap)(?=-|$)", r"b\1", exact)
-
-
-def _pair(values: list[str]) -> str:
-    """Join the values of the pairwise and the bucketed recipe; a dash marks a missing one."""
-    return " / ".join(value or "\N{EN DASH}" for value in values) if any(values) else ""
-
-
 def show_recipe(name: str, changes: Mapping[str, Any]) -> str:
     """Return the comments of a recipe file and all settings of the recipe."""
     comments = [line for line in recipe_text(name).splitlines() if line.startswith("#")]
     return "\n".join([*comments, recipe_to_yaml(load_recipe(name, changes))])
-
-
-def _place(row: PaperRow) -> str:
-    return row.place.removeprefix("table ")
-
-
-def _ap(row: PaperRow) -> str:
-    return row.texts().get("AP", "") + _metric(row)
-
-
-def _metric(row: PaperRow) -> str:
-    """Return the metric if a detector with masks could have either."""
-    return f" ({row.metric})" if row.detector == "mask_rcnn" else ""
