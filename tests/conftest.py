@@ -13,7 +13,14 @@ __all__ = ["one_thread", "two_threads"]
 
 # No deadline: the first call of a kernel compiles it. The same examples every time: what failed once fails again.
 settings.register_profile("house", deadline=None, derandomize=True)
+settings.register_profile("sample", settings.get_profile("house"), max_examples=20)
 settings.load_profile("house")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw fewer examples in a run that leaves out the slow tests."""
+    if "not slow" in config.getoption("markexpr"):
+        settings.load_profile("sample")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects tests by their marks

@@ -292,6 +292,7 @@ def test_launches_of_the_losses_are_part_of_the_step() -> None:
     assert 0 < costs.loss_launches < costs.launches
 
 
+@pytest.mark.slow
 def test_a_file_from_another_machine_gives_the_same_documents(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -397,6 +397,7 @@ def test_waiting_threads_sleep_unless_the_user_chose(word: str, chosen: dict[str
     assert result.stdout.splitlines()[-1] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="torch has libgomp, which shows its settings, on Linux only")
 def test_torch_obeys_because_it_is_imported_later() -> None:
     code = "from bucketrank.cli import main; main(['recipes']); import torch"

@@ -67,6 +67,7 @@ def test_the_stem_is_frozen_with_the_first_stage(stages):
     assert with_gradient(backbone) == expected
 
 
+@pytest.mark.slow
 def test_frozen_stages_of_swin_have_no_drop_path():
     backbone = build_backbone(BackboneSettings("swin_tiny", frozen_stages=2))
     stages = [any(n.startswith(f"body.swin.encoder.layers.{i}.blocks.") for n in trainable(backbone)) for i in range(4)]

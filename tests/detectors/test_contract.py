@@ -55,7 +55,7 @@ def assert_all_have_gradients(model):
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @every_pair
 def test_training_and_evaluation(name, loss):
     model = small_detector(name, loss=loss)

@@ -67,6 +67,7 @@ def test_deformable_network_starts_as_the_plain_one(resnet18_file):
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "per_block"), [("resnet18", ["conv1", "conv2"]), ("resnet50", ["conv2"])])
 def test_which_layers_are_deformable(name, per_block):
     backbone = build_backbone(BackboneSettings(name, deformable_groups=4))
@@ -105,6 +106,7 @@ def test_deformable_state_round_trips():
         assert_identical(second(random_images()), first(random_images()))
 
 
+@pytest.mark.slow
 def test_deformable_under_autocast():
     backbone = deformable_resnet18().eval()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):

@@ -121,6 +121,7 @@ def test_products_with_a_quality_say_so(name: str) -> None:
         calibrate(small_detector(name, loss="focal"), list(zip(images, targets, strict=True)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", RCNNS)
 def test_cross_entropy_heads_are_a_softmax_with_the_background_last(name: str) -> None:
     model = spread(name, loss="ce")
@@ -133,6 +134,7 @@ def test_cross_entropy_heads_are_a_softmax_with_the_background_last(name: str) -
     assert float(after.mean()) > float(before.mean()) + 0.05
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", RCNNS)
 def test_the_logits_behind_softmax_detections_are_found(name: str) -> None:
     from bucketrank.evaluation.calibration.fitting import Samples, collect

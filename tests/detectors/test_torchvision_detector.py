@@ -211,6 +211,7 @@ def test_what_cannot_be_built(name, settings, error, message):
         build(name, num_classes=2, **settings)
 
 
+@pytest.mark.slow
 def test_weights_of_another_model(tmp_path):
     save_file(coco_weights("fcos_resnet50_fpn"), tmp_path / "fcos.safetensors")
     with pytest.raises(ValueError, match=r"expected weights of torchvision's retinanet_resnet50_fpn, got .*tensors"):

@@ -108,6 +108,7 @@ def test_dr_compiles_as_one_graph(positives: int) -> None:
     torch.testing.assert_close(answers[0], answers[1])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_alrp_compiles_as_one_graph(dtype: torch.dtype) -> None:
     logits, targets = synthetic(300, 7)
@@ -142,6 +143,7 @@ def test_memory_is_freed_without_the_garbage_collector(positives: int, sizes: li
         gc.enable()
 
 
+@pytest.mark.sampled(3)
 @every_way
 def test_the_backward_pass_uses_the_backend_of_the_forward_pass(way: Way, monkeypatch) -> None:
     method, backend = way

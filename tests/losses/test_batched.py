@@ -151,6 +151,7 @@ def test_compiles_as_one_graph(max_positives: int | None, way: Way) -> None:
     torch.testing.assert_close(answers[1], answers[0], equal_nan=True)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("way", LOSSES["alrp"].ways, ids="-".join)
 def test_localisation_errors_cover_all_rankings_in_order(way: Way, compiled: bool) -> None:

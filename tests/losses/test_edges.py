@@ -224,6 +224,7 @@ def test_dr_without_positives_or_negatives(targets: torch.Tensor) -> None:
         assert loss.item() == 0
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("way", FAITHFUL, ids="-".join)
 def test_localisation_errors_get_a_gradient_where_there_is_nothing_to_rank(way: Way, compiled: bool) -> None:

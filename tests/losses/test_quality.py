@@ -194,6 +194,7 @@ def test_varifocal_has_the_value_of_transformers() -> None:
     torch.testing.assert_close(varifocal_loss(queries.logits, queries.iou_targets()), theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["mal", "iou_aware_bce"])
 def test_value_and_gradient_of_transformers(loss: str) -> None:
     queries = Outputs()

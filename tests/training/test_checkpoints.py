@@ -83,6 +83,7 @@ def test_a_hostile_pickle_is_refused_and_not_executed(write, name, tmp_path, cap
     assert mark.exists(), "the pickle must bite"
 
 
+@pytest.mark.slow
 def test_a_run_with_hostile_checkpoints_is_not_resumed(shapes, tmp_path):
     folder, mark = tmp_path / "run", tmp_path / "executed"
     tiny.run(folder, shapes, "--schedule.epochs 1")

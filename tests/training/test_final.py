@@ -60,6 +60,7 @@ def test_the_last_layer_holds_the_map_and_the_file_says_so(shapes: Path, tmp_pat
     assert meta.threshold == pytest.approx(ScoreMap((A,), (B,)).threshold(chosen))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_map")
 def test_a_run_resumed_at_its_end_writes_the_same_files(shapes: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"

@@ -109,6 +109,7 @@ def test_what_changed_is_named(change, split, message, stopped, tmp_path, capsys
     assert (folder / "run" / "data.safetensors").read_bytes() == before
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("change", "steps", "resumed"),
     [
@@ -193,6 +194,7 @@ def test_a_run_without_a_readable_fingerprint_is_resumed_on_demand_only(content,
     assert read_fingerprint(fingerprint) is not None
 
 
+@pytest.mark.slow
 def test_moved_data_are_named_in_the_run_folder(stopped, tmp_path):
     """A later resume without --data finds them, and so does the report."""
     folder = shutil.copytree(stopped, tmp_path / "copy")

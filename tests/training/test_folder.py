@@ -54,6 +54,7 @@ def test_a_second_run_gets_one_line(holder, shapes, tmp_path, capsys):
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [LOCK, "recipe.yaml"]
 
 
+@pytest.mark.slow
 def test_the_system_releases_the_lock_of_a_killed_process(holder, tmp_path):
     with pytest.raises(RunFolderError), lock_run_folder(tmp_path / "run"):
         pass

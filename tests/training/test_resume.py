@@ -76,6 +76,7 @@ def test_after_ctrl_c(step, whole, shapes, tmp_path, monkeypatch):
     assert_same_run(tmp_path / "run", whole)
 
 
+@pytest.mark.slow
 def test_from_the_checkpoint_before_a_damaged_one(whole, shapes, tmp_path, monkeypatch, caplog):
     with monkeypatch.context() as patch:
         tiny.stop_in(patch, step=6)
@@ -220,7 +221,7 @@ def test_an_edited_recipe_file_is_noticed(shapes, tmp_path, monkeypatch):
         train(None, None, tmp_path / "run", resume=True)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("content", [None, "[]", "{", '{"data": 3}'])
 def test_a_missing_or_damaged_environment_asks_for_the_data_once(content, shapes, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
@@ -245,6 +246,7 @@ def test_a_binary_table_is_named(shapes, tmp_path, monkeypatch):
         tiny.run(tmp_path / "run", shapes, resume=True)
 
 
+@pytest.mark.slow
 def test_checkpoints_are_written_only_after_whole_steps(shapes, tmp_path, monkeypatch):
     saved = []
     usual = Loop.save

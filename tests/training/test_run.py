@@ -288,6 +288,7 @@ def test_torchvisions_weights_of_another_architecture_are_refused(shapes, tmp_pa
         tiny.run(tmp_path / "run", shapes, "--init torchvision:fasterrcnn_resnet50_fpn")
 
 
+@pytest.mark.slow
 def test_evaluation_every_other_epoch_and_at_the_end(shapes, tmp_path):
     tiny.run(tmp_path / "run", shapes, "--schedule.epochs 3 --trainer.validate_every 2 --schedule.max_steps 8")
     with (tmp_path / "run" / "validation.csv").open() as file:
@@ -360,6 +361,7 @@ def test_workers_read_the_same(shapes, tmp_path):
         torch.testing.assert_close(tensor, theirs[key], rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_evaluations_do_not_count_as_time_of_the_steps(shapes, tmp_path, monkeypatch):
     """On this clock a step takes one second and the evaluation of an image a hundred."""
     clock = 0.0

@@ -173,6 +173,7 @@ settings_of_anything = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @few
 @given(drawn=st.data())
 def test_hostile_recipes(drawn: st.DataObject, weights: Path, data: Path) -> None:

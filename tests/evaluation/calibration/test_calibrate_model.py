@@ -285,6 +285,7 @@ def test_a_loader_that_shuffles_may_be_used() -> None:
     assert some.d_ece == pytest.approx(calibrate(ListedDetector(softmax=True), seen, method="temperature").d_ece)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("method", ["platt", "temperature"])
 def test_autocast_does_not_change_the_calibration(method: CalibrationMethod, dtype: torch.dtype) -> None:

@@ -53,6 +53,7 @@ def test_equal_sizes_equal_a_loop() -> None:
         )
 
 
+@pytest.mark.sampled(4)
 @mostly_slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_capacity_changes_nothing(dtype: torch.dtype, name: str) -> None:
