@@ -88,6 +88,7 @@ def test_import_loads_torch_and_nothing_else():
     assert loaded_by(IMPORT_EVERYTHING) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planted", ["yaml", "torch._dynamo"])
 def test_that_test_bites(planted):
     assert planted in loaded_by(f"{IMPORT_EVERYTHING}; import {planted}")
@@ -126,6 +127,7 @@ EXTRAS = {
 }
 
 
+@pytest.mark.slow
 def test_a_missing_library_names_the_extra():
     program = """
 import importlib, json, sys

@@ -47,6 +47,7 @@ def _batch(size: int, classes: int, *, seed: int) -> tuple[Tensor, Tensor]:
     return torch.randn(size, 8, generator=generator, dtype=torch.float64), labels
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("chunk", [1, 70, 1 << 22])
 @pytest.mark.parametrize("delta", [0.0, 0.3])
 @pytest.mark.parametrize("similarity", SIMILARITIES)

@@ -34,6 +34,7 @@ def scale(x, y, size, BLOCK: tl.constexpr):  # noqa: N803 (Triton's constants ar
     tl.store(y + size + tl.program_id(0), tl.sum(value, 0).to(y.dtype.element_ty))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 def test_arithmetic_reductions_and_half_precision(dtype: torch.dtype) -> None:
