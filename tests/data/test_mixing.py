@@ -119,7 +119,7 @@ def test_pasted_objects_hide_those_below(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_no_box_is_outside_and_masks_agree(masks: bool, shapes: Path) -> None:
     split = find_splits(shapes).train
     assert split is not None
-    chances = {"mosaic": 0.7, "mixup": 0.5, "copy_paste": 0.7 if masks else 0.0}
+    chances: dict[str, Any] = {"mosaic": 0.7, "mixup": 0.5, "copy_paste": 0.7 if masks else 0.0}
     data = MixedImages(CocoDataset(split, masks=masks), **chances)
     torch.manual_seed(0)
     counts = []
@@ -146,7 +146,7 @@ def test_images_without_objects_and_thin_images(tmp_path: Path) -> None:
         assert mixed[1]["boxes"].shape[1] == 4
     assert make_mosaic([empty] * 4)[1]["boxes"].shape == (0, 4)
     data = CocoDataset(write_split(tmp_path, sound_document()), masks=True, transform=train_transform(flip=0.0))
-    data.read = lambda _: item((3, 80), (0, 0, 20, 3))  # type: ignore[method-assign]
+    data.read = lambda index: item((3, 80), (0, 0, 20, 3))  # type: ignore[method-assign]
     image, _ = MixedImages(data, mosaic=1.0, mixup=1.0, copy_paste=1.0)[0]
     assert image.shape == (3, 3, 80)
 

@@ -78,7 +78,7 @@ def test_positions_are_the_first_half_of_the_box_encoding_and_content_is_learned
     selected = SelectedQueries(32, 7)
     boxes = torch.rand(2, 7, 4)
     queries = selected(boxes)
-    encoding = selected.encoding
+    encoding: Any = selected.encoding
     whole = encoding.norm(encoding.project(sine_encoding(boxes, 16)))
     torch.testing.assert_close(queries.positions, whole[..., :32])
     torch.testing.assert_close(queries.content, selected.content.expand(2, 7, 32))

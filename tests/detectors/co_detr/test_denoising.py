@@ -140,7 +140,8 @@ class TestDecoder:
         for query in changed:
             content[0, query] += 1 + torch.rand(32)
         layers = decoder(Queries(content, None, boxes, attention_mask(4, 3, groups=2)), memory, geometry)
-        return layers[-1].logits[0].detach()
+        logits: torch.Tensor = layers[-1].logits[0].detach()
+        return logits
 
     @pytest.mark.parametrize(
         ("changed", "seen_by"), [(0, {0, 1}), (3, {2, 3}), (5, set(range(7)))], ids=["group 1", "group 2", "query"]

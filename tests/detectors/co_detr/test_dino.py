@@ -237,4 +237,4 @@ class TestSoftNMS:
 def test_settings_out_of_range():
     for name, value in (("levels", 3), ("soft_nms", 1.5), ("label_noise", -0.1), ("box_noise", -1.0)):
         with pytest.raises(ValueError, match=f"detector.{name}: expected"):
-            small_detector("co_dino", **{name: value})
+            small_detector("co_dino", **cast("dict[str, Any]", {name: value}))

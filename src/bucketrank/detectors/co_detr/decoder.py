@@ -102,7 +102,7 @@ class PositionHead(nn.Sequential):
 
     def forward(self, boxes: Tensor) -> Tensor:
         """Compute positions (B, K, C) of boxes (B, K, 4), relative to the finest map."""
-        positions: Tensor = super().forward(sine_encoding(boxes[..., [1, 0, 2, 3]], self.width // 2))
+        positions: Tensor = super().forward(sine_encoding(boxes[..., [1, 0, 2, 3]], self.width // 2))  # type: ignore[no-untyped-call]
         return positions
 
 

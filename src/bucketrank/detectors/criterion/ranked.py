@@ -79,7 +79,9 @@ class Remembering(SmoothedRanked):
         pairs = list(zip(batch, targets, strict=True))
         if len(batch) == 1 or not self.scope.joins_calls:
             return [
-                self.scope.rank(partial(self._rank, number), each.logits, target, images=each.image_index, parts=True)
+                self.scope.rank(
+                    partial(self._rank, number), each.logits, target, images=each.image_index, values=None, parts=True
+                )
                 for number, (each, target) in enumerate(pairs)
             ]
         lists = [
