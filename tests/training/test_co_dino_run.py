@@ -1,5 +1,7 @@
 """Co-DINO in the training loop: a run with denoising and auxiliary heads, resumed and evaluated."""
 
+from typing import Any
+
 import pytest
 
 from bucketrank.cli import main
