@@ -58,13 +58,8 @@ def test_every_detector_is_tested() -> None:
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", SIGMOID)
 def test_a_folded_map_keeps_boxes_and_order(name: str) -> None:
-<<<<<<< HEAD
-    settings: dict[str, dict[str, Any]] = {"paa": {"vote": False}, "co_dino": {"soft_nms": None}}
-    model = spread(name, **settings.get(name, {}))
-=======
     own: dict[str, dict[str, Any]] = {"paa": {"vote": False}, "co_dino": {"soft_nms": None}}
     model = spread(name, **own.get(name, {}))
->>>>>>> aa5c7a8 (Docs: Co-DINO has a page, and its rows among the published checkpoints and recipes)
     images, _ = scene()
     before = detected(model, images)
     score_map = ScoreMap((1.7,), (2.0,))

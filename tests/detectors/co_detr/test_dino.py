@@ -235,13 +235,7 @@ class TestSoftNMS:
 
 
 def test_settings_out_of_range():
-<<<<<<< HEAD
-    for name, value in (("levels", 3), ("soft_nms", 1.5), ("label_noise", -0.1), ("box_noise", -1.0)):
-        with pytest.raises(ValueError, match=f"detector.{name}: expected"):
-            small_detector("co_dino", **cast("dict[str, Any]", {name: value}))
-=======
     wrong: list[dict[str, Any]] = [{"levels": 3}, {"soft_nms": 1.5}, {"label_noise": -0.1}, {"box_noise": -1.0}]
     for settings in wrong:
         with pytest.raises(ValueError, match=f"detector.{next(iter(settings))}: expected"):
             small_detector("co_dino", **settings)
->>>>>>> aa5c7a8 (Docs: Co-DINO has a page, and its rows among the published checkpoints and recipes)

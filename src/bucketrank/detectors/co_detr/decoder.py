@@ -102,15 +102,10 @@ class PositionHead(nn.Sequential):
 
     def forward(self, boxes: Tensor) -> Tensor:
         """Compute positions (B, K, C) of boxes (B, K, 4), relative to the finest map."""
-<<<<<<< HEAD
-        positions: Tensor = super().forward(sine_encoding(boxes[..., [1, 0, 2, 3]], self.width // 2))  # type: ignore[no-untyped-call]
-        return positions
-=======
         hidden = sine_encoding(boxes[..., [1, 0, 2, 3]], self.width // 2)
         for layer in self:
             hidden = layer(hidden)
         return hidden
->>>>>>> aa5c7a8 (Docs: Co-DINO has a page, and its rows among the published checkpoints and recipes)
 
 
 class BoxEncoding(nn.Module):
