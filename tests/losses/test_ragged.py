@@ -59,7 +59,7 @@ def test_equals_the_definition(sizes: list[int], delta: float, name: str) -> Non
     # The oracle is slow: of the thousands, the first hundred and the last.
     chosen = [*range(min(len(sizes), 100)), len(sizes) - 1]
     parts = [*zip(logits.split(sizes), targets.split(sizes), strict=True)]
-    each = [LOSSES[name].oracle(*parts[k], delta) for k in chosen]
+    each = [LOSSES[name].oracle(parts[k][0], parts[k][1], delta) for k in chosen]
     values = [
         torch.stack([torch.as_tensor(x) for x in value]) for value in zip(*(one.values for one in each), strict=True)
     ]
