@@ -113,7 +113,7 @@ print([round(x, 4) for x in [loss.item(), *logits.grad.tolist()]])
 
 
 EXTRAS = {
-    "bucketrank": ("calibrate", "from_pretrained", "load", "train", "detect"),
+    "bucketrank": ("calibrate", "calibrate_scores", "load", "train", "detect"),
     "bucketrank.data": ("CocoDataset", "check", "detect"),
     "bucketrank.data.convert": ("convert_voc", "convert_yolo", "detect"),
     "bucketrank.inference": ("evaluate", "export_onnx", "predict", "detect"),

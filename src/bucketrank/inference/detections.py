@@ -29,7 +29,8 @@ class Detections(dict[str, Tensor]):
         values: the tensors by name.
         classes: names of label 1, 2, ...
 
-    >>> values = {"boxes": torch.zeros(1, 4), "scores": torch.tensor([0.9]), "labels": torch.tensor([2])}
+    >>> scores, labels = torch.tensor([0.9]), torch.tensor([2])
+    >>> values = {"boxes": torch.zeros(1, 4), "scores": scores, "labels": labels}
     >>> Detections(values, classes=["cat", "dog"])
     Detections(1: dog 0.90)
     """
