@@ -1,4 +1,5 @@
-# Every target sets itself up: a virtual environment in .venv, then the packages of requirements-dev.txt, pinned by hash. Only
+# Every target sets itself up: a virtual environment in .venv (demo: in build/demo, with requirements-demo.txt, a small part of
+# the packages), then the packages of requirements-dev.txt, pinned by hash. Only
 # python3 (3.10 or newer) and make are needed. `make test PYTHON=python3.12` chooses another interpreter for a new environment;
 # `make setup LOCK=` installs other versions than the pinned ones, for example a CPU-only build of torch.
 
@@ -9,9 +10,13 @@ STAMP := $(VENV)/.installed
 DEMO := runs/demo
 LOCK := requirements-dev.txt
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
+INSTALL_DEMO := build/demo/bin/python -m pip install --disable-pip-version-check
 LOSSES := build/losses/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
-COMPILE := build/lock/bin/uv pip compile --quiet pyproject.toml --extra dev --extra docs --universal --python-version 3.11.5 \
-	--generate-hashes --only-binary :all: --custom-compile-command 'make lock' --output-file requirements-dev.txt
+COMPILE := build/lock/bin/uv pip compile --quiet pyproject.toml --universal --python-version 3.11.5 \
+	--generate-hashes --only-binary :all: --custom-compile-command 'make lock'
+COMPILE_DEV := $(COMPILE) --extra dev --extra docs --output-file requirements-dev.txt
+# A part of requirements-dev.txt, and hatchling to install this package.
+COMPILE_DEMO := echo hatchling | $(COMPILE) - --extra demo --constraint requirements-dev.txt --output-file requirements-demo.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test artifacts check losses lint workflows format docs serve pages figures package sbom tagcheck lock upgrade clean
@@ -32,8 +37,16 @@ $(STAMP): pyproject.toml requirements-dev.txt | $(BIN)/python
 	else $(INSTALL) -e '.[dev,docs]'; fi
 	@touch $@
 
-demo: $(STAMP)  ## one detector trained with a ranking loss and with focal loss, side by side (minutes on two cores)
-	$(BIN)/bucketrank demo --out $(DEMO)
+demo: build/demo/.installed  ## one detector trained with a ranking loss and with focal loss, side by side (minutes on two cores)
+	build/demo/bin/bucketrank demo --out $(DEMO)
+
+build/demo/.installed: pyproject.toml requirements-demo.txt
+	$(PYTHON) -m venv build/demo
+	if [ -n '$(LOCK)' ] && build/demo/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11, 5))'; then \
+		$(INSTALL_DEMO) --require-hashes --only-binary :all: -r requirements-demo.txt && \
+		$(INSTALL_DEMO) --no-deps --no-build-isolation -e .; \
+	else $(INSTALL_DEMO) -e '.[demo]'; fi
+	@touch $@
 
 # A process for each core, and one thread in each: most tests are too small to share between threads.
 test: $(STAMP)  ## the tests and the docstrings' examples
@@ -101,11 +114,13 @@ sbom: $(STAMP)  ## list the pinned packages in the format of CycloneDX, in build
 tagcheck: $(STAMP)  ## check that a tag can be released: make tagcheck TAG=v0.1.0
 	$(BIN)/python -m tests.release_check $(TAG)
 
-lock: build/lock/bin/uv  ## pin the packages of pyproject.toml in requirements-dev.txt; those that are pinned keep their version
-	$(COMPILE)
+lock: build/lock/bin/uv  ## pin the packages of pyproject.toml in requirements-*.txt; those that are pinned keep their version
+	$(COMPILE_DEV)
+	$(COMPILE_DEMO)
 
-upgrade: build/lock/bin/uv  ## pin the newest versions of everything in requirements-dev.txt
-	$(COMPILE) --upgrade
+upgrade: build/lock/bin/uv  ## pin the newest versions of everything in requirements-*.txt
+	$(COMPILE_DEV) --upgrade
+	$(COMPILE_DEMO)
 
 build/lock/bin/uv:
 	$(PYTHON) -m venv build/lock

@@ -116,6 +116,7 @@ def test_the_sdist_has_what_the_tests_read(dist):
         "conftest.py",
         "hatch_build.py",
         "mkdocs.yml",
+        "requirements-demo.txt",
         "requirements-dev.txt",
         "tests/conftest.py",
     } <= names

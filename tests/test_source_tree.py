@@ -58,6 +58,16 @@ def test_the_audit_covers_the_pins_that_are_installed_and_fails_where_it_cannot_
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert "LOCK := requirements-dev.txt" in makefile
     assert "--require-hashes --only-binary :all: -r $(LOCK)" in makefile
+    assert "--require-hashes --only-binary :all: -r requirements-demo.txt" in makefile
+
+
+def test_the_demo_installs_a_part_of_the_audited_packages():
+    demo, dev = (
+        set(re.findall(r"^([a-z0-9.-]+==\S+)", (ROOT / f"requirements-{name}.txt").read_text(), flags=re.MULTILINE))
+        for name in ("demo", "dev")
+    )
+    assert demo < dev, "call make lock"
+    assert not {pin.split("==")[0] for pin in demo} & {"lightning", "mkdocs", "mypy", "pytest", "transformers"}
 
 
 def test_the_security_policy_names_files_that_exist():
@@ -73,7 +83,7 @@ def test_workflows_install_packages_by_hash_only():
     assert [line for line in installs if "--require-hashes" not in line] == []
 
 
-@pytest.mark.parametrize("name", ["requirements-dev.txt", ".ci/audit/requirements.txt"])
+@pytest.mark.parametrize("name", ["requirements-dev.txt", "requirements-demo.txt", ".ci/audit/requirements.txt"])
 def test_every_pin_has_a_hash_and_no_pin_an_address(name):
     lock = (ROOT / name).read_text(encoding="utf-8")
     assert "://" not in lock

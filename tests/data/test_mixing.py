@@ -119,8 +119,7 @@ def test_pasted_objects_hide_those_below(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_no_box_is_outside_and_masks_agree(masks: bool, shapes: Path) -> None:
     split = find_splits(shapes).train
     assert split is not None
-    chances: dict[str, Any] = {"mosaic": 0.7, "mixup": 0.5, "copy_paste": 0.7 if masks else 0.0}
-    data = MixedImages(CocoDataset(split, masks=masks), **chances)
+    data = MixedImages(CocoDataset(split, masks=masks), mosaic=0.7, mixup=0.5, copy_paste=0.7 if masks else 0.0)
     torch.manual_seed(0)
     counts = []
     for index in [*range(len(data))] * 3:
@@ -140,13 +139,13 @@ def test_no_box_is_outside_and_masks_agree(masks: bool, shapes: Path) -> None:
     assert len(set(counts)) > 5
 
 
-def test_images_without_objects_and_thin_images(tmp_path: Path) -> None:
+def test_images_without_objects_and_thin_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, empty = item((40, 80), (0, 0, 20, 20)), item((30, 30))
     for mixed in (paste(plain, empty), mix(empty, plain), paste(empty, plain), make_mosaic([empty] * 4)):
         assert mixed[1]["boxes"].shape[1] == 4
     assert make_mosaic([empty] * 4)[1]["boxes"].shape == (0, 4)
     data = CocoDataset(write_split(tmp_path, sound_document()), masks=True, transform=train_transform(flip=0.0))
-    data.read = lambda index: item((3, 80), (0, 0, 20, 3))  # type: ignore[method-assign]
+    monkeypatch.setattr(data, "read", lambda _: item((3, 80), (0, 0, 20, 3)))
     image, _ = MixedImages(data, mosaic=1.0, mixup=1.0, copy_paste=1.0)[0]
     assert image.shape == (3, 3, 80)
 
