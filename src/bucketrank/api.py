@@ -63,6 +63,7 @@ def train(
     lr: float | None = None,
     device: str | None = None,
     workers: int | None = None,
+    time: str | None = None,
     out: Path | str | None = None,
     resume: bool = False,
     allow_changed_data: bool = False,
@@ -85,6 +86,7 @@ def train(
         lr: learning rate, for ``schedule.base_batch`` images per step.
         device: auto, cpu, cuda or mps.
         workers: data-loading workers per device.
+        time: end after this time, like ``"2h"`` or ``"90m"``, with an evaluation.
         out: run folder; by default runs/RECIPE, then runs/RECIPE-2, and so on.
         resume: continue the run in ``out``, or start it if ``out`` holds no run.
         allow_changed_data: resume although images or annotations changed.
@@ -93,7 +95,7 @@ def train(
         more_settings: further changes of the recipe, by key.
     """
     changes = _by_key({**(settings or {}), **more_settings})
-    short = ShortNames(epochs=epochs, batch=batch, imgsz=imgsz, lr=lr, device=device, workers=workers)
+    short = ShortNames(epochs=epochs, batch=batch, imgsz=imgsz, lr=lr, device=device, workers=workers, time=time)
     folder = run_folder(recipe, data, out, resume=resume)
     try:
         result = start_run(

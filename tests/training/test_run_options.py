@@ -3,7 +3,9 @@
 import copy
 import csv
 import json
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +14,9 @@ from safetensors.torch import load_file
 
 from bucketrank.data import find_splits
 from bucketrank.errors import RecipeError
-from bucketrank.settings import from_dict
+from bucketrank.settings import from_dict, load_recipe
 from bucketrank.training import log
+from bucketrank.training.checkpoints import Checkpoints
 from bucketrank.training.loop import Loop
 from bucketrank.training.optimiser import EMA
 from bucketrank.training.processes import Interrupted
@@ -226,3 +229,40 @@ def test_a_recipe_that_needs_weights_to_start_from(shapes, tmp_path):
     with pytest.raises(RecipeError, match=r"init: expected the weights of a mask_rcnn trained on COCO.*--init RUN/"):
         train("mask-rcnn-r50-cityscapes-rs", shapes, out=tmp_path / "run")
     assert not (tmp_path / "run" / "recipe.yaml").exists()
+
+
+def checkpoint(folder: Path) -> dict[str, Any]:
+    return next(each for each in Checkpoints(folder / "checkpoints").load() if isinstance(each, dict))
+
+
+def test_a_time_limit_ends_the_run_with_an_evaluation(shapes, tmp_path):
+    result = tiny.run(tmp_path / "run", shapes, "--trainer.max_time 0.001s --trainer.validate_every 5")
+    assert result.steps == 1
+    assert result.weights.is_file()
+    assert "boxes/AP" in result.metrics
+    assert checkpoint(tmp_path / "run")["seconds"] > 0
+    assert tiny.run(tmp_path / "run", shapes, "--trainer.max_time 0.001s", resume=True).steps == 1, "it is finished"
+
+
+def test_a_resumed_run_keeps_its_used_time(shapes, tmp_path, monkeypatch):
+    def tick(seconds: int) -> None:
+        clock = count(0, seconds)
+        monkeypatch.setattr("bucketrank.training.loop.time", SimpleNamespace(monotonic=lambda: next(clock)))
+
+    tick(1000)
+    with monkeypatch.context() as patch:
+        tiny.stop_in(patch, step=1)
+        with pytest.raises(Interrupted):
+            tiny.run(tmp_path / "run", shapes, "--trainer.max_time 100h")
+    before = checkpoint(tmp_path / "run")
+    used = before["seconds"]
+    assert used >= 1000
+    tick(1)
+    tiny.run(tmp_path / "run", shapes, f"--trainer.max_time {used + 1}s", resume=True)
+    assert checkpoint(tmp_path / "run")["step"] == before["step"] + 1
+
+
+@pytest.mark.parametrize("time", ["2", "0h", "-1h", "2 hours", "nan", "1d"])
+def test_a_time_needs_a_unit(time):
+    with pytest.raises(RecipeError, match=r"trainer\.max_time: expected a time above 0 such as 2h, 90m or 45s, got"):
+        load_recipe("atss-laptop", {"trainer.max_time": time})

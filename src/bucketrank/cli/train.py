@@ -31,6 +31,7 @@ def train(
     lr: Annotated[float | None, "learning rate, for schedule.base_batch images per step"] = None,
     device: Annotated[str | None, "auto, cpu, cuda or mps; several GPUs: --trainer.devices 4"] = None,
     workers: Annotated[int | None, "data-loading workers per device"] = None,
+    time: Annotated[str | None, "end after this time, like 2h, 90m or 45s, with an evaluation"] = None,
     out: Annotated[
         Path | None, "folder for everything the run writes (default: runs/RECIPE, then runs/RECIPE-2, ...)"
     ] = None,
@@ -44,7 +45,7 @@ def train(
     from bucketrank.training.start import how_to_continue, run_folder, start_run
 
     out = run_folder(recipe, data, out, resume=resume)
-    short = ShortNames(epochs=epochs, batch=batch, imgsz=imgsz, lr=lr, device=device, workers=workers)
+    short = ShortNames(epochs=epochs, batch=batch, imgsz=imgsz, lr=lr, device=device, workers=workers, time=time)
     options: dict[str, Any] = {"resume": resume, "allow_changed_data": allow_changed_data}
     try:
         start_run(recipe, data, out, short=short, settings=settings, **options)

@@ -26,6 +26,7 @@ KEYS = {
     "lr": "schedule.lr",
     "device": "trainer.accelerator",
     "workers": "data.workers",
+    "time": "trainer.max_time",
 }
 ACCELERATORS = {"auto": "auto", "cpu": "cpu", "cuda": "cuda", "cuda:0": "cuda", "gpu": "cuda", "mps": "mps"}
 
@@ -180,6 +181,7 @@ class ShortNames:
     lr: float | None = None  # learning rate
     device: str | None = None  # auto, cpu, cuda or mps
     workers: int | None = None  # data-loading workers
+    time: str | None = None  # time limit
 
     def __post_init__(self) -> None:
         types = get_type_hints(type(self))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal, get_args
 
@@ -140,6 +142,9 @@ class TrainerSettings(Settings):
     seed: Annotated[int, "seed of weights, order and augmentation"] = 0
     deterministic: Annotated[bool, "use deterministic operations only"] = False
     log_every: Annotated[int, "steps between two rows of train.csv"] = 50
+    max_time: Annotated[str | None, "end after this time, like 2h, 90m or 45s, with an evaluation (null: no limit)"] = (
+        None
+    )
     checkpoint_minutes: Annotated[float, "minutes between two checkpoints within an epoch"] = 10.0
     checkpoint_steps: Annotated[int | None, "steps between two checkpoints within an epoch, instead of minutes"] = None
     validate_every: Annotated[int, "epochs between two evaluations"] = 1
@@ -157,5 +162,19 @@ class TrainerSettings(Settings):
         steps = self.checkpoint_steps
         self.require("checkpoint_steps", "at least 1", holds=steps is None or steps >= 1)
         self.require("checkpoint_minutes", "at least 0", holds=self.checkpoint_minutes >= 0)
+        limit = self.max_seconds
+        self.require("max_time", "a time above 0 such as 2h, 90m or 45s", holds=limit is None or 0 < limit < math.inf)
         numbered = self.devices == "auto" or (self.devices.isdecimal() and int(self.devices) >= 1)
         self.require("devices", "a number of at least 1, or auto", holds=numbered)
+
+    @property
+    def max_seconds(self) -> float | None:
+        """``max_time`` in seconds: None without a limit, 0 if it is not a time.
+
+        >>> TrainerSettings(max_time="1.5h").max_seconds
+        5400.0
+        """
+        if self.max_time is None:
+            return None
+        parts = re.fullmatch(r"(\d+(?:\.\d+)?)([hms])", self.max_time)
+        return 0.0 if parts is None else float(parts[1]) * {"h": 3600, "m": 60, "s": 1}[parts[2]]

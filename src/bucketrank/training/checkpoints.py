@@ -36,21 +36,23 @@ class Progress:
     threshold: float = 0.0
     best: float = -math.inf  # highest AP so far
     stale: int = 0  # evaluations since the highest AP
+    seconds: float = 0.0  # time used, over all starts of the run
+    out_of_time: bool = False  # whether trainer.max_time ended the run
 
     @classmethod
     def from_checkpoint(cls, state: Mapping[str, Any]) -> Progress:
         """Return the progress stored in a checkpoint."""
-        return cls(**{each.name: state[each.name] for each in fields(cls)})
+        return cls(**{each.name: state[each.name] for each in fields(cls) if each.name in state})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entries for a checkpoint."""
         return asdict(self)
 
     def is_finished(self, schedule: Schedule) -> bool:
-        """Return whether the last epoch is closed, after the last step or by early stopping."""
+        """Return whether the last epoch is closed, after the last step by early stopping or for lack of time."""
         patience = schedule.settings.early_stop
         stopped_early = patience is not None and self.stale >= patience
-        return self.batch == 0 and (stopped_early or self.step >= schedule.total_steps)
+        return self.batch == 0 and (stopped_early or self.out_of_time or self.step >= schedule.total_steps)
 
 
 class Checkpoints:

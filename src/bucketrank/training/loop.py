@@ -76,7 +76,7 @@ class Loop:
         self.model, self.optimiser = fabric.setup(DetectorLoss(self.detector), optimiser)
         self.ema = None if recipe.schedule.ema is None else EMA(self.detector, recipe.schedule.ema)
         self._terms: list[dict[str, Tensor]] = []  # loss terms of the current step's micro-batches
-        self._saved = time.monotonic()
+        self._saved = self._counted = time.monotonic()
 
     def run(self) -> None:
         """Run the remaining epochs."""
@@ -104,13 +104,15 @@ class Loop:
     @property
     def epoch_is_trained(self) -> bool:
         """Whether all steps of this epoch are done; a run may be resumed between the steps and the evaluation."""
-        return self.progress.batch >= self.batches or self.progress.step >= self.schedule.total_steps
+        progress = self.progress
+        return progress.batch >= self.batches or progress.step >= self.schedule.total_steps or progress.out_of_time
 
     @property
     def is_evaluated(self) -> bool:
         """Whether this epoch is evaluated; the last one always is."""
         epoch = self.progress.epoch + 1
-        return epoch % self.settings.validate_every == 0 or epoch >= self.schedule.total_epochs
+        last = epoch >= self.schedule.total_epochs or self.progress.out_of_time
+        return last or epoch % self.settings.validate_every == 0
 
     @property
     def evaluated_detector(self) -> Detector:
@@ -141,6 +143,7 @@ class Loop:
             if self.ema is not None:
                 self.ema.update(self.detector)
             self.log.step(progress, self._mean_terms())
+            self._count_time()
             if self.epoch_is_trained:
                 return
             self.stop_if_asked(save=True)
@@ -214,6 +217,14 @@ class Loop:
             if save:
                 self.save()
             raise Interrupted
+
+    def _count_time(self) -> None:
+        """Add the time since the last call, and end the run in all processes once ``trainer.max_time`` is used up."""
+        now, limit = time.monotonic(), self.settings.max_seconds
+        self.progress.seconds += now - self._counted
+        self._counted = now
+        if limit is not None:
+            self.progress.out_of_time = any_process(self.fabric, flag=self.progress.seconds >= limit)
 
     def save(self) -> None:
         """Write a checkpoint in the first process; the state of the others is the same."""

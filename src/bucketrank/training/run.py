@@ -181,7 +181,13 @@ def _train(
     else:
         final, meta = finished
     if first_process:
-        if progress.step < schedule.total_steps:
+        if progress.out_of_time:
+            limit = recipe.trainer.max_time
+            say(
+                console,
+                f"Stopped at step {progress.step:,} of {schedule.total_steps:,}: trainer.max_time {limit} is over.",
+            )
+        elif progress.step < schedule.total_steps:
             say(console, f"Stopped early at step {progress.step:,}: no higher AP in {progress.stale} evaluations.")
         if finished is None:
             meta = _write_final_weights(final, meta, data, folder, settings=recipe.trainer, console=console)
