@@ -232,7 +232,9 @@ def test_a_recipe_that_needs_weights_to_start_from(shapes, tmp_path):
 
 
 def checkpoint(folder: Path) -> dict[str, Any]:
-    return next(each for each in Checkpoints(folder / "checkpoints").load() if isinstance(each, dict))
+    loaded = Checkpoints(folder / "checkpoints").load()
+    assert loaded is not None
+    return loaded[0]
 
 
 def test_a_time_limit_ends_the_run_with_an_evaluation(shapes, tmp_path):
