@@ -182,6 +182,7 @@ def test_settings_reach_the_model():
         (f"torchvision/{MOBILE}", {"trainable_layers": 7}, ValueError, "trainable_layers: expected 0 to 6 or null"),
         (f"torchvision/{MOBILE}", {"weights": "coco.pth"}, FileNotFoundError, "expected null, coco or an existing"),
         (f"torchvision/{MOBILE}", {"ranking_scope": "image"}, ValueError, "ranking_scope: expected batch"),
+        (f"torchvision/{MOBILE}", {"memory": 8}, ValueError, "loss.memory: expected 0 for a model of another library"),
         (
             f"torchvision/{MOBILE}",
             {"box_balance": False},
