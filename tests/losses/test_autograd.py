@@ -48,6 +48,12 @@ def test_opcheck(loss: str, sizes: list[int] | None, way: Way) -> None:
                 targets_of_dtype = targets.to(torch.promote_types(flat.dtype, torch.float32))
                 torch.library.opcheck(op, (flat.requires_grad_(), targets_of_dtype, localisation, *settings))
             torch.library.opcheck(gradient_op, (one, one, *state, logits.detach(), targets, errors, *settings))
+        if way == ("exact", "fused"):
+            inputs = logits.detach(), targets, localisation, loss, method, name, 0.5, sizes, None
+            torch.library.opcheck(autograd._rank_with_gradients_op, inputs)
+            kept = autograd._rank_with_gradients_op(*inputs)[3:]
+            inputs = logits.detach(), targets, errors, *inputs[3:]
+            torch.library.opcheck(autograd._scale_gradients_op, (one, one, *(each.detach() for each in kept), *inputs))
 
 
 @pytest.mark.sampled(5)
@@ -70,6 +76,30 @@ def test_compiles_as_one_graph(positives: int, way: Way) -> None:
         got.backward()
     torch.testing.assert_close(got, expected)
     torch.testing.assert_close(compiled.grad, eager.grad)
+
+
+@pytest.mark.parametrize("sizes", [None, [120, 0, 180]], ids=["one", "three"])
+@pytest.mark.parametrize("delta", [0.0, 0.5, 1e-17], ids=["zero", "usual", "too small"])
+def test_compiled_gradients_of_the_fused_kernel(delta: float, sizes: list[int] | None) -> None:
+    """They come from the forward pass; with a delta too small for the kernel, from that of the definition."""
+    logits, targets = synthetic(300, 20)
+    logits[7], targets[7] = torch.nan, -1.0
+    errors = torch.linspace(0.1, 0.9, 20)
+
+    def train(logits: Tensor, errors: Tensor) -> Tensor:
+        terms = rank_sort_loss(logits, targets, delta=delta, sizes=sizes, reduction="none" if sizes else "mean")
+        first, second = alrp_loss(logits, targets, errors, delta=delta, sizes=sizes)
+        weights = torch.tensor([1.0, 2.0, 3.0]) if sizes else torch.tensor(2.0)
+        return (weights * (terms.ranking + 5 * terms.sorting)).sum() + 7 * first + 11 * second
+
+    got = []
+    with use_backend("fused"):
+        for run in (train, torch.compile(train, fullgraph=True, backend="aot_eager")):
+            leaf, boxes = logits.clone().requires_grad_(), errors.clone().requires_grad_()
+            value = run(leaf, boxes)
+            value.backward()
+            got.append((value.detach(), leaf.grad, boxes.grad))
+    torch.testing.assert_close(got[1], got[0])
 
 
 @pytest.mark.sampled(3)
@@ -164,7 +194,8 @@ def test_the_backward_pass_uses_the_backend_of_the_forward_pass(way: Way, monkey
     with use_backend(backend) as name:
         loss = compiled(logits, targets, method=method)
     loss.backward()
-    assert asked == [(method, name)] * 2
+    # The fused kernel keeps the gradients of the values; the others compute the forward pass again.
+    assert asked == [(method, name)] * (1 if way == ("exact", "fused") else 2)
 
 
 @pytest.mark.sampled(3)

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bucketrank.losses.backend import chosen_backend, triton_for
-from bucketrank.losses.rankings import Prepared, Settings, rank_all
+from bucketrank.losses.backend import chosen_backend, ranks_fused, triton_for
+from bucketrank.losses.rankings import Prepared, Settings, rank_all, unit_gradients
 
 
 class Ranked(NamedTuple):
@@ -40,6 +40,8 @@ def rank(
     settings = Settings(loss, method, chosen_backend(), delta, sizes, max_positives)
     if torch.compiler.is_compiling():
         op = _rank_op if max_positives is None else _rank_within_capacity_op
+        if ranks_fused(method, settings.backend, logits.device.type):
+            op = _rank_with_gradients_op
         first, second, counts, *_ = op(logits, targets, localisation, *settings)
         return Ranked((first, second), None if sizes is None else counts)
     outputs = _Rank.apply(logits, targets, localisation, settings)
@@ -227,16 +229,67 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     ctx.save_for_backward(*output[3:], logits, targets, localisation)
 
 
-def _connect(op: Any, gradient_op: Any) -> None:
+def _rank_with_gradients(
+    logits: Tensor, targets: Tensor, localisation: Tensor | None, *settings: Any
+) -> tuple[Tensor, ...]:
+    """Return two values and the counts, as above, and their gradients, which have a static size."""
+    call = Settings(*settings)
+    values, prepared = _forward(logits, targets, localisation, call)
+    first, second = (*values, torch.zeros_like(values[0]))[:2]
+    counts = logits.new_zeros(0, dtype=torch.int32) if call.sizes is None else _counts(prepared, logits.device)
+    return first, second, counts, *unit_gradients(prepared, values, localisation, call.loss)
+
+
+def _fake_rank_with_gradients(
+    logits: Tensor, targets: Tensor, localisation: Tensor | None, *settings: Any
+) -> tuple[Tensor, ...]:
+    first, second, counts, *_ = _fake_rank(logits, targets, localisation, *settings)
+    errors = 0 if localisation is None else localisation.numel()
+    sizes = logits.numel(), logits.numel() if Settings(*settings).loss == "rs" else 0, errors
+    return first, second, counts, *(first.new_empty(size) for size in sizes)
+
+
+def _scale_gradients(
+    first: Tensor, second: Tensor, at_first: Tensor, at_second: Tensor, at_errors: Tensor, *inputs: Any
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients at the logits and at the localisation errors, from those of the values."""
+    logits, targets, localisation, *settings = inputs
+    sizes = Settings(*settings).sizes
+    if sizes is not None:
+        lengths = torch.tensor(list(sizes), device="cpu")
+        first, second = (each.repeat_interleave(lengths, output_size=logits.numel()) for each in (first, second))
+    at_logits = at_first * first
+    if at_second.numel() > 0:
+        at_logits.addcmul_(at_second, second.expand_as(at_logits))
+    if localisation is None:
+        return at_logits.to(logits.dtype), logits.new_empty(0)
+    by_positive = second if sizes is None else second[targets > 0]
+    return at_logits.to(logits.dtype), (at_errors * by_positive).to(localisation.dtype)
+
+
+# Inductor caches code by the name of an op on disk, so an op with another state has another name.
+_rank_with_gradients_op = torch.library.custom_op(
+    "bucketrank::rank_with_gradients",
+    _rank_with_gradients,
+    mutates_args=(),
+    schema=f"({_INPUTS}, {_SETTINGS}) -> {_OUTPUTS}",
+)
+_scale_gradients_op = torch.library.custom_op(
+    "bucketrank::scale_gradients", _scale_gradients, mutates_args=(), schema=_GRADIENT_SCHEMA
+)
+
+
+def _connect(op: Any, gradient_op: Any, fake: Any = _fake_rank) -> None:
     def backward(ctx: Any, first: Tensor, second: Tensor, *_state: Any) -> tuple[Any, ...]:
         at_logits, at_localisation = gradient_op(first, second, *ctx.saved_tensors, *ctx.settings)
         at_localisation = at_localisation if ctx.needs_input_grad[2] else None
         return at_logits, None, at_localisation, *[None] * len(ctx.settings)
 
-    op.register_fake(_fake_rank)
+    op.register_fake(fake)
     gradient_op.register_fake(_fake_gradient)
     op.register_autograd(backward, setup_context=_save)
 
 
 _connect(_rank_op, _gradient_op)
 _connect(_rank_within_capacity_op, _gradient_within_capacity_op)
+_connect(_rank_with_gradients_op, _scale_gradients_op, _fake_rank_with_gradients)

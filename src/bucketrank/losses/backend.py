@@ -10,6 +10,7 @@ from functools import cache
 from types import ModuleType
 from typing import get_args
 
+import torch
 from torch import Tensor
 
 from bucketrank.losses import triton
@@ -121,6 +122,12 @@ def triton_for(method: str, backend: str, logits: Tensor) -> ModuleType | None:
 def chosen_backend() -> Backend:
     """Return the backend that :func:`use_backend` has set."""
     return _backend
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def ranks_fused(method: str, backend: str, device: str) -> bool:
+    """Return whether the fused kernel ranks logits on such a device; torch.compile asks while it traces."""
+    return method == "exact" and backend in ("auto", "fused") and device == "cpu" and _uses_fused()
 
 
 def comparison_of(method: str, backend: str, logits: Tensor) -> type[Comparison]:

@@ -206,6 +206,33 @@ class Ranking:
             at_localisation = None if at_localisation is None else at_localisation + comparison.taint
         return at_logits, at_localisation
 
+    def second_at_logits(self, second: Tensor) -> Tensor:
+        """Return the gradient of the second values at the logits; it is not 0 only at the positives."""
+        at_positives = torch.as_tensor(self.gradients.second_positives * self.comparison.share(second))
+        gradient = torch.zeros_like(self.targets)
+        return gradient.index_copy_(0, self.comparison.index, at_positives.to(gradient.dtype))
+
+
+def unit_gradients(
+    prepared: Prepared, values: Sequence[Tensor], localisation: Tensor | None, loss: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of the first value and of the second at the logits, and of the second at the errors.
+
+    What the loss does not have is empty.
+    """
+    one = torch.ones_like(values[0])
+    at_logits, at_errors = prepared.backward(one, None if localisation is None else one)
+    second = at_logits.new_empty(0)
+    if loss == "rs":
+        # A second backward pass would fill the buckets again.
+        if isinstance(prepared, Ranking):
+            second = prepared.second_at_logits(one)
+        else:
+            second, _ = prepared.backward(None, one)
+    if localisation is None or at_errors is None:
+        at_errors = at_logits.new_empty(0)
+    return at_logits, second, at_errors
+
 
 def rank_one(
     logits: Tensor, targets: Tensor, comparison: Comparison, localisation: Tensor | None, loss: str, *, overfull: bool
