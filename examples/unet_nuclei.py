@@ -52,7 +52,7 @@ class UNet(nn.Module):
         self.logits = nn.Conv2d(width, 1, 1)
 
     def forward(self, x):
-        skipped = []
+        skipped: list[torch.Tensor] = []
         for down in self.down:
             x = down(nn.functional.max_pool2d(x, 2) if skipped else x)
             skipped.append(x)

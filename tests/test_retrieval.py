@@ -186,9 +186,7 @@ def test_beside_pytorch_metric_learning_it_is_one_of_its_losses(monkeypatch) -> 
 
         def forward(self, embeddings, labels, indices_tuple=None, ref_emb=None, ref_labels=None):
             others = (embeddings, labels) if ref_emb is None else (ref_emb, ref_labels)
-            (loss,) = self.compute_loss(  # type: ignore[operator]
-                embeddings, labels, indices_tuple, *others
-            ).values()
+            (loss,) = self.compute_loss(embeddings, labels, indices_tuple, *others).values()  # type: ignore[operator]
             assert loss["reduction_type"] == "already_reduced"
             return loss["losses"]
 

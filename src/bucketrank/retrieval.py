@@ -19,7 +19,9 @@ from bucketrank.losses.functional import check_settings
 
 MetricLoss: Any = nn.Module
 with suppress(ImportError):  # optional
-    from pytorch_metric_learning.losses import BaseMetricLossFunction as MetricLoss  # type: ignore[no-redef]
+    from pytorch_metric_learning.losses import BaseMetricLossFunction
+
+    MetricLoss = BaseMetricLossFunction
 
 Similarity = Literal["cosine", "dot", "euclidean"]
 SIMILARITIES: tuple[Similarity, ...] = get_args(Similarity)

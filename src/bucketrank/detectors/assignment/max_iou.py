@@ -72,13 +72,16 @@ def assign_max_iou(
         if valid is not None:
             overlaps.masked_fill_(~valid, -1)
         highest, index = overlaps.max(0)
-        owner = torch.where(highest > best, index + start, owner)
+        owner = torch.where(highest > best, index + start if start else index, owner)
         best = torch.maximum(best, highest)
         if low_quality is not None:
             reached = overlaps.amax(1, keepdim=True)
             ties = (overlaps == reached) & (reached >= low_quality) & (reached > 0)
             claimed = torch.maximum(claimed, torch.where(ties, numbers[block], NEGATIVE).amax(0))
 
-    owner = owner.masked_fill_(best < positive, IGNORED).masked_fill_(best < negative, NEGATIVE)
-    owner = torch.where(claimed >= 0, claimed, owner)
-    return torch.where(assignment == IGNORED, assignment, owner)
+    if negative < positive:
+        owner = owner.masked_fill_(best < positive, IGNORED)
+    owner = owner.masked_fill_(best < negative, NEGATIVE)
+    if low_quality is not None:
+        owner = torch.where(claimed >= 0, claimed, owner)
+    return owner if valid is None else torch.where(assignment == IGNORED, assignment, owner)
