@@ -231,7 +231,7 @@ def unit_gradients(
             second, _ = prepared.backward(None, one)
     if localisation is None or at_errors is None:
         at_errors = at_logits.new_empty(0)
-    return at_logits, second, at_errors
+    return at_logits, second, at_errors.to(at_logits.dtype)
 
 
 def rank_one(
