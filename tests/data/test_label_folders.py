@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from bucketrank.training.fingerprint import fingerprint_of
 
 from bucketrank.cli import main
 from bucketrank.data import CocoDataset, Split, check, find_splits
 from bucketrank.data.shapes import CLASSES
 from bucketrank.errors import DataError
+from bucketrank.training.folder import fingerprint_of
 from tests.data.label_folders import WRITERS, drawn, label_folder, ultralytics
 from tests.data.other_formats import voc_folder, voc_object, write_text, yolo_folder
 from tests.data.small_folders import write_image

@@ -251,6 +251,7 @@ class BoxHead(nn.Module):
         """Add the ground-truth boxes to the proposals, assign objects to them and compute the loss."""
         candidates, matches = [], []
         proposal_rows: list[slice | Tensor] = []
+        numbers = torch.arange(max(len(each["boxes"]) for each in ground_truths), device=proposals[0].device)
         for boxes, ground_truth in zip(proposals, ground_truths, strict=True):
             objects = ground_truth["boxes"]
             extended = torch.cat([boxes, objects.to(boxes.dtype)])
@@ -258,7 +259,7 @@ class BoxHead(nn.Module):
                 boxes, objects, positive=self.positive_iou, negative=self.positive_iou, low_quality=self.low_quality
             )
             # A ground-truth box belongs to its own object, also if another object has the same box.
-            match = torch.cat([assigned_boxes, torch.arange(len(objects), device=boxes.device)])
+            match = torch.cat([assigned_boxes, numbers[: len(objects)]])
             proposed: slice | Tensor = slice(len(boxes))
             if self.criterion.samples:
                 drawn = self.sampler.rows(match)

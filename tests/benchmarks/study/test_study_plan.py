@@ -122,12 +122,14 @@ def test_the_layout_decides_between_coco_and_lvis_in_one_folder(tmp_path, capsys
         document = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "cell", **category}]}
         (tmp_path / "annotations" / f"{name}.json").write_text(json.dumps(document))
     command = ["study", "segmentation", "--budget", "paper", "--data", str(tmp_path), "--dry-run"]
-    assert main(command) == 0
+    assert main(command) != 0
+    assert "fits several layouts" in capsys.readouterr().err
+    assert main([*command, "--data.layout", "coco"]) == 0
     assert "lvis" not in capsys.readouterr().out
     assert main([*command, "--data.layout", "lvis"]) == 0
     assert all(" mask-rcnn-r50-lvis-" in line for line in capsys.readouterr().out.splitlines())
-    assert main([*command, "--data.layout", "yolo"]) != 0
-    assert "--data.layout: expected one of auto, own, coco, lvis, roboflow, got 'yolo'" in capsys.readouterr().err
+    assert main([*command, "--data.layout", "kitti"]) != 0
+    assert "--data.layout: expected one of auto, own, coco, lvis, roboflow, yolo, voc" in capsys.readouterr().err
 
 
 def write_classes(folder, names):

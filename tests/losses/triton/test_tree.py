@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from bucketrank.launches import count_launches
 from torch import Tensor
 
+from benchmarks.launches import count_launches
 from bucketrank.losses.triton import rank_with_triton, ranking, tree
 
 from ...ptx.device import Device, IdleDevice, emulate

@@ -98,7 +98,7 @@ def as_focal(loss: LossSettings) -> LossSettings:
     if isinstance(loss, FocalSettings):
         return loss
     shared = {field.name: getattr(loss, field.name) for field in fields(LossSettings) if field.name != "name"}
-    return FocalSettings(**shared)
+    return FocalSettings(name="focal", **shared)
 
 
 def soften(detections: dict[str, Tensor], *, iou: float) -> dict[str, Tensor]:

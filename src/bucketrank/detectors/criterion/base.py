@@ -158,7 +158,7 @@ def _targets_of(
         rows = torch.where(labels >= 0)[0]  # the only device sync
     first, numbers = 0, []  # objects are numbered across images
     for match, ground_truth in zip(matches, ground_truths, strict=True):
-        numbers.append(match + first)
+        numbers.append(match + first if first else match)
         first += len(ground_truth["labels"])
     owners = torch.cat(numbers)[rows]
     labels[rows] = torch.cat([ground_truth["labels"] for ground_truth in ground_truths])[owners]
