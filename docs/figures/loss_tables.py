@@ -1,4 +1,4 @@
-"""Renew the tables of losses in README and on the pages: python -m docs.figures.loss_tables.
+"""Renew the tables of losses on the results page: python -m docs.figures.loss_tables.
 
 The tables come from the files ``losses-*.json`` of the assets, each the ``losses.json`` of a
 ``python -m benchmarks study losses``. A block that begins with ``<!-- losses: NAME -->`` and ends with
@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.documents import markdown_table
 from benchmarks.study.losses import COLUMNS, difference_cells
-from benchmarks.study.regret import SUMMARY_COLUMNS, Regret, compute_regret, read_runs, set_rows, summary_rows, title_of
+from benchmarks.study.regret import Regret, compute_regret, read_runs, set_rows, title_of
 from benchmarks.study.runs import RunRecord
 from benchmarks.study.tables import DASH, SeedMean, with_deviation
 from bucketrank.evaluation import Difference, paired_difference
@@ -23,7 +23,7 @@ from docs.figures.losses import NAMES, STUDIES, STUDY
 from docs.figures.theme import ASSETS
 
 ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
+PAGES = (ROOT / "docs" / "results.md",)
 BLOCK = re.compile(r"(?<=^<!-- losses: )([\w ]+) -->\n.*?(?=^<!-- end -->$)", re.MULTILINE | re.DOTALL)
 PUBLISHED = {  # detector: its study of losses as published
     "ATSS": "losses-published-atss.json",
@@ -79,7 +79,7 @@ def _read(path: Path) -> dict[str, Any]:
 def tables(studies: Studies) -> dict[str, str]:
     """Return the Markdown tables by name."""
     study = studies.one_head
-    by_name = {"regret": regret_table(studies.regret), "regret intervals": interval_table(studies.regret)}
+    by_name = {"regret": regret_table(studies.regret)}
     by_name |= {NAMES[each["data"]]: set_table(each) for each in study["sets"]}
     (nuclei,), (longer_nuclei,) = studies.masks["sets"], studies.longer_masks["sets"]
     columns, *rows = longer_nuclei["masks_and_boxes"]
@@ -104,14 +104,13 @@ def set_table(of_set: dict[str, Any]) -> str:
 
 
 def regret_table(regret: Regret) -> str:
-    """Return, for each loss, how far its mean AP over the seeds ends behind the best loss of each data set."""
+    """Return, for each loss, how far it ends behind the best loss of each data set, and intervals of worst and mean."""
     names = [NAMES.get(data, title_of(data)) for data in regret.sets]
-    return markdown_table(["AP behind the best loss", *names, "worst", "mean"], set_rows(regret))
-
-
-def interval_table(regret: Regret) -> str:
-    """Return the worst and the mean regret with intervals, at the end and at a quarter of the steps."""
-    return markdown_table(["AP behind the best loss", *SUMMARY_COLUMNS], summary_rows(regret))
+    rows = [
+        [*row[: len(names) + 1], of_loss.worst.cell(), of_loss.mean.cell()]
+        for row, of_loss in zip(set_rows(regret), regret.end, strict=True)
+    ]
+    return markdown_table(["AP behind the best loss", *names, "worst (95 %)", "mean (95 %)"], rows)
 
 
 def detector_table(studies: dict[str, dict[str, Any]]) -> str:

@@ -10,7 +10,6 @@ from functools import cache
 from types import ModuleType
 from typing import get_args
 
-import torch
 from torch import Tensor
 
 from bucketrank.losses import triton
@@ -124,10 +123,13 @@ def chosen_backend() -> Backend:
     return _backend
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def ranks_fused(method: str, backend: str, device: str) -> bool:
     """Return whether the fused kernel ranks logits on such a device; torch.compile asks while it traces."""
     return method == "exact" and backend in ("auto", "fused") and device == "cpu" and _uses_fused()
+
+
+# What torch.compiler.assume_constant_result does, which would import all of torch.compile, and Triton with it.
+ranks_fused._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def comparison_of(method: str, backend: str, logits: Tensor) -> type[Comparison]:
