@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from bucketrank import settings as recipes
 from bucketrank.cli import main
 from bucketrank.errors import KilledProcessError
 from bucketrank.evaluation import Evaluator
 from bucketrank.training import loop as loop_module
 from bucketrank.training import run as run_module
-from bucketrank.training import start
 from bucketrank.training.checkpoints import Checkpoints
 from bucketrank.training.fabric import killed_process_named
 from bucketrank.training.log import RunLog
@@ -132,7 +132,7 @@ def test_a_signal_whose_exception_is_swallowed_in_the_start_up_stops_the_run(sha
         def __del__(self):
             signal.raise_signal(signal.SIGTERM)
 
-    usual = start.load_recipe
+    usual = recipes.load_recipe
 
     def load_recipe(*args):
         with monkeypatch.context() as patch:
@@ -140,7 +140,7 @@ def test_a_signal_whose_exception_is_swallowed_in_the_start_up_stops_the_run(sha
             Dropped()
         return usual(*args)
 
-    monkeypatch.setattr(start, "load_recipe", load_recipe)
+    monkeypatch.setattr("bucketrank.training.start.load_recipe", load_recipe)
     folder = tmp_path / "run"
     assert main(words(folder, shapes)) == 130
     assert "bucketrank: stopped; resume with" in capsys.readouterr().err
