@@ -65,7 +65,7 @@ def evaluate(model, encode, lists):
     return torch.stack([ndcg(part, relevance) for part, (_, _, relevance) in zip(parts, lists, strict=True)]).mean()
 
 
-def main(steps=200, batch=16, rate=1e-3):
+def main(steps=1500, batch=16, rate=1e-3):
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
     test = make_lists(100, generator)

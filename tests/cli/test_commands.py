@@ -182,6 +182,7 @@ def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
         (["check-data", "folder"], "rich", "detect"),
         (["check-data", "folder"], "pillow", "detect"),
         (["recipes"], "PyYAML", "detect"),
+        (["demo"], "timm", "demo"),
         (["export", "w"], "onnxruntime", "export"),
     ],
 )

@@ -44,6 +44,7 @@ Commands = dict[str, Union[Command, "Commands"]]
 Changes = dict[str, str]  # texts of setting flags by key: {"loss.delta": "0.25"}
 
 DATA = "data"  # a positional parameter of this name may also be given as a flag
+SMALL_EXTRAS = {"demo": "demo"}  # extras of commands that need less than the others
 SAMPLE_RECIPE = "atss-r50-rs"  # its settings are shown by --help if no recipe is named
 REQUIREMENT = re.compile(r"([\w.-]+)(?:\[([\w,. -]+)\])?.*?;.*\bextra\s*==\s*[\"']([\w-]+)[\"']")
 
@@ -65,7 +66,7 @@ def run(
         words: command line (default: ``sys.argv``).
         program: program name in help and messages.
         summary: first line of the help.
-        extra: package extra that all commands need.
+        extra: package extra that the commands need, except those in ``SMALL_EXTRAS``.
     """
     words = list(sys.argv[1:] if words is None else words)
     if words[:1] == ["--version"]:
@@ -80,7 +81,7 @@ def run(
             if isinstance(command, dict):
                 sys.stdout.write(_overview(command, path, program=program, summary=summary))
                 return 0
-            require(extra)
+            require(SMALL_EXTRAS.get(path[0], extra))
             return command(**_parse(command, words[len(path) :], program=" ".join([program, *path]))) or 0
     except KeyboardInterrupt:
         sys.stderr.write(f"{program}: interrupted\n")
