@@ -55,7 +55,7 @@ test: $(STAMP)  ## the tests and the docstrings' examples
 artifacts: $(STAMP)  ## build and install the package as users get it, and run the notebooks
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m release tests
 
-check: lint  ## linters, types and the tests that are not slow: the daily loop (less than 5 minutes on two cores)
+check: lint  ## linters, types and the tests that are not slow: the daily loop (about 3 minutes on two cores)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal -m 'not slow and not release'
 
 losses: build/losses/.installed  ## the tests of the losses alone, with torch, numba and pytest; also on macOS and Windows
