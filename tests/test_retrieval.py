@@ -122,6 +122,10 @@ def test_the_module_has_the_interface_of_pytorch_metric_learning() -> None:
     )
     assert torch.equal(module(embeddings, labels, None, references, classes), expected)
     assert module.extra_repr() == "delta=0.4, similarity='dot'"
+    with pytest.raises(
+        ValueError, match="RetrievalAPLoss: expected similarity to be one of cosine, dot"
+    ):
+        RetrievalAPLoss(similarity="cos")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="expected no distance, got one; use similarity"):
         RetrievalAPLoss(distance="cosine")
     with pytest.raises(ValueError, match=r"4 index tensors .* got 2 of lengths 1, 1"):

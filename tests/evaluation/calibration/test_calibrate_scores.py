@@ -115,7 +115,9 @@ def test_nothing_to_fit() -> None:
 
 def test_mistakes_are_explained() -> None:
     found, objects = example()
-    with pytest.raises(ValueError, match="expected one ground truth per image"):
+    with pytest.raises(
+        ValueError, match=r"expected ground truth for each of \d+ images with detections, got \d+; give an entry"
+    ):
         calibrate_scores([found, found], [objects])
     with pytest.raises(ValueError, match="give the detections first and the ground truth second"):
         calibrate_scores([objects], [found])

@@ -53,12 +53,13 @@ def calibrate_scores(
         first_label: label of the first class, for a map with as many pairs as a layer has classes.
     """
     settings = FitSettings(target, per_class)
-    try:
-        pairs = list(zip(map(as_detections, detections), map(as_objects, ground_truths), strict=True))
-    except ValueError as error:
-        if "zip()" not in str(error):
-            raise
-        raise ValueError(f"calibrate_scores: expected one ground truth per image with detections: {error}") from error
+    found_of_images, objects_of_images = [*map(as_detections, detections)], [*map(as_objects, ground_truths)]
+    if len(found_of_images) != len(objects_of_images):
+        raise ValueError(
+            f"calibrate_scores: expected ground truth for each of {len(found_of_images)} images with detections, "
+            f"got {len(objects_of_images)}; give an entry without boxes for an image without objects"
+        )
+    pairs = list(zip(found_of_images, objects_of_images, strict=True))
     if num_classes is None:
         labels = torch.cat([each["labels"] for pair in pairs for each in pair]) if pairs else torch.zeros(0)
         num_classes = int(labels.max()) + 1 - first_label if len(labels) else 1
