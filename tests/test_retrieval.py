@@ -122,9 +122,7 @@ def test_the_module_has_the_interface_of_pytorch_metric_learning() -> None:
     )
     assert torch.equal(module(embeddings, labels, None, references, classes), expected)
     assert module.extra_repr() == "delta=0.4, similarity='dot'"
-    with pytest.raises(
-        ValueError, match="RetrievalAPLoss: expected similarity to be one of cosine, dot"
-    ):
+    with pytest.raises(ValueError, match="RetrievalAPLoss: expected similarity to be one of cosine, dot"):
         RetrievalAPLoss(similarity="cos")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="expected no distance, got one; use similarity"):
         RetrievalAPLoss(distance="cosine")
