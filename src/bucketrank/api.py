@@ -81,12 +81,12 @@ def train(
         recipe: name or file of a recipe; may be left out to resume.
         data: folder of the data set; may be left out to resume.
         epochs: passes over the training set; the milestones scale along.
-        batch: images per step, over all devices.
+        batch: images per step, over all devices; -1 for as many as fit on the GPU.
         imgsz: shorter side of the images in pixels; the limit of the longer scales along.
         lr: learning rate, for ``schedule.base_batch`` images per step.
         device: auto, cpu, cuda or mps.
         workers: data-loading workers per device.
-        time: end after this time, like ``"2h"`` or ``"90m"``, with an evaluation.
+        time: train for this time, like ``"2h"`` or ``"90m"``, instead of epochs.
         out: run folder; by default runs/RECIPE, then runs/RECIPE-2, and so on.
         resume: continue the run in ``out``, or start it if ``out`` holds no run.
         allow_changed_data: resume although images or annotations changed.

@@ -132,6 +132,8 @@ def test_what_only_scales_may_be_chosen(trained: list[dict[str, Any]]) -> None:
     ("words", "message"),
     [
         (["--epochs", "few"], "--epochs: expected a whole number, got 'few'"),
+        (["--batch", "0"], "data.batch_size: expected at least 1, or -1, got 0"),
+        (["--epochs", "9", "--time", "1h"], "--time: trains as many epochs as fit into the time; leave out --epochs"),
         (["--epochs", "0"], "schedule.epochs: expected at least 1, got 0"),
         (["--imgsz", "0"], "inputs.min_size: expected one or more sizes between 1 and max_size"),
         (["--batch", "2", "--data.batch_size", "3"], "--batch: is short for --data.batch_size; give one of them"),

@@ -163,27 +163,39 @@ def test_copy_paste_needs_masks(shapes: Path, tmp_path: Path) -> None:
         RunData(find_splits(tmp_path), tiny.recipe("--data.copy_paste 0.5"), masks=False)
 
 
-def loaded(folder: Path, flags: str, *, epoch: int) -> list[Any]:
+def loaded(folder: Path, flags: str, **options: Any) -> list[Any]:
     data = RunData(find_splits(folder), tiny.recipe(flags), masks=False)
-    return [target for _, targets in data.train_loader(epoch=epoch) for target in targets]
+    return [target for _, targets in data.train_loader(epoch=0, **options) for target in targets]
 
 
-def test_the_last_epochs_are_not_mixed(tmp_path: Path) -> None:
+def test_the_last_epochs_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_shapes(tmp_path / "shapes", train=4, val=1, size=64)
-    mixing = "--data.flip 0 --data.mosaic 1 --data.copy_paste 1 --data.close_augmentations 2 --schedule.milestones 1"
+    mixing = "--data.flip 0 --data.mosaic 1 --data.copy_paste 1 --data.close_augmentations 2"
+    plain = {int(t["image_id"]): t["boxes"] for t in loaded(folder, "--data.flip 0")}
+    for last in (False, True):
+        targets = loaded(folder, mixing, last_epochs=last)
+        assert all("masks" not in target for target in targets), "the detector does not ask for masks"
+        same = [torch.equal(target["boxes"], plain[int(target["image_id"])]) for target in targets]
+        assert all(same) if last else not any(same)
+
+    closed: list[bool] = []
+    usual = RunData.train_loader
+
+    def record(data: RunData, *, last_epochs: bool, **options: Any) -> Any:
+        closed.append(last_epochs)
+        return usual(data, last_epochs=last_epochs, **options)
+
+    monkeypatch.setattr(RunData, "train_loader", record)
     for epochs, flags in ((3, "--schedule.epochs 3"), (4, "--schedule.epochs 9 --schedule.max_steps 4")):
-        plain = {int(t["image_id"]): t["boxes"] for t in loaded(folder, f"--data.flip 0 {flags}", epoch=0)}
-        for epoch in range(epochs):
-            targets = loaded(folder, f"{mixing} {flags}", epoch=epoch)
-            assert all("masks" not in target for target in targets), "the detector does not ask for masks"
-            same = [torch.equal(target["boxes"], plain[int(target["image_id"])]) for target in targets]
-            assert all(same) if epoch >= epochs - 2 else not any(same)
+        closed.clear()
+        tiny.run(tmp_path / f"run-{epochs}", folder, f"{mixing} {flags} --schedule.milestones 1")
+        assert closed == [False] * (epochs - 2) + [True] * 2
 
 
 def test_workers_mix_the_same_images(tmp_path: Path) -> None:
     folder = write_shapes(tmp_path / "shapes", train=6, val=1, size=64)
     flags = "--data.mosaic 0.5 --data.mixup 0.5 --data.copy_paste 0.5"
-    one, two = (loaded(folder, f"{flags} --data.workers {workers}", epoch=0) for workers in (0, 2))
+    one, two = (loaded(folder, f"{flags} --data.workers {workers}") for workers in (0, 2))
     for mine, theirs in zip(one, two, strict=True):
         for name in mine:
             assert_close(mine[name], theirs[name], rtol=0, atol=0)

@@ -250,7 +250,7 @@ def test_a_recipe_survives_yaml(tmp_path):
         ("--detector at", "got 'at'; the nearest is \"atss\""),
         ("--schedule.optimiser adam", "got 'adam'; the nearest is \"adamw\""),
         ("--schedule.milestones 11,8", r"expected rising epochs from 1, got \(11, 8\)"),
-        ("--data.batch_size 0", "data.batch_size: expected at least 1, got 0"),
+        ("--data.batch_size 0", "data.batch_size: expected at least 1, or -1, got 0"),
         ("--inputs.min_size 2000", "inputs.min_size: expected one or more sizes between 1 and max_size"),
         ("--trainer.devices two", "trainer.devices: expected a number of at least 1, or auto, got 'two'"),
         ("--trainer.devices 0", "trainer.devices: expected a number of at least 1, or auto, got '0'"),

@@ -3,7 +3,7 @@
 import copy
 import csv
 import json
-from itertools import count
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.testing import assert_close
 
 from bucketrank.data import find_splits
 from bucketrank.errors import RecipeError
 from bucketrank.settings import from_dict, load_recipe
 from bucketrank.training import log
 from bucketrank.training.checkpoints import Checkpoints
+from bucketrank.training.log import CsvTable
 from bucketrank.training.loop import Loop
 from bucketrank.training.optimiser import EMA
 from bucketrank.training.processes import Interrupted
@@ -237,7 +239,43 @@ def checkpoint(folder: Path) -> dict[str, Any]:
     return loaded[0]
 
 
-def test_a_time_limit_ends_the_run_with_an_evaluation(shapes, tmp_path):
+class SlowSteps:
+    """A clock on which each training step takes ``step`` seconds and each evaluated batch takes ``evaluation``."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *, step: float = 1.0, evaluation: float = 0.0) -> None:
+        self.now = 0.0
+        patch.setattr("bucketrank.training.loop.time", SimpleNamespace(monotonic=lambda: self.now))
+        for name, seconds in (("compute_loss", step), ("evaluate_batch", evaluation)):
+            patch.setattr(Loop, name, self._slow(getattr(Loop, name), seconds))
+
+    def _slow(self, usual: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+        def slow(loop: Loop, batch: Any) -> Any:
+            self.now += seconds
+            return usual(loop, batch)
+
+        return slow
+
+
+def test_a_time_budget_replaces_the_epochs(shapes, tmp_path, monkeypatch):
+    SlowSteps(monkeypatch)
+    result = tiny.run(tmp_path / "run", shapes, "--trainer.max_time 40s --trainer.validate_every 3")
+    assert result.steps == 40, "two epochs would have 6 steps"
+    steps, rates = CsvTable(tmp_path / "run" / "train.csv").column("lr")
+    assert steps[-1] == 40
+    # The milestone after the first of two epochs stands in the middle of the run.
+    assert [rate for rate in rates[10:] if rate != rates[-1]] == [rates[10]] * 10
+    assert_close(rates[-1], rates[10] / 10)
+    evaluated, _ = CsvTable(tmp_path / "run" / "validation.csv").column("boxes/AP")
+    assert evaluated == [9, 18, 27, 36, 40]
+
+
+def test_a_time_budget_counts_evaluations(shapes, tmp_path, monkeypatch):
+    images = len(json.loads((shapes / "val.json").read_text())["images"])
+    SlowSteps(monkeypatch, evaluation=3.0 / images)  # an epoch: three steps and an evaluation of three seconds
+    assert tiny.run(tmp_path / "run", shapes, "--trainer.max_time 42s").steps == 21
+
+
+def test_a_time_budget_ends_the_run_with_an_evaluation(shapes, tmp_path):
     result = tiny.run(tmp_path / "run", shapes, "--trainer.max_time 0.001s --trainer.validate_every 5")
     assert result.steps == 1
     assert result.weights.is_file()
@@ -247,21 +285,23 @@ def test_a_time_limit_ends_the_run_with_an_evaluation(shapes, tmp_path):
 
 
 def test_a_resumed_run_keeps_its_used_time(shapes, tmp_path, monkeypatch):
-    def tick(seconds: int) -> None:
-        clock = count(0, seconds)
-        monkeypatch.setattr("bucketrank.training.loop.time", SimpleNamespace(monotonic=lambda: next(clock)))
-
-    tick(1000)
+    SlowSteps(monkeypatch)
     with monkeypatch.context() as patch:
-        tiny.stop_in(patch, step=1)
+        tiny.stop_in(patch, step=13)
         with pytest.raises(Interrupted):
-            tiny.run(tmp_path / "run", shapes, "--trainer.max_time 100h")
+            tiny.run(tmp_path / "run", shapes, "--trainer.max_time 30s")
     before = checkpoint(tmp_path / "run")
-    used = before["seconds"]
-    assert used >= 1000
-    tick(1)
-    tiny.run(tmp_path / "run", shapes, f"--trainer.max_time {used + 1}s", resume=True)
-    assert checkpoint(tmp_path / "run")["step"] == before["step"] + 1
+    assert (before["seconds"], before["planned"]) == (14.0, 30)
+    assert tiny.run(tmp_path / "run", shapes, "--trainer.max_time 30s", resume=True).steps == 30
+
+
+def test_another_time_extends_a_finished_run(shapes, tmp_path, monkeypatch):
+    SlowSteps(monkeypatch)
+    assert tiny.run(tmp_path / "run", shapes, "--trainer.max_time 12s").steps == 12
+    first = (tmp_path / "run" / "weights.safetensors").read_bytes()
+    assert tiny.run(tmp_path / "run", shapes, "--trainer.max_time 20s", resume=True).steps == 20
+    assert (tmp_path / "run" / "weights.safetensors").read_bytes() != first
+    assert tiny.run(tmp_path / "run", shapes, "--trainer.max_time 16s", resume=True).steps == 20, "over already"
 
 
 @pytest.mark.parametrize("time", ["2", "0h", "-1h", "2 hours", "nan", "1d"])

@@ -26,12 +26,12 @@ def train(
     data: Annotated[Path | None, "folder of the data set (COCO, YOLO, Pascal VOC, Roboflow), or its data.yaml"] = None,
     *,
     epochs: Annotated[int | None, "passes over the training set; the milestones scale along"] = None,
-    batch: Annotated[int | None, "images per step, over all devices"] = None,
+    batch: Annotated[int | None, "images per step, over all devices; -1 for as many as fit on the GPU"] = None,
     imgsz: Annotated[int | None, "shorter side of the images in pixels; the limit of the longer scales along"] = None,
     lr: Annotated[float | None, "learning rate, for schedule.base_batch images per step"] = None,
     device: Annotated[str | None, "auto, cpu, cuda or mps; several GPUs: --trainer.devices 4"] = None,
     workers: Annotated[int | None, "data-loading workers per device"] = None,
-    time: Annotated[str | None, "end after this time, like 2h, 90m or 45s, with an evaluation"] = None,
+    time: Annotated[str | None, "train for this time, like 2h, 90m or 45s, instead of epochs"] = None,
     out: Annotated[
         Path | None, "folder for everything the run writes (default: runs/RECIPE, then runs/RECIPE-2, ...)"
     ] = None,

@@ -167,8 +167,6 @@ class DetectorSettings(Settings):
     """Base class of the detector settings. Each detector adds its own in a subclass."""
 
     group: ClassVar[str] = "detector"
-    # Settings that a run fills in when it starts; see Detector.complete_settings.
-    filled_by_run: ClassVar[tuple[str, ...]] = ()
 
     name: Annotated[str, "detector name, or LIBRARY/MODEL for a torchvision or transformers model"] = ""
 

@@ -41,6 +41,7 @@ class Settings:
     """Base class of the setting groups. ``group`` is the name in recipes and flags: ``loss`` in ``--loss.delta``."""
 
     group: ClassVar[str]
+    filled_by_run: ClassVar[tuple[str, ...]] = ()  # settings that a run computes if they are left open
 
     def __post_init__(self) -> None:
         for setting in describe(type(self)):

@@ -181,7 +181,7 @@ class ShortNames:
     lr: float | None = None  # learning rate
     device: str | None = None  # auto, cpu, cuda or mps
     workers: int | None = None  # data-loading workers
-    time: str | None = None  # time limit
+    time: str | None = None  # time budget
 
     def __post_init__(self) -> None:
         types = get_type_hints(type(self))
@@ -212,6 +212,8 @@ class ShortNames:
                 raise UsageError(f"--{name}: is short for --{KEYS[name]}; give one of them")
         if not given:
             return dict(settings)
+        if self.time is not None and self.epochs is not None:
+            raise UsageError("--time: trains as many epochs as fit into the time; leave out --epochs")
         before = load_recipe(recipe)
         changes = {KEYS[name]: value for name, value in given.items()}
         if self.epochs is not None:

@@ -33,8 +33,6 @@ class LossSettings(Settings):
     """
 
     group: ClassVar[str] = "loss"
-    # Settings that a run fills in when it starts; see :meth:`for_run`.
-    filled_by_run: ClassVar[tuple[str, ...]] = ()
 
     name: Annotated[str, "the loss that trains the detector"] = "rs"
     ranking_scope: Annotated[RankingScope, "images ranked together: batch, image, or global (all processes)"] = "batch"

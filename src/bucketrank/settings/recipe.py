@@ -21,7 +21,7 @@ from bucketrank.settings.fields import FlagText, Setting, Settings, convert, des
 from bucketrank.settings.library_specs import LibraryInputSettings
 from bucketrank.settings.loss_specs import LossSettings
 from bucketrank.settings.registry import detector_spec, detectors, libraries, loss_settings, loss_spec, losses
-from bucketrank.settings.training import DataSettings, ScheduleSettings, TrainerSettings
+from bucketrank.settings.training import AUTO_BATCH, DataSettings, ScheduleSettings, TrainerSettings
 
 INIT = Setting(
     "init",
@@ -185,11 +185,13 @@ def differences(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
 
 def fixed_differences(before: Recipe, now: Recipe) -> dict[str, tuple[Any, Any]]:
     """Return the changed settings that a resumed run must not change."""
-    filled = {f"{each.group}.{name}" for each in (before.loss, before.detector) for name in each.filled_by_run}
+    groups = (before.loss, before.detector, before.data)
+    filled = {f"{each.group}.{name}" for each in groups for name in each.filled_by_run}
     return {
         key: (old, new)
         for key, (old, new) in differences(before, now).items()
-        if (key == "trainer.seed" or not key.startswith(MAY_CHANGE)) and not (key in filled and new is None)
+        if (key == "trainer.seed" or not key.startswith(MAY_CHANGE))
+        and not (key in filled and new in (None, AUTO_BATCH))
     }
 
 

@@ -17,6 +17,7 @@ Policy = Literal["steps", "one_cycle"]
 # Lightning's other half precisions also round the ground-truth boxes, in bfloat16 by several pixels. Detectors and
 # their inputs are float32, so there is no 64-true.
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
+AUTO_BATCH = -1  # data.batch_size that stands for as many images as fit on the GPU
 MAX_REPEAT = 10_000  # an epoch is a list of all its images
 
 
@@ -25,10 +26,11 @@ class DataSettings(Settings):
     """Batches and augmentation."""
 
     group: ClassVar[str] = "data"
+    filled_by_run: ClassVar[tuple[str, ...]] = ("batch_size",)
 
     layout: Annotated[Literal["auto", LayoutName], "layout of the data folder"] = "auto"
     style: Annotated[Style, "evaluation rules; auto takes lvis if the categories have frequencies"] = "auto"
-    batch_size: Annotated[int, "images per step, over all devices"] = 16
+    batch_size: Annotated[int, "images per step, over all devices; -1 for as many as fit on the GPU"] = 16
     workers: Annotated[int, "data-loading workers per device"] = 4
     flip: Annotated[float, "probability of a horizontal flip"] = 0.5
     jitter: Annotated[bool, "jitter colours"] = False
@@ -52,8 +54,9 @@ class DataSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        number = self.batch_size
+        self.require("batch_size", f"at least 1, or {AUTO_BATCH}", holds=number >= 1 or number == AUTO_BATCH)
         for name, minimum in {
-            "batch_size": 1,
             "workers": 0,
             "repeat": 1,
             "val_batch_size": 1,
@@ -142,9 +145,9 @@ class TrainerSettings(Settings):
     seed: Annotated[int, "seed of weights, order and augmentation"] = 0
     deterministic: Annotated[bool, "use deterministic operations only"] = False
     log_every: Annotated[int, "steps between two rows of train.csv"] = 50
-    max_time: Annotated[str | None, "end after this time, like 2h, 90m or 45s, with an evaluation (null: no limit)"] = (
-        None
-    )
+    max_time: Annotated[
+        str | None, "train for this time, like 2h, 90m or 45s, instead of schedule.epochs; the schedule is fitted to it"
+    ] = None
     checkpoint_minutes: Annotated[float, "minutes between two checkpoints within an epoch"] = 10.0
     checkpoint_steps: Annotated[int | None, "steps between two checkpoints within an epoch, instead of minutes"] = None
     validate_every: Annotated[int, "epochs between two evaluations"] = 1

@@ -25,6 +25,7 @@ from bucketrank.data.mixing import MixedImages
 from bucketrank.data.problems import raise_errors
 from bucketrank.errors import DataError, RecipeError
 from bucketrank.settings import Recipe
+from bucketrank.settings.training import DataSettings
 
 Key = tuple[int, int]  # image index and augmentation seed
 
@@ -87,7 +88,7 @@ class RunData:
                 "(docs/data.md describes the layouts)"
             )
         settings = recipe.data
-        self.settings, self.recipe, self.masks = settings, recipe, masks
+        self.recipe, self.masks = recipe, masks
         needs_masks = masks or settings.copy_paste > 0
         if check:
             require_sound(splits.train, masks=needs_masks)
@@ -103,6 +104,11 @@ class RunData:
         else:
             labels = [self.train.labels_of(index) for index in range(len(self.train))]
             self.repeats = repeat_factors(labels, threshold=settings.repeat_threshold)
+
+    @property
+    def settings(self) -> DataSettings:
+        """The recipe's data settings."""
+        return self.recipe.data
 
     @property
     def classes(self) -> list[str]:
@@ -128,27 +134,31 @@ class RunData:
         )
 
     def train_loader(
-        self, *, epoch: int, start: int = 0, rank: int = 0, world_size: int = 1, pin_memory: bool = False
+        self,
+        *,
+        epoch: int,
+        start: int = 0,
+        last_epochs: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+        pin_memory: bool = False,
     ) -> DataLoader[Any]:
-        """Return a loader for one process, with the batches of ``epoch`` from number ``start`` on."""
+        """Return a loader for one process, with the batches of ``epoch`` from number ``start`` on.
+
+        Images are not mixed in the ``last_epochs``.
+        """
         sampler = SeededBatches(
             self.batches(rank=rank, world_size=world_size), seed=self.recipe.trainer.seed, epoch=epoch, start=start
         )
         return ImageLoader(
-            SeededDataset(self._images(epoch, world_size)),
+            SeededDataset(self._images(mixed=not last_epochs)),
             batch_sampler=sampler,
             num_workers=self.settings.workers,
             pin_memory=pin_memory,
         )
 
-    def _images(self, epoch: int, world_size: int) -> Dataset[Any]:
-        """Return the training images, mixed except in the last ``data.close_augmentations`` epochs."""
-        settings, schedule = self.settings, self.recipe.schedule
-        last = schedule.epochs
-        if schedule.max_steps is not None:
-            steps = math.ceil(len(self.batches(world_size=world_size)) / schedule.accumulate)
-            last = min(last, math.ceil(schedule.max_steps / steps))
-        mixed = epoch < last - settings.close_augmentations
+    def _images(self, *, mixed: bool) -> Dataset[Any]:
+        settings = self.settings
         return MixedImages(
             self.train,
             mosaic=settings.mosaic * mixed,

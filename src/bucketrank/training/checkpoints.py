@@ -37,6 +37,7 @@ class Progress:
     best: float = -math.inf  # highest AP so far
     stale: int = 0  # evaluations since the highest AP
     seconds: float = 0.0  # time used, over all starts of the run
+    planned: int | None = None  # steps that fit into trainer.max_time, once they are estimated
     out_of_time: bool = False  # whether trainer.max_time ended the run
 
     @classmethod

@@ -121,7 +121,10 @@ class RunLog:
         left = self._time_left(progress)
         if self._bar is not None:
             epoch = f"epoch {progress.epoch + 1}/{self.schedule.total_epochs}"
-            self._bar.update(self._task, completed=progress.step, description=epoch, left=left, losses=losses)
+            total = self.schedule.total_steps  # a run with a time budget plans it anew after each epoch
+            self._bar.update(
+                self._task, completed=progress.step, total=total, description=epoch, left=left, losses=losses
+            )
         else:
             self._printed = now
             say(self.console, f"step {progress.step}/{self.schedule.total_steps}  {left}  {losses}")

@@ -42,6 +42,7 @@ from bucketrank.weights.atomic import write_text
 from bucketrank.weights.files import Meta, save_weights
 from bucketrank.weights.load import without_weights
 
+FIRST_PLAN = 10  # steps after which a run with a time budget first estimates how many fit
 VERSIONED = ("bucketrank", "torch", "torchvision", "timm", "transformers")  # packages named in weights files
 
 
@@ -143,7 +144,8 @@ class Loop:
             if self.ema is not None:
                 self.ema.update(self.detector)
             self.log.step(progress, self._mean_terms())
-            self._count_time()
+            if self.settings.max_time is not None:
+                self.follow_clock()
             if self.epoch_is_trained:
                 return
             self.stop_if_asked(save=True)
@@ -209,6 +211,9 @@ class Loop:
         if self.recipe.schedule.early_stop is not None:
             progress.stale = self.fabric.broadcast(progress.stale)  # only the first process has the metrics
         progress.epoch, progress.batch = progress.epoch + 1, 0
+        self._count_time()
+        if not self.finished:
+            self.plan()
         self.save()
 
     def stop_if_asked(self, *, save: bool = False) -> None:
@@ -218,13 +223,25 @@ class Loop:
                 self.save()
             raise Interrupted
 
+    def follow_clock(self) -> None:
+        """End the run in all processes once ``trainer.max_time`` is used up; plan the steps of the first epoch."""
+        progress, limit = self.progress, self.settings.max_seconds
+        self._count_time()
+        progress.out_of_time = any_process(self.fabric, flag=limit is not None and progress.seconds >= limit)
+        if progress.epoch == 0 and progress.step in (FIRST_PLAN << doubled for doubled in range(32)):
+            self.plan()
+
+    def plan(self) -> None:
+        """Estimate how many steps fit into ``trainer.max_time``, with their evaluations; the schedule follows."""
+        limit = self.settings.max_seconds
+        if limit is not None:
+            self.progress.planned = self.fabric.broadcast(fitting_steps(self.progress, limit))
+            self.schedule.planned_steps = self.progress.planned
+
     def _count_time(self) -> None:
-        """Add the time since the last call, and end the run in all processes once ``trainer.max_time`` is used up."""
-        now, limit = time.monotonic(), self.settings.max_seconds
+        now = time.monotonic()
         self.progress.seconds += now - self._counted
         self._counted = now
-        if limit is not None:
-            self.progress.out_of_time = any_process(self.fabric, flag=self.progress.seconds >= limit)
 
     def save(self) -> None:
         """Write a checkpoint in the first process; the state of the others is the same."""
@@ -266,6 +283,7 @@ class Loop:
         loader = self.data.train_loader(
             epoch=self.progress.epoch,
             start=self.progress.batch,
+            last_epochs=self.schedule.epochs_left(self.progress.epoch) <= self.recipe.data.close_augmentations,
             rank=self.fabric.global_rank,
             world_size=self.fabric.world_size,
             pin_memory=self.fabric.device.type == "cuda",
@@ -321,6 +339,15 @@ class HiddenBatch:
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
+
+
+def fitting_steps(progress: Progress, limit: float) -> int:
+    """Estimate how many steps, from the first on, fit into a time budget; at least one more than are done.
+
+    >>> fitting_steps(Progress(step=10, seconds=20.0), limit=3600.0)
+    1800
+    """
+    return max(progress.step + 1, round(progress.step * limit / progress.seconds))
 
 
 def main_metric(metrics: dict[str, float]) -> str:

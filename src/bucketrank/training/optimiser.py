@@ -20,9 +20,11 @@ CYCLE_START, CYCLE_END, CYCLE_RISE = 1 / 25, 1e-4, 0.25  # fractions of the rate
 MAX_WARMUP = 0.25  # fraction of all steps
 
 
-@dataclass(frozen=True)
+@dataclass
 class Schedule:
     """The learning rate of each step. It depends only on the step, so a resumed run has nothing to restore.
+
+    ``planned_steps`` is the length of a run with a time budget. The milestones scale with it.
 
     >>> settings = ScheduleSettings(lr=0.01, warmup_steps=2, warmup_factor=0.5, milestones=(2,), epochs=3)
     >>> schedule = Schedule(settings, batch_size=8, steps_per_epoch=4)  # 8 of 16 images: half the rate
@@ -33,17 +35,22 @@ class Schedule:
     settings: ScheduleSettings
     batch_size: int
     steps_per_epoch: int
+    planned_steps: int | None = None
 
     @property
     def total_steps(self) -> int:
         """Number of steps in the whole run."""
-        total = self.settings.epochs * self.steps_per_epoch
+        total = self.planned_steps or self.settings.epochs * self.steps_per_epoch
         return total if self.settings.max_steps is None else min(total, self.settings.max_steps)
 
     @property
     def total_epochs(self) -> int:
         """Number of epochs in the whole run, the last of which may be incomplete."""
         return math.ceil(self.total_steps / self.steps_per_epoch)
+
+    def epochs_left(self, epoch: int) -> int:
+        """Return the number of epochs from epoch 0, 1, ... to the end, both included."""
+        return self.total_epochs - epoch
 
     @property
     def scaled(self) -> float:
@@ -61,7 +68,9 @@ class Schedule:
         return self.scaled * (self._cycle(step) if self.settings.policy == "one_cycle" else self._steps(step))
 
     def _steps(self, step: int) -> float:
-        passed = sum(step >= epoch * self.steps_per_epoch for epoch in self.settings.milestones)
+        epochs = self.settings.epochs
+        length = self.planned_steps or epochs * self.steps_per_epoch
+        passed = sum(step * epochs >= epoch * length for epoch in self.settings.milestones)
         factor = self.settings.gamma**passed
         if step < self.warmup_steps:
             factor *= 1 - (1 - step / self.warmup_steps) * (1 - self.settings.warmup_factor)

@@ -22,6 +22,7 @@ from bucketrank.evaluation.calibration import Calibration, calibrate
 from bucketrank.settings import RankingSettings, Recipe, detector_spec, load_recipe
 from bucketrank.settings.recipe import MAY_CHANGE, fixed_differences, from_dict, require_init
 from bucketrank.settings.training import TrainerSettings
+from bucketrank.training.batch_size import fill_gpu
 from bucketrank.training.batches import RunData, seed_of
 from bucketrank.training.checkpoints import Checkpoints, Progress
 from bucketrank.training.fabric import (
@@ -41,7 +42,7 @@ from bucketrank.training.folder import (
     stored_data_folder,
 )
 from bucketrank.training.log import RunLog, require_loggers, say
-from bucketrank.training.loop import Loop
+from bucketrank.training.loop import Loop, fitting_steps
 from bucketrank.training.optimiser import Schedule, require_known_factors
 from bucketrank.training.processes import (
     StopSignals,
@@ -130,6 +131,7 @@ def _train(
     splits = find_splits(data_folder, layout=recipe.data.chosen_layout).with_holdout(recipe.data.holdout)
     masks = _predicts_masks(recipe)
     data = RunData(splits, recipe, masks=masks, check=first_process)
+    recipe = data.recipe = fill_gpu(recipe, data, fabric)
     batches = len(data.batches(world_size=fabric.world_size))
     schedule = Schedule(
         recipe.schedule,
@@ -151,6 +153,7 @@ def _train(
     progress = Progress()
     if checkpoint is not None:
         progress = _resumed_progress(checkpoint, log, batches=batches, changed_data=allow_changed_data)
+        _continue_plan(progress, schedule, recipe.trainer, before=checkpoint["recipe"]["trainer"])
     elif resume:
         log.cut(None)
     if fingerprint is not None:
@@ -183,10 +186,7 @@ def _train(
     if first_process:
         if progress.out_of_time:
             limit = recipe.trainer.max_time
-            say(
-                console,
-                f"Stopped at step {progress.step:,} of {schedule.total_steps:,}: trainer.max_time {limit} is over.",
-            )
+            say(console, f"Stopped at step {progress.step:,}: trainer.max_time {limit} is used up.")
         elif progress.step < schedule.total_steps:
             say(console, f"Stopped early at step {progress.step:,}: no higher AP in {progress.stale} evaluations.")
         if finished is None:
@@ -220,7 +220,11 @@ def _resolve(
                 f"{folder}: the run began with {key} {old!r}, got {new!r}; a resumed run keeps its settings (only "
                 f"{', '.join(MAY_CHANGE)} may change, and the seed may not)"
             )
-        recipe = before if recipe is None else replace(before, trainer=recipe.trainer, data=recipe.data)
+        if recipe is None:
+            recipe = before
+        else:  # the batch size may have been measured when the run began
+            settings = replace(recipe.data, batch_size=before.data.batch_size)
+            recipe = replace(before, trainer=recipe.trainer, data=settings)
         data = data or stored_data_folder(folder)
     if recipe is None or data is None:
         if stored.is_file() and resume:
@@ -298,6 +302,17 @@ def _resumed_progress(checkpoint: dict[str, Any], log: RunLog, *, batches: int, 
     return progress
 
 
+def _continue_plan(
+    progress: Progress, schedule: Schedule, settings: TrainerSettings, *, before: dict[str, Any]
+) -> None:
+    """Restore the length of a run with a time budget; a changed ``trainer.max_time`` extends or shortens it."""
+    limit = settings.max_seconds
+    if settings.max_time != before["max_time"] and progress.step:
+        progress.planned = None if limit is None else fitting_steps(progress, limit)
+        progress.out_of_time = limit is not None and progress.seconds >= limit
+    schedule.planned_steps = progress.planned
+
+
 def _launch(fabric: Fabric, stop: StopSignals, folder: Path) -> None:
     """Start the other processes, if any, and connect to them; stop signals are blocked meanwhile."""
     stop.defer()
@@ -326,11 +341,14 @@ def _announce(
     method = f" ({recipe.loss.method})" if isinstance(recipe.loss, RankingSettings) else ""
     backbone = f" with {recipe.backbone_name}" if recipe.backbone_name else ""
     devices = f"{fabric.world_size} {fabric.device.type} device{'s' * (fabric.world_size > 1)}"
+    length = f"{schedule.total_steps:,} steps"
+    if recipe.trainer.max_time is not None:
+        length = f"as many steps as fit into {recipe.trainer.max_time}"
     lines = [
         f"{recipe.detector.name}{backbone}, loss {recipe.loss.name}{method}",
         f"{len(data.train):,} training images, {len(data.val):,} validation images, {len(data.classes)} classes: "
         f"{_shortened(data.classes)}",
-        f"{schedule.total_steps:,} steps of {schedule.batch_size} images on {devices}; learning rate {rate}",
+        f"{length} of {schedule.batch_size} images on {devices}; learning rate {rate}",
         f"run folder: {folder}",
     ]
     if 0 < progress.step < schedule.total_steps:
