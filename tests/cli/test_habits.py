@@ -90,7 +90,7 @@ def test_check_data_and_split_take_the_data_with_or_without_a_flag(shapes: Path,
         (["check-data"], "check-data: the following arguments are required: data"),
         (["check-data", "--data"], "check-data: --data: expected a path after it, got nothing"),
         (["check-data", "--data", "one", "two"], "check-data: unrecognized arguments: two"),
-        (["train", "atss-laptop"], "train: expected the folder of the data set after the recipe, or as --data"),
+        (["train", "atss-laptop"], "train: expected the folder of the data set (data)"),
     ],
 )
 def test_data_given_wrongly(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,11 +133,11 @@ def test_what_only_scales_may_be_chosen(trained: list[dict[str, Any]]) -> None:
     [
         (["--epochs", "few"], "--epochs: expected a whole number, got 'few'"),
         (["--batch", "0"], "data.batch_size: expected at least 1, or -1, got 0"),
-        (["--epochs", "9", "--time", "1h"], "--time: trains as many epochs as fit into the time; leave out --epochs"),
+        (["--epochs", "9", "--time", "1h"], "time: trains as many epochs as fit into it; leave out epochs"),
         (["--epochs", "0"], "schedule.epochs: expected at least 1, got 0"),
         (["--imgsz", "0"], "inputs.min_size: expected one or more sizes between 1 and max_size"),
-        (["--batch", "2", "--data.batch_size", "3"], "--batch: is short for --data.batch_size; give one of them"),
-        (["--device", "cuda:3"], "--device: expected auto, cpu, cuda or mps, got 'cuda:3'; choose a GPU with"),
+        (["--batch", "2", "--data.batch_size", "3"], "batch: is short for data.batch_size; give one of them"),
+        (["--device", "cuda:3"], "device: expected auto, cpu, cuda or mps, got 'cuda:3'; choose a GPU with"),
     ],
 )
 def test_wrong_short_names_are_one_line(

@@ -118,7 +118,7 @@ def test_other_seeds_divide_otherwise() -> None:
 
 def test_messages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = folder_of(tmp_path / "old", train=[["cat"]], val=[["dog"]])
-    with pytest.raises(DataError, match="--val: expected a share above 0 and below 1, got 1"):
+    with pytest.raises(DataError, match="val: expected a share above 0 and below 1, got 1"):
         resplit(source, tmp_path / "new", val=1.0)
     single = folder_of(tmp_path / "single", train=[["cat"]], val=[])
     (single / "val.json").unlink()

@@ -26,7 +26,7 @@ def resplit(
     of them for validation. Images and objects get new ids.
     """
     if not 0 < val < 1:
-        raise DataError(f"--val: expected a share above 0 and below 1, got {val:g}")
+        raise DataError(f"val: expected a share above 0 and below 1, got {val:g}")
     splits = _whole(source, layout=layout)
     documents = [split.read() for split in splits]
     if any("frequency" in category for document in documents for category in document["categories"]):

@@ -209,11 +209,11 @@ class ShortNames:
         given = self.given()
         for name in given:
             if KEYS[name] in settings:
-                raise UsageError(f"--{name}: is short for --{KEYS[name]}; give one of them")
+                raise UsageError(f"{name}: is short for {KEYS[name]}; give one of them")
         if not given:
             return dict(settings)
         if self.time is not None and self.epochs is not None:
-            raise UsageError("--time: trains as many epochs as fit into the time; leave out --epochs")
+            raise UsageError("time: trains as many epochs as fit into it; leave out epochs")
         before = load_recipe(recipe)
         changes = {KEYS[name]: value for name, value in given.items()}
         if self.epochs is not None:
@@ -242,7 +242,7 @@ def _scaled_limit(recipe: Recipe, side: int) -> dict[str, Any]:
 def _device(name: str) -> dict[str, Any]:
     if name not in ACCELERATORS:
         raise UsageError(
-            f"--device: expected auto, cpu, cuda or mps, got {short_repr(name)}; choose a GPU with the environment "
+            f"device: expected auto, cpu, cuda or mps, got {short_repr(name)}; choose a GPU with the environment "
             "variable CUDA_VISIBLE_DEVICES, or a number of GPUs with --trainer.devices"
         )
     chosen = {"trainer.accelerator": ACCELERATORS[name]}

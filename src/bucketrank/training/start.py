@@ -56,9 +56,9 @@ def run_folder(recipe: str | Path | None, data: Path | str | None, out: Path | s
     By default it is runs/RECIPE or, for a new run next to an earlier one, the first of runs/RECIPE-2, ... that is free.
     """
     if recipe is None and (out is None or not resume):
-        raise UsageError("expected a recipe (see bucketrank recipes), or --resume and the --out of a run")
+        raise UsageError("expected a recipe (see bucketrank recipes), or resume and the run folder (out)")
     if data is None and not resume:
-        raise UsageError("expected the folder of the data set after the recipe, or as --data")
+        raise UsageError("expected the folder of the data set (data)")
     if out is not None:
         return Path(out)
     first = Path("runs") / Path(str(recipe)).stem
