@@ -363,11 +363,40 @@ def one_class(
     convert_folder(partial(keep_one_class, name=name), source, destination, copy=copy)
 
 
+def fine_tuning(
+    pretraining: Annotated[Path, "folder of the data set to pretrain on"],
+    *,
+    data: Annotated[str, "folders of the data sets to fine-tune on, separated by commas"],
+    backbone: Annotated[Path | None, "safetensors file with ImageNet weights of tf_efficientnet_lite0"] = None,
+    rates: Annotated[str, "learning rates to try"] = "2.5e-4,5e-4,1e-3",
+    seeds: Annotated[int, "runs per loss, with seeds 0, 1, ..."] = 3,
+    steps: Annotated[int, "steps of each run, of 4 images"] = 150,
+    out: Annotated[Path, "folder for the JSON and the Markdown"] = Path("runs/fine-tuning"),
+) -> None:
+    """Fine-tune a pretrained torchvision RetinaNet with its own loss and with RS."""
+    require("detect")
+    from benchmarks.session import wide_console
+    from benchmarks.study.fine_tuning import FineTuningSettings, run_fine_tuning
+
+    try:
+        chosen = listed("--rates", rates, float)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if seeds < 1 or steps < 1 or min(chosen) <= 0:
+        expected = "--seeds and --steps of at least 1 and --rates above 0"
+        raise UsageError(f"expected {expected}, got {seeds}, {steps} and {rates}")
+    settings = FineTuningSettings(
+        pretraining, tuple(map(Path, data.split(","))), backbone, rates=chosen, seeds=seeds, steps=steps
+    )
+    run_fine_tuning(settings, out, console=wide_console())
+
+
 COMMANDS: Commands = {
     "losses": losses,
     "detectors": detectors,
     "results": results,
     "study": study,
+    "fine-tuning": fine_tuning,
     "data": {"empty": empty_images, "one-class": one_class},
 }
 

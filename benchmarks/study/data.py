@@ -35,7 +35,7 @@ def add_empty_images(source: Path, folder: Path, *, share: float, seed: int = 0,
     """
     if not 0 <= share < 1:
         raise DataError(f"--share: expected a share from 0 to below 1, got {share:g}")
-    train, val = _splits(source)
+    train, val = read_splits(source)
     document = train.read()
     owners = _objects_by_image(document)
     occupied = sum(image["id"] in owners for image in document["images"])
@@ -51,7 +51,7 @@ def add_empty_images(source: Path, folder: Path, *, share: float, seed: int = 0,
 
 def keep_one_class(source: Path, folder: Path, *, name: str, copy: bool = False) -> list[Written]:
     """Keep the objects of one class; the other objects stay in the images as look-alikes without annotation."""
-    splits = _splits(source)
+    splits = read_splits(source)
     ids = {title: number for number, title in classes(splits[0].read())}
     if name not in ids:
         raise DataError(f"--name: expected one of {', '.join(ids)}, got {name!r}")
@@ -65,8 +65,9 @@ def keep_one_class(source: Path, folder: Path, *, name: str, copy: bool = False)
         return written
 
 
-def _splits(source: Path) -> tuple[Split, Split]:
-    train, val = find_splits(source)[:2]
+def read_splits(source: Path, *, holdout: float | None = None) -> tuple[Split, Split]:
+    """Return the training and validation images of a data set, or a share of the training images held out for these."""
+    train, val = find_splits(source).with_holdout(holdout)[:2]
     if train is None or val is None:
         raise DataError(f"{source}: expected training and validation images, got one part; run bucketrank split")
     return train, val
