@@ -311,7 +311,7 @@ def test_memory_disk_and_divergence_are_no_data_errors() -> None:
             ["eval", "w", "d", "--layout", "foo"],
             "eval: --layout: expected one of own, coco, lvis, roboflow, yolo, voc, got 'foo'",
         ),
-        (["eval", "w", "d", "--split", "foo"], "eval: --split: expected one of val, train, got 'foo'"),
+        (["eval", "w", "d", "--split", "foo"], "eval: --split: expected one of val, train, test, got 'foo'"),
         (["calibrate", "w", "d", "--layout", "foo"], "calibrate: --layout: expected one of own, coco, lvis, roboflow"),
         (["check-data", "d", "--layout", "foo"], "check-data: --layout: expected one of own, coco, lvis, roboflow"),
     ],

@@ -13,6 +13,7 @@ import torch
 
 from bucketrank.cli import main
 from bucketrank.data import CocoDataset, Split, check, find_splits
+from bucketrank.data.layouts import find_split
 from bucketrank.data.shapes import CLASSES
 from bucketrank.errors import DataError
 from bucketrank.training.folder import fingerprint_of
@@ -194,10 +195,27 @@ def test_images_that_are_links_are_read(tmp_path: Path) -> None:
     assert check(split_of(folder), workers=1) == []
 
 
-def test_only_test_images_are_refused(tmp_path: Path) -> None:
-    folder = yolo_folder(tmp_path / "yolo", "test: images/val\nnames: [cat, dog]\n")
+def test_only_test_images_are_evaluated_but_not_trained_on(tmp_path: Path) -> None:
+    folder = yolo_folder(tmp_path / "yolo", "test: images/train\nnames: [cat, dog]\n")
     with pytest.raises(DataError, match=r"got only test; name the folders train and val"):
         find_splits(folder)
+    assert len(find_split(folder / "data.yaml", "test").read()["images"]) == 2
+    shutil.rmtree(folder / "labels")
+    with pytest.raises(DataError, match="a split 'test' with annotations, got images without annotations; annotate"):
+        find_split(folder, "test")
+
+
+@pytest.mark.parametrize("name", ["roboflow_yolo", "roboflow_coco", "roboflow_voc", "voc"])
+def test_the_test_split_of_every_layout(name: str, tmp_path: Path) -> None:
+    folder, content = label_folder(name, tmp_path)
+    if name != "roboflow_yolo":  # its writer writes the validation images as test images too
+        with pytest.raises(DataError, match="expected a split 'test' with annotations, got none; choose train or val"):
+            find_split(folder, "test")
+        old, new = ("ImageSets/Main/val.txt", "ImageSets/Main/test.txt") if name == "voc" else ("valid", "test")
+        (folder / old).rename(folder / new)
+    test = find_split(folder, "test")
+    assert check(test, workers=1) == []
+    assert sorted(Path(file).name for file in CocoDataset(test)._files) == sorted(file for file, _, _ in content["val"])
 
 
 def test_the_fingerprint_sees_a_changed_label(tmp_path: Path) -> None:

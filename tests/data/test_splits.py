@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from bucketrank.data import Split, Splits, find_splits
 from bucketrank.data.annotations import file_name, held_out, path_inside
+from bucketrank.data.layouts import find_split
 from bucketrank.errors import DataError
 from tests.data.small_folders import sound_document, write_split
 from tests.shared_data import shared
@@ -39,6 +40,47 @@ def test_layouts(train: str, val: str, train_images: str, val_images: str, tmp_p
     assert find_splits(tmp_path) == expected
     (tmp_path / train).unlink()
     assert find_splits(str(tmp_path)) == Splits(None, expected.val), "evaluation needs no training data"
+
+
+@pytest.mark.parametrize(
+    ("test", "val", "images"),
+    [
+        ("test.json", "val.json", "images"),
+        ("annotations/instances_test2017.json", "annotations/instances_val2017.json", "test2017"),
+        ("annotations/lvis_v1_test.json", "annotations/lvis_v1_val.json", "."),
+        ("test/_annotations.coco.json", "valid/_annotations.coco.json", "test"),
+    ],
+)
+def test_a_test_split_is_found_by_name_only(test: str, val: str, images: str, tmp_path: Path) -> None:
+    touch(tmp_path, val, test, f"{images}/a.jpg")
+    unannotated = "expected a split 'test' with annotations, got images without annotations; choose val"
+    with pytest.raises(DataError, match=unannotated):
+        find_split(tmp_path, "test")
+    (tmp_path / test).write_text(json.dumps(sound_document()), encoding="utf-8")
+    assert find_split(tmp_path, "test", holdout=0.5) == Split(tmp_path / test, tmp_path / images)
+    (tmp_path / val).unlink()
+    assert find_split(tmp_path, "test") == Split(tmp_path / test, tmp_path / images)
+    if test != "test.json":  # a single file, which is divided
+        with pytest.raises(DataError, match="expected images for training or validation, got only test"):
+            find_splits(tmp_path)
+
+
+def test_a_missing_split_is_named_with_those_that_exist(tmp_path: Path) -> None:
+    document = sound_document()
+    whole = write_split(tmp_path, document)
+    with pytest.raises(DataError, match="expected a split 'test' with annotations, got none; choose train or val"):
+        find_split(tmp_path, "test")
+    assert find_split(tmp_path, "val") == replace(whole, part="val")
+    assert find_split(tmp_path, "train", holdout=0.5).tuning == "train"
+    write_split(tmp_path, document, name="test.json")
+    assert find_splits(tmp_path).val == replace(whole, part="val"), "the test images are not for training"
+    assert find_split(tmp_path, "test").read() == document
+    (tmp_path / "train.json").unlink()
+    assert find_split(tmp_path, "test").read() == document
+    assert find_splits(tmp_path).train == find_split(tmp_path, "train"), "a single file"
+    write_split(tmp_path, {**document, "annotations": []}, name="val.json")
+    with pytest.raises(DataError, match="expected a split 'train' with annotations, got none; choose val or test"):
+        find_split(tmp_path, "train")
 
 
 def test_a_folder_of_two_layouts(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
-"""Evaluation of a weights file: the masks in given boxes."""
+"""Evaluation of a weights file: its splits, and the masks in given boxes."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ def rectangles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     document = {"images": images, "annotations": annotations, "categories": categories}
     for split in ("train", "val"):
         (folder / f"{split}.json").write_text(json.dumps(document))
+    (folder / "test.json").write_text(json.dumps({**document, "images": images[:2]}))
     return folder
 
 
@@ -66,6 +68,19 @@ def test_given_boxes_need_a_detector_with_masks(rectangles, tmp_path, capsys):
     _, path = write_weights(tmp_path / "atss.safetensors", name="atss")
     assert main(["eval", str(path), str(rectangles), "--given-boxes"]) == 1
     assert "--given-boxes: expected a Mask R-CNN, got ATSS; leave the flag out" in capsys.readouterr().err
+
+
+def test_every_split_is_evaluated(rectangles, tmp_path, capsys):
+    _, path = write_weights(tmp_path / "atss.safetensors", name="atss")
+    counts = {"val": 3, "train": 3, "test": 2}
+    for split, count in counts.items():
+        assert main(["eval", str(path), str(rectangles), "--split", split]) == 0
+        assert f"{count} images" in capsys.readouterr().out
+    assert evaluate(path, rectangles, split="test").images == 2
+    (tmp_path / "data").mkdir()
+    shutil.copy(rectangles / "val.json", tmp_path / "data")
+    assert main(["eval", str(path), str(tmp_path / "data"), "--split", "test"]) == 1
+    assert "data: expected a split 'test' with annotations, got none; choose val" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def evaluate(
     weights: Weights,
     data: Data = None,
     *,
-    split: Annotated[Literal["val", "train"], "images to evaluate on"] = "val",
+    split: Annotated[Literal["val", "train", "test"], "images to evaluate on"] = "val",
     layout: DataLayout = None,
     batch: Batch = 1,
     workers: Annotated[int, "data-loading workers"] = 0,

@@ -116,6 +116,12 @@ class Split:
         """The split with all images of its file or subset."""
         return Split(self.annotations, self.images, labels=self.labels, subset=self.subset)
 
+    @property
+    def is_annotated(self) -> bool:
+        """Whether the file or subset has any annotation."""
+        document = read_json(self.annotations) if self.labels is None else self.labels.parsed(self.subset).document()
+        return bool(document.get("annotations"))
+
     def read(self) -> Document:
         """Read the annotations and keep only the images and annotations of this part."""
         if self.labels is not None:

@@ -1,4 +1,4 @@
-"""Recognise the layout of a data folder and find its training and validation splits."""
+"""Recognise the layout of a data folder and find its splits."""
 
 from __future__ import annotations
 
@@ -6,34 +6,49 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from bucketrank.data.annotations import LabelFiles, Split, Splits, is_yaml
+from bucketrank.data.annotations import Split, Splits, is_yaml
 from bucketrank.data.voc import VocLabels, is_voc
 from bucketrank.data.yolo import YoloLabels, is_yolo, read_yaml
 from bucketrank.errors import DataError
 
 
 class CocoLayout(NamedTuple):
-    """Annotation file and image folder, relative to the data set folder, for training and for validation."""
+    """Annotation file and image folder of each split, relative to the data set folder."""
 
     train: tuple[str, str]
     val: tuple[str, str]
+    test: tuple[str, str]
 
-    def splits(self, folder: Path) -> Splits:
+    def splits(self, folder: Path) -> dict[str, Split]:
         """Return the splits whose annotation file exists."""
-        return Splits(_split(folder, *self.train), _split(folder, *self.val))
+        return {
+            name: Split(folder / file, _images(folder, images))
+            for name, (file, images) in self._asdict().items()
+            if (folder / file).is_file()
+        }
 
     def __str__(self) -> str:
         return f"{self.train[0]}, {self.val[0]}"
 
 
 COCO_LAYOUTS = {
-    "own": CocoLayout(("train.json", "images"), ("val.json", "images")),
+    "own": CocoLayout(("train.json", "images"), ("val.json", "images"), ("test.json", "images")),
     "coco": CocoLayout(
-        ("annotations/instances_train2017.json", "train2017"), ("annotations/instances_val2017.json", "val2017")
+        ("annotations/instances_train2017.json", "train2017"),
+        ("annotations/instances_val2017.json", "val2017"),
+        ("annotations/instances_test2017.json", "test2017"),
     ),
     # LVIS splits COCO's images differently: the path in coco_url includes train2017 or val2017.
-    "lvis": CocoLayout(("annotations/lvis_v1_train.json", "."), ("annotations/lvis_v1_val.json", ".")),
-    "roboflow": CocoLayout(("train/_annotations.coco.json", "train"), ("valid/_annotations.coco.json", "valid")),
+    "lvis": CocoLayout(
+        ("annotations/lvis_v1_train.json", "."),
+        ("annotations/lvis_v1_val.json", "."),
+        ("annotations/lvis_v1_test.json", "."),
+    ),
+    "roboflow": CocoLayout(
+        ("train/_annotations.coco.json", "train"),
+        ("valid/_annotations.coco.json", "valid"),
+        ("test/_annotations.coco.json", "test"),
+    ),
 }
 # Every layout with the files that it is recognised by.
 LAYOUTS = {
@@ -64,7 +79,34 @@ def find_splits(folder: Path | str, *, layout: str | None = None, seed: int = 0)
         layout: own, coco, lvis, roboflow, yolo or voc; by default the one that fits.
         seed: seed that chooses the validation images if there is a single set.
     """
-    source = Path(folder)
+    found = _all_splits(Path(folder), layout, seed)
+    if not {"train", "val"} & {*found}:
+        raise DataError(
+            f"{folder}: expected images for training or validation, got only {', '.join(found)}; name the folders "
+            "train and val"
+        )
+    return Splits(found.get("train"), found.get("val"))
+
+
+def find_split(folder: Path | str, name: str, *, layout: str | None = None, holdout: float | None = None) -> Split:
+    """Find the split train, val or test of a folder; raise DataError if it does not exist or has no annotations.
+
+    The training and validation splits are those of ``find_splits(folder).with_holdout(holdout)``.
+    """
+    found = _all_splits(Path(folder), layout, seed=0)
+    splits = Splits(found.get("train"), found.get("val")).with_holdout(holdout)
+    found |= {each: split for each, split in splits._asdict().items() if split is not None}
+    wanted = found.pop(name, None)
+    # The images of a test split are often published without annotations.
+    if wanted is not None and (name != "test" or wanted.is_annotated):
+        return wanted
+    got = "none" if wanted is None else "images without annotations"
+    remedy = f"choose {' or '.join(found)}" if found else "annotate them"
+    raise DataError(f"{folder}: expected a split {name!r} with annotations, got {got}; {remedy}")
+
+
+def _all_splits(source: Path, layout: str | None, seed: int) -> dict[str, Split]:
+    """Find the splits train, val and test of a folder; without val, train or a single set is divided."""
     folder = source.parent if is_yaml(source) else source
     if not folder.is_dir():
         raise DataError(f"{folder}: the folder does not exist; give the data set folder")
@@ -76,19 +118,18 @@ def find_splits(folder: Path | str, *, layout: str | None = None, seed: int = 0)
             f"{folder}: fits several layouts:{_listed(fitting)}\n"
             f"Choose one: --layout {fitting[0]}, or --data.layout {fitting[0]} to train"
         )
-    for name in fitting:
-        if name == "yolo":
-            return _label_splits(YoloLabels.open(source), seed)
-        if name == "voc":
-            return _label_splits(VocLabels(folder), seed)
-        train, val = COCO_LAYOUTS[name].splits(folder)
-        if train is not None and val is None:
-            return _split_in_two(train, seed)
-        if val is not None:
-            return Splits(train, val)
+    name = fitting[0] if fitting else None
+    if name in ("yolo", "voc"):
+        labels = YoloLabels.open(source) if name == "yolo" else VocLabels(folder)
+        return _divided(
+            {each: Split(labels.source, labels.folder, labels=labels, subset=each) for each in labels.subsets()}, seed
+        )
+    found = {} if name is None else COCO_LAYOUTS[name].splits(folder)
     single = sorted(path for path in folder.glob("*.json") if path.is_file())
-    if len(single) == 1 and layout is None:
-        return _split_in_two(Split(single[0], _images(folder, "images")), seed)
+    if len(single) == 1 and layout is None and not {"train", "val"} & {*found}:
+        found["annotations"] = Split(single[0], _images(folder, "images"))
+    if found:
+        return _divided(found, seed)
     if layout is None and (folder / "data.yaml").is_file():
         read_yaml(folder / "data.yaml", follow_links=True)  # raises if it is broken
     others = f"; it has {len(single)} other *.json: " + ", ".join(path.name for path in single[:5]) if single else ""
@@ -104,36 +145,22 @@ def recognise(source: Path) -> list[str]:
     if is_yaml(source) and is_yolo(source.parent, source):
         return ["yolo"]
     folder = source.parent if is_yaml(source) else source
-    fitting = [name for name, layout in COCO_LAYOUTS.items() if any(layout.splits(folder))]
-    return fitting + ["yolo"] * is_yolo(folder) + ["voc"] * is_voc(folder)
-
-
-def _label_splits(labels: LabelFiles, seed: int) -> Splits:
-    """Return the splits of a data set in another format than COCO."""
-    subsets = labels.subsets()
-    splits = {name: Split(labels.source, labels.folder, labels=labels, subset=name) for name in subsets}
-    if "val" in splits:
-        return Splits(splits.get("train"), splits["val"])
-    single = splits.get("train") or splits.get("annotations")
-    if single is None:
-        raise DataError(
-            f"{labels.source}: expected images for training or validation, got only {', '.join(subsets)}; name the "
-            "folders train and val"
-        )
-    return _split_in_two(single, seed)
-
-
-def _split(folder: Path, annotations: str, images: str) -> Split | None:
-    path = folder / annotations
-    return Split(path, _images(folder, images)) if path.is_file() else None
+    found = {name: layout.splits(folder) for name, layout in COCO_LAYOUTS.items()}
+    fitting = [name for name, splits in found.items() if {"train", "val"} & {*splits}]
+    fitting += ["yolo"] * is_yolo(folder) + ["voc"] * is_voc(folder)
+    return fitting or [name for name, splits in found.items() if splits]  # only a test split
 
 
 def _images(folder: Path, name: str) -> Path:
     return folder / name if (folder / name).is_dir() else folder
 
 
-def _split_in_two(split: Split, seed: int) -> Splits:
-    return Splits(replace(split, part="train", seed=seed), replace(split, part="val", seed=seed))
+def _divided(found: dict[str, Split], seed: int) -> dict[str, Split]:
+    """Divide the training images, or a single set, into training and validation images if there is no ``val``."""
+    single = found.get("train") or found.pop("annotations", None)
+    if "val" in found or single is None:
+        return found
+    return found | {"train": replace(single, part="train", seed=seed), "val": replace(single, part="val", seed=seed)}
 
 
 def _listed(layouts: list[str]) -> str:

@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from bucketrank.data import CocoDataset, Split, eval_transform, find_splits, require_sound
+from bucketrank.data import CocoDataset, eval_transform, require_sound
 from bucketrank.data.batches import ImageLoader
+from bucketrank.data.layouts import find_split
 from bucketrank.detectors import Detector
 from bucketrank.detectors.mask_rcnn import MaskRCNN
 from bucketrank.devices import resolve_device
@@ -73,7 +74,7 @@ def evaluate(
     Args:
         weights: weights file, run folder, ``save_pretrained`` folder, or hub repository.
         data: data set folder.
-        split: ``"val"`` or ``"train"``.
+        split: ``"val"``, ``"train"`` or ``"test"``.
         layout: layout of the data folder; by default the one that fits.
         holdout: share of the training images that stands in for the validation images, as in the recipe of a run.
         batch_size: images per batch.
@@ -129,7 +130,7 @@ def prepare_evaluation(
 ) -> EvaluationSetup:
     """Load a weights file and a split of the data folder ``data``; raise DataError unless the classes are the same."""
     model, meta = load_model(weights)
-    chosen = _find_split(data, split, layout, holdout)
+    chosen = find_split(data, split, layout=layout, holdout=holdout)
     require_sound(chosen, masks=model.masks)
     images = CocoDataset(chosen, transform=eval_transform())
     if (images.category_ids, images.class_names) != (meta.category_ids, meta.classes):
@@ -145,14 +146,6 @@ def prepare_evaluation(
         raise DataError(f"{chosen.name}: {error}") from error
     torch_device = resolve_device(device)
     return EvaluationSetup(model.to(torch_device), meta, images, evaluator, torch_device)
-
-
-def _find_split(data: Path | str, split: str, layout: str | None, holdout: float | None) -> Split:
-    splits = find_splits(data, layout=layout).with_holdout(holdout)
-    chosen = {"val": splits.val, "train": splits.train}.get(split)
-    if chosen is None:
-        raise DataError(f"{data}: expected a split {split!r}, got none; choose val or train, if the folder has both")
-    return chosen
 
 
 def print_evaluation(console: Console, evaluation: Evaluation) -> None:
