@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, ModelHubMixin
@@ -25,7 +26,7 @@ from bucketrank.inference.prediction import (
     require_our_drawing,
     save_drawing,
 )
-from bucketrank.settings import Recipe, from_dict, recipe_to_yaml
+from bucketrank.settings import from_dict, recipe_to_yaml
 from bucketrank.weights.atomic import write_text
 from bucketrank.weights.files import (
     CONFIG_FILE,
@@ -49,6 +50,64 @@ LOCAL_NAME = "path/to/this/folder"
 TASK = "object-detection"
 SPECIAL = re.compile(r"([\\`*_\[\]<>|#~$])")
 PERCENT = re.compile(r"(?:AP|AR|oLRP)\w*")  # metrics from 0 to 1 that are usually given in percent
+CARD = """\
+---
+$front_matter
+---
+
+# $name
+
+An object detector of the type $detector, trained with the loss $loss by bucketrank.
+
+$picture## Use
+
+```bash
+pip install "bucketrank[detect]"
+```
+
+```python
+import bucketrank
+
+detector = bucketrank.from_pretrained($source)
+(detections,) = detector.predict(["image.jpg"])  # boxes, labels and scores
+```
+
+Boxes are x1, y1, x2, y2 in pixels. `detections.names` are the class names.
+
+## Data
+
+| | |
+|---|---|
+| data set | $dataset |
+| training images | $train |
+| validation images | $val |
+| $num_classes | $classes |
+
+## Results
+
+$results
+
+## Scores
+
+Score threshold: $threshold
+
+$scores
+
+## Training
+
+Versions: $versions.
+
+<details><summary>The recipe, with every setting</summary>
+
+${fence}yaml
+$settings$fence
+
+</details>
+
+## Licence
+
+$licence
+"""
 
 
 class TrainedDetector(ModelHubMixin):
@@ -92,14 +151,8 @@ class TrainedDetector(ModelHubMixin):
         """Detect objects in each image; the detections are sorted by score and are tensors on the CPU.
 
         The result is a list, also for one image: ``(detections,) = trained.predict("a.jpg")``. ``detections.names`` are
-        the class names.
-
-        Args:
-            images: one image or several: file names, PIL images, arrays (H, W, 3) of uint8, or tensors (3, H, W) of
-                uint8 or of floats from 0 to 1.
-            threshold: minimum score to report; by default the stored threshold.
-            batch_size: images per batch.
-            device: a torch device; auto is cuda if available.
+        the class names. ``images``, ``threshold``, ``batch_size`` and ``device`` are those of
+        :func:`bucketrank.inference.predict`.
         """
         return predict(self.model, images, threshold=threshold, batch_size=batch_size, device=device)
 
@@ -183,7 +236,6 @@ class TrainedDetector(ModelHubMixin):
         return super().save_pretrained(folder, model_card_kwargs=facts, **options)
 
     def _picture(self, images: ImageInput | Iterable[ImageInput]) -> Image.Image:
-        """Draw the detections in example images side by side."""
         examples = [as_tensor(image) for image in as_several(images)]
         if not 1 <= len(examples) <= MAX_PICTURED:
             raise ValueError(f"save_pretrained: images: expected 1 to {MAX_PICTURED} images, got {len(examples)}")
@@ -204,15 +256,11 @@ class TrainedDetector(ModelHubMixin):
     ) -> str:
         """Upload the files of :meth:`save_pretrained` to a hub repository; return the commit's address.
 
-        The repository is created if it does not exist. Raises ConnectionError if the hub cannot be reached or refuses.
-
-        Args:
-            repo_id: repository, like ``"owner/name"``.
-            license: licence of the weights, as in :meth:`save_pretrained`.
-            dataset: data set name, as in :meth:`save_pretrained`.
-            images: example images for the card, as in :meth:`save_pretrained`.
-            options: further arguments of ``huggingface_hub.ModelHubMixin.push_to_hub``: ``private``, ``token``,
-                ``branch``, ``create_pr``, ``commit_message``, ``ignore_patterns`` and others.
+        ``repo_id`` names the repository, like ``"owner/name"``; it is created if it does not exist. ``license``,
+        ``dataset`` and ``images`` are those of :meth:`save_pretrained`, ``options`` further arguments of
+        ``huggingface_hub.ModelHubMixin.push_to_hub``: ``private``, ``token``, ``branch``, ``create_pr``,
+        ``commit_message``, ``ignore_patterns`` and others. Raises ConnectionError if the hub cannot be reached or
+        refuses.
         """
         facts = {"license": license, "dataset": dataset, "images": images, "repository": repo_id}
         remedy = "check the name and the connection, and log in with: hf auth login"
@@ -225,11 +273,8 @@ class TrainedDetector(ModelHubMixin):
 
     def _save_pretrained(self, save_directory: Path) -> None:
         save_weights(save_directory / HUB_FILE, self.model, self.meta)
-        write_text(save_directory / CONFIG_FILE, json.dumps(self._config(), indent=2) + "\n")
-
-    def _config(self) -> dict[str, Any]:
         meta = self.meta
-        return {
+        config = {
             "library_name": "bucketrank",
             "id2label": {str(label): name for label, name in enumerate(meta.classes, start=1)},
             "category_ids": meta.category_ids,
@@ -240,6 +285,7 @@ class TrainedDetector(ModelHubMixin):
             "versions": meta.versions,
             "recipe": meta.recipe,
         }
+        write_text(save_directory / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
 
 
 from_pretrained = TrainedDetector.from_pretrained
@@ -259,30 +305,49 @@ def model_card(
     ``repository`` is its name on the hub, and ``picture`` says whether ``detections.jpg`` is beside the card.
     """
     recipe = from_dict(meta.recipe, source="model card")
-    name = repository.rpartition("/")[2] if repository else f"{_short(recipe.detector.name)} detector"
-    sections = (
-        _introduction(recipe, name),
-        _picture(meta) if picture else (),
-        _use(repository or LOCAL_NAME),
-        _data(meta, dataset),
-        _results(meta),
-        _scores(meta),
-        _training(meta, recipe),
-        _licence(license),
-    )
+    detector, loss = _short(recipe.detector.name), recipe.loss.name
+    name = repository.rpartition("/")[2] if repository else f"{detector} detector"
     # An AP means little without its data set.
     results = [] if dataset is None else list(_eval_results(meta, dataset))
     front_matter = ModelCardData(
         library_name="bucketrank",
         pipeline_tag=TASK,
-        tags=[TASK, "bucketrank", _short(recipe.detector.name), recipe.loss.name],
+        tags=[TASK, "bucketrank", detector, loss],
         license=license,
         datasets=[dataset] if dataset is not None and is_repository(dataset) else None,
         model_name=name if results else None,
         eval_results=results or None,
     )
-    text = "\n".join(line for section in sections for line in section)
-    return ModelCard(f"---\n{front_matter.to_yaml()}\n---\n\n{text}")
+    listed = ", ".join(_escaped(each) for each in meta.classes[:MAX_LISTED_CLASSES])
+    more = len(meta.classes) - MAX_LISTED_CLASSES
+    chosen = f"{meta.threshold:.4g}, chosen for the best F1. Detections below it are not reported."
+    settings = recipe_to_yaml(recipe)
+    text = Template(CARD).substitute(
+        front_matter=front_matter.to_yaml(),
+        name=_escaped(name),
+        detector=_escaped(detector)
+        + (f" with backbone {_escaped(recipe.backbone_name)}" if recipe.backbone_name else ""),
+        loss=_escaped(loss),
+        picture=_picture(meta) if picture else "",
+        source=json.dumps(repository or LOCAL_NAME),
+        dataset="not stated" if dataset is None else _escaped(dataset),
+        train=_number(meta.images.get("train")),
+        val=_number(meta.images.get("val")),
+        num_classes=counted(len(meta.classes), "class", plural="classes"),
+        classes=listed + (f" and {more:,} more, listed in config.json" if more > 0 else ""),
+        results=_results(meta),
+        threshold=chosen if meta.threshold else "none; every detection is reported.",
+        scores=describe_scores(meta),
+        versions=", ".join(f"{_escaped(each)} {_escaped(number)}" for each, number in meta.versions.items())
+        or "not recorded",
+        # A fence longer than any run of backticks in the settings, which could close a shorter one.
+        fence="`" * max(3, 1 + max(map(len, re.findall("`+", settings)), default=0)),
+        settings=settings,
+        licence="Not stated. Ask whoever published these weights before you use them."
+        if license is None
+        else f"{_escaped(license)}, as stated by whoever published these weights.",
+    )
+    return ModelCard(text)
 
 
 def _eval_results(meta: Meta, dataset: str) -> Iterator[EvalResult]:
@@ -300,117 +365,27 @@ def _eval_results(meta: Meta, dataset: str) -> Iterator[EvalResult]:
             )
 
 
-def _introduction(recipe: Recipe, name: str) -> Iterator[str]:
-    backbone = f" with backbone {_escaped(recipe.backbone_name)}" if recipe.backbone_name else ""
-    detector, loss = _escaped(_short(recipe.detector.name)), _escaped(recipe.loss.name)
-    yield f"# {_escaped(name)}"
-    yield ""
-    yield f"An object detector of the type {detector}{backbone}, trained with the loss {loss} by bucketrank."
-    yield ""
-
-
-def _picture(meta: Meta) -> Iterator[str]:
+def _picture(meta: Meta) -> str:
     shown = f"with a score of at least {meta.threshold:.2g}" if meta.threshold else "of every score"
-    yield f"![Detections in example images]({PICTURE_FILE})"
-    yield ""
-    yield f"Detections {shown} in example images; each class has its colour."
-    yield ""
+    about = f"Detections {shown} in example images; each class has its colour."
+    return f"![Detections in example images]({PICTURE_FILE})\n\n{about}\n\n"
 
 
-def _use(name: str) -> Iterator[str]:
-    yield "## Use"
-    yield ""
-    yield '```bash\npip install "bucketrank[detect]"\n```'
-    yield ""
-    yield "```python"
-    yield "import bucketrank"
-    yield ""
-    yield f"detector = bucketrank.from_pretrained({json.dumps(name)})"
-    yield '(detections,) = detector.predict(["image.jpg"])  # boxes, labels and scores'
-    yield "```"
-    yield ""
-    yield "Boxes are x1, y1, x2, y2 in pixels. `detections.names` are the class names."
-    yield ""
-
-
-def _data(meta: Meta, dataset: str | None) -> Iterator[str]:
-    names = [_escaped(name) for name in meta.classes[:MAX_LISTED_CLASSES]]
-    more = len(meta.classes) - len(names)
-    listed = ", ".join(names) + (f" and {more:,} more, listed in config.json" if more else "")
-    rows = {
-        "data set": "not stated" if dataset is None else _escaped(dataset),
-        "training images": _number(meta.images.get("train")),
-        "validation images": _number(meta.images.get("val")),
-        counted(len(meta.classes), "class", plural="classes"): listed,
-    }
-    yield from _table("Data", rows)
-
-
-def _results(meta: Meta) -> Iterator[str]:
-    yield "## Results"
-    yield ""
+def _results(meta: Meta) -> str:
     metrics = {name: value for name, value in meta.metrics.items() if not name.startswith("calibration/")}
     if not any(map(math.isfinite, metrics.values())):
-        yield "The weights file holds no metrics."
-        yield ""
-        return
+        return "The weights file holds no metrics."
     groups = list(dict.fromkeys(name.rpartition("/")[0] for name in metrics))
-    yield "On the validation images; AP, AR and optimal LRP error (oLRP, less is better) in percent."
-    yield ""
-    yield f"| metric | {' | '.join(_escaped(group) for group in groups)} |"
-    yield f"|---|{'---:|' * len(groups)}"
+    lines = [
+        "On the validation images; AP, AR and optimal LRP error (oLRP, less is better) in percent.",
+        "",
+        f"| metric | {' | '.join(_escaped(group) for group in groups)} |",
+        f"|---|{'---:|' * len(groups)}",
+    ]
     for name in dict.fromkeys(name.rpartition("/")[2] for name in metrics):
         values = (metrics.get(f"{group}/{name}" if group else name, math.nan) for group in groups)
-        yield f"| {_escaped(name)} | {' | '.join(_value(name, value) for value in values)} |"
-    yield ""
-
-
-def _scores(meta: Meta) -> Iterator[str]:
-    yield "## Scores"
-    yield ""
-    if meta.threshold:
-        yield f"Score threshold: {meta.threshold:.4g}, chosen for the best F1. Detections below it are not reported."
-    else:
-        yield "Score threshold: none; every detection is reported."
-    yield ""
-    yield describe_scores(meta)
-    yield ""
-
-
-def _training(meta: Meta, recipe: Recipe) -> Iterator[str]:
-    versions = ", ".join(f"{_escaped(name)} {_escaped(version)}" for name, version in meta.versions.items())
-    yield "## Training"
-    yield ""
-    yield f"Versions: {versions or 'not recorded'}."
-    yield ""
-    yield "<details><summary>The recipe, with every setting</summary>"
-    yield ""
-    text = recipe_to_yaml(recipe)
-    fence = _fence(text)
-    yield f"{fence}yaml\n{text}{fence}"
-    yield ""
-    yield "</details>"
-    yield ""
-
-
-def _licence(licence: str | None) -> Iterator[str]:
-    yield "## Licence"
-    yield ""
-    if licence is None:
-        yield "Not stated. Ask whoever published these weights before you use them."
-    else:
-        yield f"{_escaped(licence)}, as stated by whoever published these weights."
-    yield ""
-
-
-def _table(heading: str, rows: dict[str, str]) -> Iterator[str]:
-    yield f"## {heading}"
-    yield ""
-    yield "| | |"
-    yield "|---|---|"
-    for name, value in rows.items():
-        yield f"| {name} | {value} |"
-    yield ""
+        lines.append(f"| {_escaped(name)} | {' | '.join(_value(name, value) for value in values)} |")
+    return "\n".join(lines)
 
 
 def _short(name: str) -> str:
@@ -426,11 +401,6 @@ def _value(name: str, value: float) -> str:
     if not math.isfinite(value):
         return "-"
     return f"{100 * value:.1f}" if PERCENT.fullmatch(name) else f"{value:.4g}"
-
-
-def _fence(text: str) -> str:
-    """Make a code fence longer than any run of backticks in the text, which could close a shorter one."""
-    return "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
 
 
 def _escaped(text: object) -> str:
