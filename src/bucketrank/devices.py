@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from bucketrank.errors import first_line
+
 
 def resolve_device(name: str = "auto") -> torch.device:
     """Return the device called ``name``; "auto" is cuda if available, else cpu.
@@ -20,8 +22,8 @@ def resolve_device(name: str = "auto") -> torch.device:
         device = torch.device(name)
         torch.zeros(1, device=device).item()
     except (AssertionError, ImportError, RuntimeError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(
-            f"device: expected auto, cpu, cuda or another device that torch can use here, got {name!r} ({reason})"
+            "device: expected auto, cpu, cuda or another device that torch can use here, got "
+            f"{name!r} ({first_line(error)})"
         ) from error
     return device

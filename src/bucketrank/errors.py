@@ -131,6 +131,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message; the name of its class without a message."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
 def printable(text: object) -> str:
     r"""Return the text with control characters escaped: foreign file names could otherwise steer the terminal.
 

@@ -36,8 +36,8 @@ from bucketrank.weights.published_table import (
     SWIN,
     UNUSED,
     original_merging,
-    translate,
 )
+from bucketrank.weights.tensor_table import translate
 
 from .published_cases import CASES, FOLDER, Case
 

@@ -13,6 +13,7 @@ from bucketrank.detectors import build
 from bucketrank.errors import WeightsError
 from bucketrank.weights import sources as torchvision_download
 from bucketrank.weights.load import load_initial_weights
+from bucketrank.weights.tensor_table import translate
 from bucketrank.weights.torchvision import OTHER_ARCHITECTURES, TABLES
 
 from ..detectors.torchvision_twins import our_model, scene, torchvision_model
@@ -61,14 +62,12 @@ def test_every_tensor_of_the_coco_weights_is_loaded(name, tmp_path, monkeypatch)
     for tensor in ours.state_dict().values():
         tensor.zero_()
     assert load_initial_weights(ours, f"torchvision:{table.model}") == []
-    translated = [table.translated(key) for key in state]
-    assert [key for key, target in zip(state, translated, strict=True) if target is None] == []
-    names = [target[0] for target in translated if target is not None]
-    assert sorted(names) == sorted(key for key in ours.state_dict() if not key.endswith("num_batches_tracked"))
-    # Equal but for a constant, the order of classes and the epsilon: nothing is left at 0 that is not 0 in the source.
-    zeros = {target[0] for key, target in zip(state, translated, strict=True) if target and not state[key].any()}
+    translated = translate(state, table.rows)
+    assert translated.unknown == []
     own = ours.state_dict()
-    assert [key for key in names if key not in zeros and not own[key].any()] == []
+    assert sorted(translated.state) == sorted(key for key in own if not key.endswith("num_batches_tracked"))
+    # Equal but for a constant, the order of classes and the epsilon: nothing is left at 0 that is not 0 in the source.
+    assert [key for key, tensor in translated.state.items() if tensor.any() and not own[key].any()] == []
 
 
 def test_classes_of_coco_take_their_rows_by_name(tmp_path, monkeypatch):

@@ -30,7 +30,7 @@ from bucketrank.data.images import read_image
 from bucketrank.data.shapes import Shapes
 from bucketrank.detectors import Detector
 from bucketrank.detectors.dense import DenseDetector
-from bucketrank.errors import DataError, ExportError, OutOfMemoryError, is_out_of_memory
+from bucketrank.errors import DataError, ExportError, OutOfMemoryError, first_line, is_out_of_memory
 from bucketrank.lazy import missing_extra
 from bucketrank.settings.detector_specs import MAX_PIXELS
 from bucketrank.weights.atomic import require_no_folder, require_no_input, write
@@ -287,9 +287,8 @@ def _trace(traced: TracedDetector, image: Tensor, path: Path) -> None:
                 dynamic_axes={name: {0: "detections"} for name in names},
             )
     except (torch.onnx.errors.OnnxExporterError, RuntimeError, TypeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         name = type(traced.detector).__name__
-        raise ExportError(f"{name}: this detector cannot be written as ONNX: {reason}") from error
+        raise ExportError(f"{name}: this detector cannot be written as ONNX: {first_line(error)}") from error
 
 
 @contextmanager

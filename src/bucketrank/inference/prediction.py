@@ -26,7 +26,7 @@ from bucketrank.data.problems import counted
 from bucketrank.detectors import Detector
 from bucketrank.devices import resolve_device
 from bucketrank.drawing import draw
-from bucketrank.errors import DataError, printable
+from bucketrank.errors import DataError, first_line, printable
 from bucketrank.evaluation.evaluator import coco_records
 from bucketrank.inference.detections import Detections
 from bucketrank.weights.atomic import MAX_NAME_BYTES, TEMPORARY, shortened, write, write_text
@@ -397,8 +397,8 @@ def _detections_or_errors(
     except FAILURES as error:
         if len(images) == 1:
             (pixels,) = images.values()
-            reason = str(error).strip().partition("\n")[0] or type(error).__name__
-            text = f"the detector failed on this image of {pixels.shape[1]} x {pixels.shape[0]} pixels ({reason})"
+            size = f"{pixels.shape[1]} x {pixels.shape[0]} pixels"
+            text = f"the detector failed on this image of {size} ({first_line(error)})"
             return dict.fromkeys(images, DataError(text))
         alone = [{number: pixels} for number, pixels in images.items()]
     else:

@@ -39,8 +39,14 @@ DTYPES = {  # dtype names of the format; tensors with larger elements come first
 }
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write tensors and metadata, each sorted by name; tensors that share memory are written separately."""
+def write_tensors(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str],
+    *,
+    before_rename: Callable[[], object] = lambda: None,
+) -> None:
+    """Write a safetensors file, sorted by name; tensors that share memory are written separately."""
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES:
             raise TypeError(f"{path}: expected {name} to have a safetensors dtype, got {tensor.dtype}")
@@ -53,24 +59,17 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
         header[name] = {"dtype": DTYPES[tensors[name].dtype], "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGNMENT)
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)))
-        file.write(text)
-        for name in names:
-            flat = tensors[name].detach().cpu().contiguous().reshape(-1)
-            if flat.numel():
-                file.write(flat.view(torch.uint8).numpy().data)
 
+    def save(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            file.write(struct.pack("<Q", len(text)))
+            file.write(text)
+            for name in names:
+                flat = tensors[name].detach().cpu().contiguous().reshape(-1)
+                if flat.numel():
+                    file.write(flat.view(torch.uint8).numpy().data)
 
-def write_tensors(
-    path: Path,
-    tensors: Mapping[str, Tensor],
-    metadata: Mapping[str, str],
-    *,
-    before_rename: Callable[[], object] = lambda: None,
-) -> None:
-    """Write a safetensors file; tensors that share memory are written separately."""
-    write(path, lambda temporary: save_tensors(temporary, tensors, metadata), before_rename=before_rename)
+    write(path, save, before_rename=before_rename)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -96,7 +95,9 @@ def write(path: Path, save: Callable[[Path], object], *, before_rename: Callable
 
     ``before_rename`` is called once the new file is complete, while the old one still exists.
     """
-    temporary = temporary_path(path)
+    process = f".{os.getpid()}"
+    # A name near the length limit is shortened.
+    temporary = path.with_name(f".{shortened(path.name, MAX_NAME_BYTES - 1 - len(process))}{process}")
     with disk_full_named(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -108,13 +109,6 @@ def write(path: Path, save: Callable[[Path], object], *, before_rename: Callable
             sync_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
-
-
-def temporary_path(path: Path) -> Path:
-    """Return a hidden path next to ``path``; a name near the length limit is shortened."""
-    process = f".{os.getpid()}"
-    name = shortened(path.name, MAX_NAME_BYTES - 1 - len(process))
-    return path.with_name(f".{name}{process}")
 
 
 def shortened(name: str, size: int) -> str:
@@ -139,16 +133,12 @@ def remove_temporary_files(folder: Path, is_ours: Callable[[str], bool]) -> int:
     No other process may write to the folder at the same time.
     """
     freed = 0
-    for path in _files_in(folder):
+    for path in folder.iterdir() if folder.is_dir() else ():
         match = TEMPORARY.fullmatch(path.name)
-        if match is not None and is_ours(match["name"]):
+        if path.is_file() and match is not None and is_ours(match["name"]):
             freed += path.lstat().st_size
             path.unlink()
     return freed
-
-
-def _files_in(folder: Path) -> Iterable[Path]:
-    return [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
 
 
 def sync_folder(folder: Path) -> None:

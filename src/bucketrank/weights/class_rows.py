@@ -106,12 +106,7 @@ def renamed_rows(
 ) -> dict[str, Tensor | None]:
     """Return the tensors with class rows, with the rows of the shared classes; None where nothing can be taken.
 
-    Args:
-        trained: tensors of the trained detector.
-        own: tensors of the new detector, whose values the new classes keep.
-        larger: shapes of the trained detector with one more class.
-        match: the classes of both.
-        background_first: whether the background column is the first.
+    New classes keep the values in ``own``. ``larger`` are the shapes of the trained detector with one more class.
     """
     rows: dict[str, Tensor | None] = {}
     for name, tensor in trained.items():

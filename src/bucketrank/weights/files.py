@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -68,13 +68,7 @@ class Meta:
 
 
 def save_weights(path: Path | str, model: torch.nn.Module | Mapping[str, Tensor], meta: Meta) -> None:
-    """Write a model's tensors with their description, atomically.
-
-    Args:
-        path: file to write.
-        model: a model, or its state.
-        meta: description of the model.
-    """
+    """Write the tensors of ``model``, a module or its state, and their description ``meta`` to ``path``, atomically."""
     state = model.state_dict() if isinstance(model, torch.nn.Module) else model
     metadata = {
         "bucketrank": FORMAT,
@@ -85,21 +79,14 @@ def save_weights(path: Path | str, model: torch.nn.Module | Mapping[str, Tensor]
         "metrics": json.dumps({name: repr(value) for name, value in meta.metrics.items()}),
         "versions": json.dumps(meta.versions),
     }
-    if meta.images:
-        metadata["images"] = json.dumps(meta.images)
-    if meta.origin:
-        metadata["origin"] = json.dumps(meta.origin)
+    metadata |= {name: json.dumps(each) for name in ("images", "origin") if (each := getattr(meta, name))}
     if meta.calibration is not None:
         metadata["calibration"] = json.dumps(meta.calibration.to_dict())
     write_tensors(Path(path), dict(state), metadata)
 
 
 def read_weights(path: Path | str) -> tuple[dict[str, Tensor], Meta]:
-    """Read the tensors and the description of a weights file; raise WeightsError if it is not one.
-
-    Args:
-        path: weights file.
-    """
+    """Read the tensors and the description of the weights file ``path``; raise WeightsError if it is not one."""
     path = Path(path)
     if not path.is_file():
         raise WeightsError(f"{path}: the file does not exist; training writes weights.safetensors into its run folder")
@@ -184,21 +171,10 @@ def is_repository(source: Path | str) -> bool:
 
 
 def _download(repository: str, **download: Any) -> Path:
-    """Get a repository's weights file from the hub or its cache."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError
-
-    with _repository_errors(repository):
-        with suppress(EntryNotFoundError):
-            hf_hub_download(repository, CONFIG_FILE, **download)
-        return Path(hf_hub_download(repository, HUB_FILE, **download))
-
-
-@contextmanager
-def _repository_errors(repository: str) -> Iterator[None]:
-    """Turn ``huggingface_hub`` errors into messages with what was expected and what to do."""
-    from huggingface_hub import constants
+    """Get a repository's weights file from the hub or its cache; errors say what was expected and what to do."""
+    from huggingface_hub import constants, hf_hub_download
     from huggingface_hub.errors import (
+        EntryNotFoundError,
         GatedRepoError,
         HFValidationError,
         RemoteEntryNotFoundError,
@@ -212,7 +188,9 @@ def _repository_errors(repository: str) -> Iterator[None]:
     expected = f"{repository}: expected a file, a folder or a repository on {host}"
     with hub_access(f"{expected}; no such file exists, and a repository", "check the name and the connection"):
         try:
-            yield
+            with suppress(EntryNotFoundError):
+                hf_hub_download(repository, CONFIG_FILE, **download)
+            return Path(hf_hub_download(repository, HUB_FILE, **download))
         except RemoteEntryNotFoundError as error:
             raise WeightsError(
                 f"{repository}: expected {HUB_FILE} in the repository on {host}, got none; choose a repository that "

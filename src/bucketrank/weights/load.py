@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from bucketrank.detectors import Detector, build
-from bucketrank.errors import OutOfMemoryError, RecipeError, WeightsError, is_out_of_memory
+from bucketrank.errors import OutOfMemoryError, RecipeError, WeightsError, first_line, is_out_of_memory
 from bucketrank.evaluation.calibration.mapping import fold, fold_softmax
 from bucketrank.settings import Recipe, detector_spec, from_dict
 from bucketrank.settings.library_specs import TransformersSettings
@@ -22,6 +22,17 @@ from bucketrank.weights.torchvision import load_from_torchvision
 
 SPARE_ELEMENTS = 2**26  # parameters that building may allocate beyond the file's, such as a dropped classifier
 TORCHVISION, PUBLISHED = "torchvision:", "mmdet:"
+# Exceptions that detector parts, timm and transformers raise for invalid settings, and those of short memory.
+UNBUILDABLE = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 def load_model(path: Path | str) -> tuple[Detector, Meta]:
@@ -29,9 +40,6 @@ def load_model(path: Path | str) -> tuple[Detector, Meta]:
 
     ``path`` is a weights file, a run folder, a ``save_pretrained`` folder, or a hub repository like ``"owner/name"``.
     An existing file or folder of that name takes precedence.
-
-    Args:
-        path: weights as described above.
     """
     path = find_weights(path)
     state, meta = read_weights(path)
@@ -59,20 +67,14 @@ def _build_stored(path: Path, state: Mapping[str, Tensor], meta: Meta, *, num_cl
     try:
         with parameters_limited_to(4 * sum(tensor.numel() for tensor in state.values()) + SPARE_ELEMENTS):
             return build_detector(without_weights(recipe), num_classes=num_classes)
-    except (MemoryError, RuntimeError) as error:
+    except UNBUILDABLE as error:
+        reason = f"{first_line(error):.200}"
         if not is_out_of_memory(error):
-            raise _does_not_build(path, error) from error
+            raise WeightsError(f"{path}: the recipe inside does not build a detector: {reason}") from error
         raise OutOfMemoryError(
-            f"{path}: expected enough memory for the detector, got too little ({_first_line(error)}); close other "
-            "programs or use a machine with more memory"
+            f"{path}: expected enough memory for the detector, got too little ({reason}); close other programs or use "
+            "a machine with more memory"
         ) from error
-    # Exceptions that detector parts, timm and transformers raise for invalid settings.
-    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise _does_not_build(path, error) from error
-
-
-def _does_not_build(path: Path, error: Exception) -> WeightsError:
-    return WeightsError(f"{path}: the recipe inside does not build a detector: {_first_line(error)}")
 
 
 def _require_stored_config(path: Path, recipe: Recipe) -> None:
@@ -116,17 +118,8 @@ def parameters_limited_to(elements: int) -> Iterator[None]:
         handle.remove()
 
 
-def _first_line(error: Exception) -> str:
-    return f"{(str(error).splitlines() or [repr(error)])[0]:.200}"
-
-
 def build_detector(recipe: Recipe, *, num_classes: int) -> Detector:
-    """Build the detector of a recipe.
-
-    Args:
-        recipe: recipe of the detector.
-        num_classes: number of object classes.
-    """
+    """Build the detector of ``recipe`` for ``num_classes`` classes of objects."""
     backbone = recipe.backbone if detector_spec(recipe.detector.name).backbone else None
     return build(recipe.detector, num_classes=num_classes, backbone=backbone, loss=recipe.loss, inputs=recipe.inputs)
 

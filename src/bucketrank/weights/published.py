@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from bucketrank.detectors import Detector
-from bucketrank.errors import WeightsError
+from bucketrank.errors import WeightsError, first_line
 from bucketrank.settings import detectors as detector_names
 from bucketrank.settings import from_dict
 from bucketrank.weights.files import Meta, save_weights
 from bucketrank.weights.load import SPARE_ELEMENTS, build_detector, parameters_limited_to
 from bucketrank.weights.published_file import Checkpoint, read_checkpoint
 from bucketrank.weights.published_recognition import DETECTORS, Source, coco_classes, recognise
-from bucketrank.weights.published_table import HEADS, LAST_NORM, UNUSED, Rows, Translated, translate
+from bucketrank.weights.published_table import HEADS, LAST_NORM, UNUSED
+from bucketrank.weights.tensor_table import Adaptation, Translated, translate
 
 FIVE_LEVELS = 5  # Co-DINO's, which start at the finest map of the backbone
 THRESHOLD = 0.3  # minimum score to report; MMDetection draws detections from this score on
@@ -82,10 +82,9 @@ def convert_published(
         with parameters_limited_to(elements):
             model = build_detector(recipe, num_classes=len(names))
     except (ArithmeticError, MemoryError, RuntimeError, TypeError, ValueError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise WeightsError(
-            f"{path}: expected tensors of {source.detector}, got sizes that build none ({reason:.150}); the file is "
-            "damaged or of another architecture"
+            f"{path}: expected tensors of {source.detector}, got sizes that build none ({first_line(error):.150}); the "
+            "file is damaged or of another architecture"
         ) from error
     _load_strictly(checkpoint, source, model, translated.state, unknown=translated.unknown)
     model.stored_threshold, model.stored_classes = threshold, names
@@ -131,7 +130,7 @@ def load_published(model: Detector, path: Path | str, *, classes: Sequence[str] 
         raise WeightsError(f"init: expected detector.auxiliary {', '.join(HEADS)} for mmdet:{path}, got {list(heads)}")
     names, _ = _classes(checkpoint, source, None, required=False)
     translated = _translated(checkpoint, source)
-    adaptation = _Adaptation.of(model, source, names, classes)
+    adaptation = _adaptation(model, source, names, classes)
     state, skipped = {}, []
     own = model.state_dict()
     for name, tensor in translated.state.items():
@@ -139,7 +138,7 @@ def load_published(model: Detector, path: Path | str, *, classes: Sequence[str] 
         if name not in own and (rows == "quality" or name.startswith("denoising.")):
             continue  # a loss that sees the IoU needs no branch for it; denoising can be switched off
         try:
-            adapted = adaptation(rows, tensor, name)
+            adapted = adaptation(rows, tensor)
         except (IndexError, RuntimeError) as error:
             raise WeightsError(
                 f"{path}: expected rows for {source.num_classes} classes, got {tuple(tensor.shape)} in {name}; the "
@@ -230,64 +229,25 @@ def _load_strictly(
     model.load_state_dict({name: tensor.to(own[name].dtype) for name, tensor in state.items()}, strict=False)
 
 
-@dataclass(frozen=True)
-class _Adaptation:
-    """The change of class layers and box deltas for a detector with other classes or another loss."""
-
-    labels: list[int] | None  # published class of each of the model's classes; None if class layers keep their values
-    num_classes: int  # of the checkpoint
-    background: bool  # whether the checkpoint has a background logit
-    softmax: bool  # whether the model has one
-    proposer_rows: int  # logits of the model's proposals, in Co-DETR
-    marks: int  # numbers that mark the queries of one of its auxiliary heads
-    delta_factors: tuple[float, float, float, float]  # from published box deltas to the model's
-
-    @classmethod
-    def of(cls, model: Any, source: Source, names: Sequence[str], classes: Sequence[str] | None) -> _Adaptation:
-        labels: list[int] | None = None
-        if classes is not None and names:
-            labels = [names.index(name) for name in classes] if set(classes) <= set(names) else None
-        elif model.num_classes == source.num_classes:
-            labels = list(range(source.num_classes))
-        head = {"cascade_rcnn": lambda: model.stages[0]}
-        head |= dict.fromkeys(("co_detr", "co_dino"), lambda: model.auxiliary["faster_rcnn"].roi)
-        has_boxes = source.detector not in ("atss", "paa", "retinanet")
-        roi = head.get(source.detector, lambda: model.box_head)() if has_boxes else None
-        return cls(
-            labels=labels,
-            num_classes=source.num_classes,
-            background=source.softmax,
-            softmax=roi is not None and roi.criterion.softmax,
-            proposer_rows=model.proposer.classes.out_features if source.detector == "co_detr" else 0,
-            marks=len(model.auxiliary_queries["atss"].head) if source.detector == "co_detr" else 0,
-            delta_factors=_delta_factors(model, source),
-        )
-
-    def __call__(self, rows: Rows, tensor: Tensor, name: str) -> Tensor | None:
-        """Return the tensor for the model; None if it keeps its values."""
-        rest = tensor.shape[1:]
-        if rows == "deltas":
-            factors = tensor.new_tensor(self.delta_factors).reshape(4, *[1] * len(rest))
-            return (tensor.reshape(-1, 4, *rest) * factors).flatten(0, 1)
-        if rows == "proposer_classes":
-            return tensor[: self.proposer_rows] if self.proposer_rows <= len(tensor) else None
-        if name.startswith("auxiliary_queries.") and name.endswith(".head"):
-            return tensor.expand(self.marks)
-        if rows in ("", "quality") or (rows == "class_boxes" and len(tensor) == 4):
-            return tensor
-        if self.labels is None:
-            return None
-        if rows == "anchor_classes":
-            return tensor.reshape(-1, self.num_classes, *rest)[:, self.labels].flatten(0, 1)
-        if rows == "class_boxes":
-            return tensor.reshape(-1, 4, *rest)[self.labels].flatten(0, 1)
-        if rows == "classes" and self.background:
-            if self.softmax:
-                return torch.cat([tensor[self.labels], tensor[-1:]])
-            return tensor[self.labels] - tensor[-1]  # the logit of a class against the background
-        if rows == "classes" and self.softmax:
-            return None  # without a background logit there is none to start from
-        return tensor[self.labels]
+def _adaptation(model: Any, source: Source, names: Sequence[str], classes: Sequence[str] | None) -> Adaptation:
+    labels: list[int] | None = None
+    if classes is not None and names:
+        labels = [names.index(name) for name in classes] if set(classes) <= set(names) else None
+    elif model.num_classes == source.num_classes:
+        labels = list(range(source.num_classes))
+    head = {"cascade_rcnn": lambda: model.stages[0]}
+    head |= dict.fromkeys(("co_detr", "co_dino"), lambda: model.auxiliary["faster_rcnn"].roi)
+    has_boxes = source.detector not in ("atss", "paa", "retinanet")
+    roi = head.get(source.detector, lambda: model.box_head)() if has_boxes else None
+    return Adaptation(
+        labels=labels,
+        num_labels=source.num_classes,
+        background=-1 if source.softmax else None,
+        softmax=roi is not None and roi.criterion.softmax,
+        delta_factors=_delta_factors(model, source),
+        proposer_rows=model.proposer.classes.out_features if source.detector == "co_detr" else 0,
+        marks=len(model.auxiliary_queries["atss"].head) if source.detector == "co_detr" else 0,
+    )
 
 
 def _delta_factors(model: Any, source: Source) -> tuple[float, float, float, float]:

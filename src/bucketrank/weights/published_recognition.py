@@ -11,7 +11,8 @@ from torch import Tensor
 
 from bucketrank.errors import WeightsError, require_choice
 from bucketrank.weights.published_file import Checkpoint
-from bucketrank.weights.published_table import HEAD_ROWS, MMDET_SWIN, RESNET, SWIN, Row, co_detr_rows
+from bucketrank.weights.published_table import HEAD_ROWS, MMDET_SWIN, RESNET, SWIN, co_detr_rows
+from bucketrank.weights.tensor_table import Row
 
 DETECTORS = "atss, paa, retinanet, faster_rcnn, mask_rcnn, cascade_rcnn, co_detr, co_dino"
 RESNET_DEPTHS: dict[tuple[int, ...], int] = {(3, 4, 6, 3): 50, (3, 4, 23, 3): 101, (3, 8, 36, 3): 152}

@@ -2,50 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Literal
+from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
-# What the rows of a tensor stand for, where a detector with other classes or another loss has other rows.
-Rows = Literal[
-    "",
-    "classes",  # one row per class, then maybe one for the background
-    "class_boxes",  # four rows per class, or four for all
-    "class_rows",  # one row per class
-    "anchor_classes",  # one row per anchor and class
-    "proposer_classes",  # one row per class, of which only the first is used
-    "deltas",  # four rows per anchor of an RPN or RetinaNet
-    "quality",  # one row per anchor
-]
-
-
-@dataclass(frozen=True)
-class Row:
-    """A pattern of published names, our names with the groups of the pattern, and the meaning of the rows.
-
-    Several names share the tensor in equal parts. A name that ends in ``[i]`` is entry i of a vector.
-    """
-
-    pattern: str
-    names: tuple[str, ...]
-    rows: Rows = ""
-    change: Callable[[Tensor], Tensor] | None = None
-
-    @cached_property
-    def expression(self) -> re.Pattern[str]:
-        return re.compile(self.pattern)
-
-
-def row(pattern: str, *names: str, rows: Rows = "", change: Callable[[Tensor], Tensor] | None = None) -> Row:
-    """Return a row of the table; ``$`` stands for the end of a name, weight or bias."""
-    ending = r"(weight|bias)"
-    group = re.compile(pattern.replace("$", ending)).groups
-    return Row(pattern.replace("$", ending), tuple(name.replace("$", rf"\{group}") for name in names), rows, change)
+from bucketrank.weights.tensor_table import Row, Rows, row
 
 
 def original_merging(weight: Tensor) -> Tensor:
@@ -101,7 +62,10 @@ def _box_head(theirs: str, ours: str) -> tuple[Row, ...]:
     )
 
 
+# Tensors that follow from the architecture: which pairs of tokens share a bias, and the normalisation of images.
+DERIVED = row(r"backbone\..+\.relative_position_index|data_preprocessor\.(?:mean|std)")
 RESNET = (
+    DERIVED,
     row(r"backbone\.(.+)\.conv_offset\.$", r"backbone.body.\1.predictor.$"),
     row(r"backbone\.((?:conv1|bn1|layer[1-4])\..+)", r"backbone.body.\1"),
 )
@@ -115,6 +79,7 @@ def _swin(
     merging = block.partition(r"\.blocks")[0]
     ours = r"backbone.body.swin.encoder.layers.\1.downsample"
     return (
+        DERIVED,
         row(rf"backbone\.patch_embed\.{projection}\.$", r"backbone.body.swin.embeddings.patch_embeddings.projection.$"),
         row(r"backbone\.patch_embed\.norm\.$", r"backbone.body.swin.embeddings.norm.$"),
         row(rf"{block}\.norm1\.$", rf"{BLOCK}.layernorm_before.$"),
@@ -141,8 +106,6 @@ MMDET_SWIN = _swin(
     "projection",
     original_merging,
 )
-# Tensors that follow from the architecture: which pairs of tokens share a bias, and the normalisation of images.
-DERIVED = r"backbone\..+\.relative_position_index|data_preprocessor\.(?:mean|std)"
 # Norms of a Swin that no neck reads: after the last block, and after the finest map. Checkpoints have none.
 LAST_NORM = r"backbone\.body\.swin\.layernorm\.(?:weight|bias)"
 UNUSED = LAST_NORM + r"|backbone\.body\.hidden_states_norms\.stage1\.(?:weight|bias)"
@@ -174,7 +137,12 @@ CO_DETR = (  # and Co-DINO
     row(rf"{T}\.decoder\.ref_point_head\.([02])\.$", r"decoder.positions.\1.$"),
     row(rf"{T}\.decoder\.norm\.$", r"decoder.norm.$"),
     row(r"query_head\.dn_generator\.label_embedding\.weight", r"denoising.labels.weight", rows="class_rows"),
-    row(rf"{T}\.head_pos_embed\.weight", *(f"auxiliary_queries.{head}.head" for head in HEADS), change=Tensor.flatten),
+    row(
+        rf"{T}\.head_pos_embed\.weight",
+        *(f"auxiliary_queries.{head}.head" for head in HEADS),
+        rows="marks",
+        change=Tensor.flatten,
+    ),
     *(
         row(rf"{T}\.{theirs}\.{number}\.$", rf"auxiliary_queries.{head}.{ours}.$")
         for number, head in enumerate(HEADS)
@@ -221,46 +189,3 @@ def co_detr_rows(decoder_layers: int, *, dino: bool) -> tuple[Row, ...]:
         row(rf"query_head\.cls_branches\.{decoder_layers}\.$", r"proposer.classes.$", rows=proposer),
         row(rf"query_head\.reg_branches\.{decoder_layers}\.(\d)\.$", r"proposer.boxes.\1.$"),
     )
-
-
-@dataclass(frozen=True)
-class Translated:
-    """Tensors under our names, the meaning of their rows, and the published names that no row of the table has."""
-
-    state: dict[str, Tensor]
-    rows: dict[str, Rows]
-    unknown: list[str]
-
-
-def translate(state: Mapping[str, Tensor], table: tuple[Row, ...]) -> Translated:
-    """Rename, split and stack the tensors of a published checkpoint."""
-    renamed: dict[str, Tensor] = {}
-    meanings: dict[str, Rows] = {}
-    entries: dict[str, dict[int, Tensor]] = {}
-    unknown = []
-    derived = re.compile(DERIVED)
-    for key, tensor in state.items():
-        if derived.fullmatch(key):
-            continue
-        found = next(((each, match) for each in table if (match := each.expression.fullmatch(key))), None)
-        if found is None:
-            unknown.append(key)
-            continue
-        each, match = found
-        changed = each.change(tensor) if each.change is not None else tensor
-        names = [match.expand(name) for name in each.names]
-        parts = changed.chunk(len(names)) if len(names) > 1 else (changed,)
-        for name, part in zip(names, parts, strict=False):
-            vector, bracket, number = name.partition("[")
-            if bracket:
-                entries.setdefault(vector, {})[int(number.rstrip("]"))] = part
-            else:
-                renamed[name], meanings[name] = part, each.rows
-    for vector, values in entries.items():
-        renamed[vector], meanings[vector] = torch.stack([values[i].reshape(()) for i in sorted(values)]), ""
-    # Deformable convolutions: ours multiply by 2 sigmoid(m), the published ones by sigmoid(m).
-    for name in [name for name in renamed if name.endswith(".predictor.weight")]:
-        convolution = name.replace(".predictor.weight", ".weight")
-        if convolution in renamed:
-            renamed[convolution] = renamed[convolution] / 2
-    return Translated(renamed, meanings, unknown)

@@ -23,6 +23,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torchvision.models import get_model_weights
 
+from bucketrank.errors import first_line
+
 CONNECT_SECONDS = 5
 CONVERT = "convert a file you trust with safetensors.torch.save_file(torch.load(file, weights_only=True), ...)"
 # Layers whose shape depends on the number of classes, as prefixes of their tensor names.
@@ -58,7 +60,7 @@ def hub_access(content: str, remedy: str, *, action: str = "downloaded") -> Iter
             yield
         except OSError as error:
             host = urlsplit(constants.ENDPOINT).hostname
-            reason = f"no connection to {host}" if constants.HF_HUB_OFFLINE else f"{error}".partition("\n")[0]
+            reason = f"no connection to {host}" if constants.HF_HUB_OFFLINE else first_line(error)
             raise ConnectionError(f"{content} cannot be {action} ({reason:.200}); {remedy}") from error
 
 
@@ -147,9 +149,8 @@ def coco_weights(name: str, *, setting: str, remedy: str) -> tuple[dict[str, Ten
         state: dict[str, Tensor] = weights.get_state_dict(progress=True, check_hash=True, weights_only=True)
     # RuntimeError means that a download has another hash or the cached file is damaged.
     except (EOFError, OSError, RuntimeError, pickle.UnpicklingError) as error:
-        reason = str(error).partition("\n")[0]
         raise ConnectionError(
-            f"{setting}: the COCO weights of {name} cannot be read ({reason:.200}); "
+            f"{setting}: the COCO weights of {name} cannot be read ({first_line(error):.200}); "
             f"put the file of {weights.url} at {cached}, or {remedy}"
         ) from error
     return state, list(weights.meta["categories"])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from torch import Tensor, cat
+from torch import Tensor
 
 from bucketrank.detectors import Detector
 from bucketrank.detectors.mask_rcnn import MaskRCNN
@@ -17,31 +15,7 @@ from bucketrank.detectors.rcnn import FasterRCNN
 from bucketrank.detectors.retinanet import RetinaNet
 from bucketrank.errors import WeightsError, suggest
 from bucketrank.weights.sources import coco_weights, read_safetensors
-
-# Conversion of a tensor. torchvision counts the background as label 0; our classes do not include it.
-Change = Literal[
-    "none",
-    "variance",  # batch norm variance, adapted to our epsilon
-    "deltas",  # (4 * anchors, ...) rows of box deltas, adapted to our delta weights
-    "classes",  # (labels, ...) with the background first; ours has it last, or not at all
-    "class_boxes",  # (4 * labels, ...)
-    "class_masks",  # (labels, ...)
-    "anchor_classes",  # (anchors * labels, ...)
-]
-CLASS_CHANGES = ("classes", "class_boxes", "class_masks", "anchor_classes")  # layers that depend on the classes
-
-
-@dataclass(frozen=True)
-class TableRow:
-    """A pattern for torchvision tensor names, our name with its groups, and the change to the tensor."""
-
-    pattern: str
-    name: str
-    change: Change = "none"
-
-    @cached_property
-    def expression(self) -> re.Pattern[str]:
-        return re.compile(self.pattern)
+from bucketrank.weights.tensor_table import Adaptation, Row, Translated, row, translate
 
 
 @dataclass(frozen=True)
@@ -50,51 +24,40 @@ class TensorTable:
 
     model: str
     flags: str
-    rows: tuple[TableRow, ...]
-
-    def translated(self, name: str) -> tuple[str, Change] | None:
-        """Translate a torchvision tensor name to ours, with the change to the tensor; None for an unknown name."""
-        for row in self.rows:
-            if match := row.expression.fullmatch(name):
-                return match.expand(row.name), row.change
-        return None
+    rows: tuple[Row, ...]
 
 
 # The COCO weights use tensor names from before torchvision 0.13, which lack some numbers of today's names: the FPN's
 # "inner_blocks.0.weight" is now "inner_blocks.0.0.weight".
 PYRAMID = (
-    TableRow(r"(backbone\.body\..+\.running_var)", r"\1", "variance"),
-    TableRow(r"(backbone\.body\..+)", r"\1"),
-    TableRow(r"backbone\.fpn\.(inner|layer)_blocks\.(\d)\.(?:0\.)?(weight|bias)", r"neck.pyramid.\1_blocks.\2.0.\3"),
+    row(r"(backbone\.body\..+)", r"\1"),
+    row(r"backbone\.fpn\.(inner|layer)_blocks\.(\d)\.(?:0\.)?$", r"neck.pyramid.\1_blocks.\2.0.$"),
 )
 FASTER_RCNN = (
     *PYRAMID,
-    TableRow(r"rpn\.head\.conv\.(?:0\.0\.)?(weight|bias)", r"rpn.head.conv.0.0.\1"),
-    TableRow(r"(rpn\.head\.cls_logits\..+)", r"\1"),
-    TableRow(r"(rpn\.head\.bbox_pred\..+)", r"\1", "deltas"),
-    TableRow(r"roi_heads\.box_head\.(fc[67]\..+)", r"box_head.layers.\1"),
-    TableRow(r"roi_heads\.box_predictor\.cls_score\.(.+)", r"box_head.classes.\1", "classes"),
-    TableRow(r"roi_heads\.box_predictor\.bbox_pred\.(.+)", r"box_head.boxes.\1", "class_boxes"),
+    row(r"rpn\.head\.conv\.(?:0\.0\.)?$", r"rpn.head.conv.0.0.$"),
+    row(r"rpn\.head\.cls_logits\.$", r"rpn.head.cls_logits.$"),
+    row(r"rpn\.head\.bbox_pred\.$", r"rpn.head.bbox_pred.$", rows="deltas"),
+    row(r"roi_heads\.box_head\.(fc[67])\.$", r"box_head.layers.\1.$"),
+    row(r"roi_heads\.box_predictor\.cls_score\.$", r"box_head.classes.$", rows="classes"),
+    row(r"roi_heads\.box_predictor\.bbox_pred\.$", r"box_head.boxes.$", rows="class_boxes"),
 )
 MASK_RCNN = (
     *FASTER_RCNN,
-    *(
-        TableRow(rf"roi_heads\.mask_head\.(?:{i}\.0|mask_fcn{i + 1})\.(weight|bias)", rf"mask_head.0.{i}.0.\1")
-        for i in range(4)
-    ),
-    TableRow(r"roi_heads\.mask_predictor\.(conv5_mask\..+)", r"mask_head.1.\1"),
-    TableRow(r"roi_heads\.mask_predictor\.(mask_fcn_logits\..+)", r"mask_head.1.\1", "class_masks"),
+    *(row(rf"roi_heads\.mask_head\.(?:{i}\.0|mask_fcn{i + 1})\.$", rf"mask_head.0.{i}.0.$") for i in range(4)),
+    row(r"roi_heads\.mask_predictor\.conv5_mask\.$", r"mask_head.1.conv5_mask.$"),
+    row(r"roi_heads\.mask_predictor\.mask_fcn_logits\.$", r"mask_head.1.mask_fcn_logits.$", rows="class_rows"),
 )
 RETINANET = (
     *PYRAMID,
-    TableRow(r"backbone\.fpn\.(extra_blocks\..+)", r"neck.pyramid.\1"),
+    row(r"backbone\.fpn\.(extra_blocks\..+)", r"neck.pyramid.\1"),
     *(
-        TableRow(rf"head\.{head}_head\.conv\.(?:{i}\.0|{2 * i})\.(weight|bias)", rf"head.{tower}_tower.{i}.0.\1")
+        row(rf"head\.{head}_head\.conv\.(?:{i}\.0|{2 * i})\.$", rf"head.{tower}_tower.{i}.0.$")
         for head, tower in (("classification", "class"), ("regression", "box"))
         for i in range(4)
     ),
-    TableRow(r"head\.classification_head\.cls_logits\.(.+)", r"head.classes.\1", "anchor_classes"),
-    TableRow(r"head\.regression_head\.bbox_reg\.(.+)", r"head.boxes.\1", "deltas"),
+    row(r"head\.classification_head\.cls_logits\.$", r"head.classes.$", rows="anchor_classes"),
+    row(r"head\.regression_head\.bbox_reg\.$", r"head.boxes.$", rows="deltas"),
 )
 
 RCNN_FLAGS = "--backbone.name resnet50 --detector.channels 256 --detector.hidden 1024 --detector.roi_align torchvision"
@@ -139,19 +102,24 @@ def load_from_torchvision(model: Detector, source: str, *, classes: Sequence[str
         _require_name(table, source)
         state, names = coco_weights(source, setting="init", remedy=OTHER_INIT)
         from_coco = True
-    translated = {name: table.translated(name) for name in state}
-    unknown = [name for name, target in translated.items() if target is None]
-    renamed = {ours: (change, state[name]) for name, (ours, change) in _known(translated)}
-    conversion = _Conversion.of(model, renamed, classes=classes, names=names, zero_epsilon=from_coco)
-    converted = {
-        name: conversion(change, tensor)
-        for name, (change, tensor) in renamed.items()
-        if conversion.labels is not None or change not in CLASS_CHANGES
-    }
+    translated = translate(state, table.rows)
+    adaptation = _adaptation(model, translated, classes=classes, names=names)
     own = model.state_dict()
-    skipped = [name for name, (change, _) in renamed.items() if change in CLASS_CHANGES and name not in converted]
-    misfits = [*unknown, *(name for name, tensor in converted.items() if not _fits(tensor, own.get(name)))]
-    misfits += [name for name in _to_be_loaded(model) if name not in converted and name not in skipped]
+    converted: dict[str, Tensor] = {}
+    skipped, misfits = [], list(translated.unknown)
+    for name, tensor in translated.state.items():
+        try:
+            adapted = adaptation(translated.rows[name], tensor)
+        except (IndexError, RuntimeError):  # it does not have the expected rows
+            misfits.append(name)
+            continue
+        if adapted is None:
+            skipped.append(name)
+        elif _fits(adapted, own.get(name)):
+            converted[name] = adapted
+        else:
+            misfits.append(name)
+    misfits += [name for name in _to_be_loaded(model) if name not in {*converted, *skipped, *misfits}]
     if misfits:
         raise WeightsError(
             f"init: expected weights like those of torchvision's {table.model}, got torchvision:{source}, of which "
@@ -163,6 +131,10 @@ def load_from_torchvision(model: Detector, source: str, *, classes: Sequence[str
             f"init: expected detector.roi_align torchvision for torchvision:{source}, whose heads were trained with "
             "torchvision's RoIAlign, got published; add --detector.roi_align torchvision"
         )
+    if from_coco:
+        for name in converted:
+            if name.endswith("running_var"):
+                converted[name] = converted[name].clamp(min=MIN_VARIANCE) - EPSILON
     model.load_state_dict(converted, strict=False)
     return skipped
 
@@ -199,87 +171,34 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise WeightsError(str(error)) from error
 
 
-def _known(translated: Mapping[str, tuple[str, Change] | None]) -> list[tuple[str, tuple[str, Change]]]:
-    return [(name, target) for name, target in translated.items() if target is not None]
-
-
 def _to_be_loaded(model: Detector) -> list[str]:
     """List the parameters and running statistics, without counters and the state of a loss."""
     statistics = [name for name in model.state_dict() if name.endswith(("running_mean", "running_var"))]
     return [*(name for name, _ in model.named_parameters()), *statistics]
 
 
-def _fits(tensor: Tensor | None, own: Tensor | None) -> bool:
-    if tensor is None or own is None:
-        return False
-    return tensor.shape == own.shape and tensor.is_floating_point() == own.is_floating_point()
+def _fits(tensor: Tensor, own: Tensor | None) -> bool:
+    return own is not None and (tensor.shape, tensor.is_floating_point()) == (own.shape, own.is_floating_point())
 
 
-@dataclass(frozen=True)
-class _Conversion:
-    """Converts torchvision tensors for one detector."""
-
-    labels: list[int] | None  # torchvision's label of each class; None if the class layers stay unchanged
-    label_count: int  # number of torchvision labels, including the background
-    softmax: bool  # True if our box head has a background logit
-    delta_weights: tuple[float, float, float, float]  # our RPN or RetinaNet weights; torchvision's are 1
-    zero_epsilon: bool
-
-    @classmethod
-    def of(
-        cls,
-        model: Any,
-        renamed: Mapping[str, tuple[Change, Tensor]],
-        *,
-        classes: Sequence[str] | None,
-        names: Sequence[str] | None,
-        zero_epsilon: bool,
-    ) -> _Conversion:
-        dense = isinstance(model, RetinaNet)
-        count = _label_count(renamed, anchors=model.head.boxes.out_channels // 4 if dense else 1)
-        labels: list[int] | None = None
-        if names is not None and classes is not None:
-            if set(classes) <= set(names) - set(WITHOUT_OBJECTS):
-                labels = [names.index(name) for name in classes]
-        elif count == model.num_classes + 1:
-            labels = list(range(1, count))
-        return cls(
-            labels=labels,
-            label_count=count,
-            softmax=not dense and model.box_head.criterion.softmax,
-            delta_weights=(model.coder if dense else model.rpn.box_coder).weights,
-            zero_epsilon=zero_epsilon,
-        )
-
-    def __call__(self, change: Change, tensor: Tensor) -> Tensor | None:
-        """Convert a tensor; return None if it does not have the expected rows."""
-        try:
-            return self._changed(change, tensor)
-        except (IndexError, RuntimeError):
-            return None
-
-    def _changed(self, change: Change, tensor: Tensor) -> Tensor:
-        labels, rest = self.labels or [], tensor.shape[1:]
-        if change == "variance" and self.zero_epsilon:
-            return tensor.clamp(min=MIN_VARIANCE) - EPSILON
-        if change == "deltas":
-            weights = tensor.new_tensor(self.delta_weights).reshape(4, *[1] * len(rest))
-            return (tensor.reshape(-1, 4, *rest) * weights).flatten(0, 1)
-        if change == "classes":
-            # A head without a background logit gets the difference between class and background logits.
-            return cat([tensor[labels], tensor[:1]]) if self.softmax else tensor[labels] - tensor[0]
-        if change == "class_boxes":
-            return tensor.reshape(-1, 4, *rest)[labels].flatten(0, 1)
-        if change == "class_masks":
-            return tensor[labels]
-        if change == "anchor_classes":
-            return tensor.reshape(-1, self.label_count, *rest)[:, labels].flatten(0, 1)
-        return tensor
-
-
-def _label_count(renamed: Mapping[str, tuple[Change, Tensor]], *, anchors: int) -> int:
-    """Count torchvision's labels; 0 without a classifier."""
-    for change, tensor in renamed.values():
-        if change in ("classes", "anchor_classes") and tensor.dim():
-            return len(tensor) // anchors
-    return 0
+def _adaptation(
+    model: Any, translated: Translated, *, classes: Sequence[str] | None, names: Sequence[str] | None
+) -> Adaptation:
+    """Choose the labels of the model's classes; torchvision counts the background as label 0."""
+    dense = isinstance(model, RetinaNet)
+    anchors = model.head.boxes.out_channels // 4 if dense else 1
+    classifiers = [name for name, rows in translated.rows.items() if rows in ("classes", "anchor_classes")]
+    count = next((len(each) // anchors for name in classifiers if (each := translated.state[name]).dim()), 0)
+    labels: list[int] | None = None
+    if names is not None and classes is not None:
+        if set(classes) <= set(names) - set(WITHOUT_OBJECTS):
+            labels = [names.index(name) for name in classes]
+    elif count == model.num_classes + 1:
+        labels = list(range(1, count))
+    return Adaptation(
+        labels=labels,
+        num_labels=count,
+        background=0,
+        softmax=not dense and model.box_head.criterion.softmax,
+        delta_factors=(model.coder if dense else model.rpn.box_coder).weights,  # torchvision's are 1
+    )
