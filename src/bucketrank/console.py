@@ -1,9 +1,14 @@
-"""Terminal output that the commands share: durations as text and the progress bar."""
+"""Terminal output that the commands share: plain text, durations and the progress bar."""
 
 from __future__ import annotations
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+def say(console: Console, text: str, *, style: str | None = None) -> None:
+    """Print plain text without markup, highlighting or hard line breaks."""
+    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
 def format_duration(seconds: float) -> str:

@@ -132,6 +132,7 @@ def calibrate(
     """Turn the scores of a detector into probabilities, without changing their order or AP."""
     from rich.console import Console
 
+    from bucketrank.console import say
     from bucketrank.inference.evaluation import calibrate_weights
     from bucketrank.weights.files import find_weights
 
@@ -153,8 +154,7 @@ def calibrate(
         max_images=most,
         device=device,
     )
-    lines = printable(f"{calibration}\nwrote {out or find_weights(weights)}")
-    Console().print(lines, highlight=False, markup=False, soft_wrap=True)
+    say(Console(), printable(f"{calibration}\nwrote {out or find_weights(weights)}"))
     say_next("eval", out or weights, *([] if data is None and out is None else [chosen.folder]))
 
 
@@ -221,6 +221,7 @@ def convert_weights(
     """Convert a published checkpoint to a model file for eval, predict, train --init, export and report."""
     from rich.console import Console
 
+    from bucketrank.console import say
     from bucketrank.weights.atomic import require_no_folder, require_no_input
     from bucketrank.weights.published import convert_published
 
@@ -230,4 +231,4 @@ def convert_weights(
     require_no_input(out, [file])
     names = None if classes is None else [name.strip() for name in classes.split(",")]
     converted = convert_published(file, out, detector=detector, classes=names, threshold=threshold, ema=ema)
-    Console().print(f"{out}: {converted}", soft_wrap=True, markup=False, highlight=False)
+    say(Console(), f"{out}: {converted}")

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from bucketrank.console import progress_bar
+from bucketrank.console import progress_bar, say
 from bucketrank.data.annotations import Split, is_yaml
 from bucketrank.data.checks import Content, Depth, check, check_pair
 from bucketrank.data.convert.writer import Written
@@ -33,12 +33,10 @@ def check_folder(folder: Path, *, layout: str | None, masks: bool, decode: bool,
     if splits.train is not None and splits.val is not None and not any(each.severity == "error" for each in problems):
         problems += check_pair(Content.of(splits.train), Content.of(splits.val))
     if single:
-        console.print(
-            f"No validation images: training keeps a tenth of the images for validation. To choose them by class:\n"
+        say(
+            console,
+            "No validation images: training keeps a tenth of the images for validation. To choose them by class:\n"
             f"bucketrank split {printable(folder)} NEW-FOLDER --val 0.2",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
         )
     if problems:
         _print_problems(problems, folder, console, show=show)
@@ -46,9 +44,7 @@ def check_folder(folder: Path, *, layout: str | None, masks: bool, decode: bool,
     warnings = len(problems) - errors
     verdict = "training refuses this data." if errors else "the data can be trained on."
     style = "bold red" if errors else "bold green"
-    console.print(
-        f"{counted(errors, 'error')}, {counted(warnings, 'warning')}: {verdict}", style=style, highlight=False
-    )
+    say(console, f"{counted(errors, 'error')}, {counted(warnings, 'warning')}: {verdict}", style=style)
     return int(errors > 0)
 
 
@@ -63,7 +59,7 @@ def convert_folder(convert: Callable[..., list[Written]], source: Path, folder: 
     for each in written:
         table.add_row(escape(printable(each.annotations)), f"{each.images:,}", f"{each.objects:,}", f"{each.crowds:,}")
     console.print(table)
-    console.print(f"Next: bucketrank check-data {printable(folder)}", highlight=False, markup=False, soft_wrap=True)
+    say(console, f"Next: bucketrank check-data {printable(folder)}")
 
 
 def _check(split: Split, console: Console, *, masks: bool, decode: bool, workers: int | None) -> list[Problem]:
@@ -91,9 +87,9 @@ def _print_split(split: Split, folder: Path, console: Console) -> None:
             counted(len(document["categories"]), "class", plural="classes"),
             f"{empty:,} without objects",
         ]
-        console.print(f"{name}: {', '.join(parts)}", highlight=False, markup=False, soft_wrap=True)
+        say(console, f"{name}: {', '.join(parts)}")
     except (AttributeError, DataError, KeyError, TypeError):
-        console.print(f"{name}: cannot be read as annotations", highlight=False, markup=False, soft_wrap=True)
+        say(console, f"{name}: cannot be read as annotations")
 
 
 def _print_problems(problems: list[Problem], folder: Path, console: Console, *, show: int) -> None:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bucketrank.console import format_duration, progress_bar
+from bucketrank.console import format_duration, progress_bar, say
 from bucketrank.demo.runs import (
     LOSSES,
     ComparedImage,
@@ -74,7 +74,7 @@ def run_demo(settings: DemoSettings, out: Path, console: Console | None = None) 
     note = f"{task_description(settings)} Dashed boxes: ground truth. {caveat(settings)}"
     draw_comparison(runs, images, out / "demo.png", title=title, note=note)
     for path in (out / "demo.png", out / "detections.png", *written):
-        console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+        say(console, f"wrote {path}")
     console.print(f"{caveat(settings)} The demo took {format_duration(time.monotonic() - start)}.", highlight=False)
     return runs
 

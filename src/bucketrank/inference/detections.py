@@ -22,12 +22,8 @@ MAX_SHOWN = 5  # detections in a repr
 class Detections(dict[str, Tensor]):
     """The detections of one image, highest score first: a dict with class names.
 
-    It holds the tensors ``boxes`` (n, 4) as x1, y1, x2, y2 in pixels, ``scores`` (n,), ``labels`` (n,) from 1 and, with
-    a mask head, ``masks`` (n, 1, H, W). ``classes`` are the names of label 1, 2, ...; they may be unknown.
-
-    Args:
-        values: the tensors by name.
-        classes: names of label 1, 2, ...
+    ``values`` are the tensors ``boxes`` (n, 4) as x1, y1, x2, y2 in pixels, ``scores`` (n,), ``labels`` (n,) from 1
+    and, with a mask head, ``masks`` (n, 1, H, W). ``classes`` are the names of label 1, 2, ...; they may be unknown.
 
     >>> scores, labels = torch.tensor([0.9]), torch.tensor([2])
     >>> values = {"boxes": torch.zeros(1, 4), "scores": scores, "labels": labels}
@@ -57,9 +53,15 @@ class Detections(dict[str, Tensor]):
         Class ids count from 0, so they are the labels minus 1. The names are in ``data["class_name"]``, and masks are
         true from a probability of 0.5 on.
         """
+        try:
+            import supervision
+        except ModuleNotFoundError as error:
+            raise MissingPackageError(
+                "to_supervision: needs supervision, which is not installed; install it with: pip install supervision"
+            ) from error
         arrays = {name: values.detach().cpu().numpy() for name, values in self.items()}
         masks = arrays.get("masks")
-        return _supervision("to_supervision").Detections(
+        return supervision.Detections(
             xyxy=arrays["boxes"].astype(np.float32),
             confidence=arrays["scores"].astype(np.float32),
             class_id=arrays["labels"].astype(int) - 1,
@@ -73,12 +75,9 @@ class Detections(dict[str, Tensor]):
     ) -> Detections:
         """Convert from ``supervision.Detections``, sorted by score.
 
-        With ``classes``, labels follow the names in ``data["class_name"]`` if there are any. Otherwise they are the
-        class ids plus 1. Detections without a confidence, such as ground truth, get a score of 1.
-
-        Args:
-            detections: detections of one image.
-            classes: names of label 1, 2, ...; by default those in ``data["class_name"]``.
+        With ``classes``, the names of label 1, 2, ..., labels follow the names in ``data["class_name"]`` of
+        ``detections`` if there are any. Otherwise they are the class ids plus 1. Detections without a confidence, such
+        as ground truth, get a score of 1.
         """
         given = detections.data.get(CLASS_NAME)
         names = None if given is None else [str(name) for name in given]
@@ -118,13 +117,3 @@ def _classes(labels: Tensor, names: list[str] | None) -> list[str]:
         return []
     known = dict(zip(labels.tolist(), names, strict=True))
     return [known.get(label, str(label)) for label in range(1, max(known, default=0) + 1)]
-
-
-def _supervision(user: str) -> Any:
-    try:
-        import supervision
-    except ModuleNotFoundError as error:
-        raise MissingPackageError(
-            f"{user}: needs supervision, which is not installed; install it with: pip install supervision"
-        ) from error
-    return supervision

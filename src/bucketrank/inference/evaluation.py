@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from bucketrank.console import say
 from bucketrank.data import CocoDataset, eval_transform, require_sound
 from bucketrank.data.batches import ImageLoader
 from bucketrank.data.layouts import find_split
@@ -69,7 +70,7 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate a weights file on a split of the data folder ``data``, or on its first ``max_images`` images.
 
-    Detections of every score count. ``detections`` is a file to write them to, as COCO results.
+    Detections of every score count.
 
     Args:
         weights: weights file, run folder, ``save_pretrained`` folder, or hub repository.
@@ -81,7 +82,7 @@ def evaluate(
         workers: data-loading workers.
         device: a torch device; auto is cuda if available.
         max_images: evaluate only the first N images; by default all.
-        detections: file to write the detections to.
+        detections: file to write the detections to, as COCO results.
         given_boxes: also evaluate masks in the ground-truth boxes, which measures only the masks.
     """
     if detections is not None:
@@ -164,17 +165,12 @@ def print_evaluation(console: Console, evaluation: Evaluation) -> None:
         classes.add_row(escape(printable(name)), _percent(value), *([_percent(masks.per_class[name])] if masks else []))
     console.print(classes)
     errors = evaluation.errors
-    console.print(
-        f"calibration error of boxes: D-ECE {errors.d_ece:.4f}, LaECE {errors.la_ece:.4f}. "
-        f"{describe_scores(evaluation.meta)}",
-        highlight=False,
-        soft_wrap=True,
-    )
-    console.print(
+    scores = describe_scores(evaluation.meta)
+    say(console, f"calibration error of boxes: D-ECE {errors.d_ece:.4f}, LaECE {errors.la_ece:.4f}. {scores}")
+    say(
+        console,
         f"{evaluation.images:,} images; the threshold with the best F1 is {evaluation.threshold:.4g} "
         f"(stored with the weights: {evaluation.meta.threshold:.4g})",
-        highlight=False,
-        soft_wrap=True,
     )
 
 
@@ -202,18 +198,8 @@ def calibrate_weights(
     split untouched. A calibrated file may be calibrated again. Raises CannotCalibrateError, and writes nothing, if the
     scores cannot be calibrated.
 
-    Args:
-        weights: weights file, run folder, ``save_pretrained`` folder, or hub repository.
-        data: data set folder.
-        out: file to write; by default the weights file is replaced.
-        split: images to fit on: ``"train"`` or ``"val"``.
-        layout: layout of the data folder; by default the one that fits.
-        holdout: share of the training images to leave out, as in the recipe of a run.
-        target: ``"match"``, the probability of a match at an IoU of 0.5, or ``"iou"``, the expected IoU.
-        per_class: fit each class separately.
-        method: ``"platt"`` for sigmoid scores, ``"temperature"`` for a softmax.
-        max_images: maximum number of images; None for all.
-        device: a torch device; auto is cuda if available.
+    ``weights``, ``split``, ``layout``, ``holdout`` and ``device`` are those of :func:`evaluate`; ``target``,
+    ``per_class``, ``method`` and ``max_images`` those of :func:`bucketrank.evaluation.calibration.calibrate`.
     """
     if out is None and (Path(weights) / RUN_FILE).is_file():
         weights = Path(weights) / RUN_FILE

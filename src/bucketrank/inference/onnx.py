@@ -98,26 +98,18 @@ def export_onnx(
     threshold: float = 0.0,
     image: Image.Image | None = None,
 ) -> Agreement:
-    """Export ``model`` to ONNX for images of ``size`` (height, width) and verify that onnxruntime matches torch.
+    """Export ``model`` to the file ``path`` for images of ``size`` (height, width), and verify it against torch.
 
     The graph's input ``image`` is (1, 3, height, width), RGB from 0 to 1. Scaling, normalising and NMS are part of the
     graph. The outputs are ``boxes`` (n, 4) in input pixels, ``labels`` (n,) from 1, ``scores`` (n,), highest first,
-    and, for a detector with masks, ``masks`` (n, 1, height, width). The metadata hold ``classes`` and
-    ``category_ids``, both as JSON, and ``threshold``. The graph also returns detections below the threshold.
+    and, for a detector with masks, ``masks`` (n, 1, height, width). The metadata hold ``classes``, the names of label
+    1, 2, ..., and their annotation ids ``category_ids``, both as JSON, and the minimum score to report, ``threshold``.
+    The graph also returns detections below the threshold.
 
     The detections are compared in the argument ``image``, its mirror image and its enlarged centre, or in drawn shapes
     if no image is given. Raises ExportError and writes no file if they differ by more than the tolerances on the page
     "Predict and export". For RetinaNet and ATSS, detections may also differ because scores are equal up to rounding.
     An existing file is replaced only if it is an earlier export; otherwise DataError is raised.
-
-    Args:
-        model: a detector.
-        path: file to write.
-        size: height and width of the input images.
-        classes: names of label 1, 2, ...
-        category_ids: annotation ids of the same labels, for the metadata.
-        threshold: minimum score to report, for the metadata.
-        image: image for the comparison; by default drawn shapes.
     """
     path = Path(path)
     try:
@@ -134,14 +126,13 @@ def export_onnx(
         with torch.no_grad():
             expected = [dict(zip(traced.names, traced(each), strict=True)) for each in images]
             candidates = [Candidates.of(model, each) for each in images]
-            agreements: list[Agreement] = []
 
-            def save(temporary: Path) -> None:
+            def save(temporary: Path) -> Agreement:
                 _trace(traced, images[0], temporary)
                 _write_metadata(temporary, classes=classes, category_ids=category_ids, threshold=threshold)
-                agreements.append(_compare_all(temporary, images, expected, candidates))
+                return _compare_all(temporary, images, expected, candidates)
 
-            write(path, save)
+            return write(path, save)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -150,7 +141,6 @@ def export_onnx(
         ) from error
     finally:
         model.train(was_training)
-    return agreements[0]
 
 
 def export_weights(
@@ -254,17 +244,12 @@ def compare(expected: Arrays, actual: Arrays, *, longer_side: int, candidates: C
                 continue
         free[partner] = False
         paired.add(row)
-        box, score, mask = (
-            max(box, float(boxes[partner])),
-            max(score, float(scores[partner])),
-            max(mask, masks),
-        )
+        box, score, mask = max(box, float(boxes[partner])), max(score, float(scores[partner])), max(mask, masks)
     count = max(len(expected["scores"]), len(actual["scores"]))
     unpaired = [row for row in range(len(expected["scores"])) if row not in paired], np.flatnonzero(free).tolist()
     tied = 0
     if candidates is not None and any(unpaired):
-        limits = limit, SCORE_TOLERANCE
-        explained = tied_detections(candidates, dict(expected), dict(actual), unpaired, limits=limits)
+        explained = tied_detections(candidates, expected, actual, unpaired, box_limit=limit)
         unexplained = max(len(rows) - number for rows, number in zip(unpaired, explained, strict=True))
         tied = count - len(paired) - unexplained
     return Agreement(1, count, count - len(paired), tied=tied, box=box, score=score, mask=mask)
@@ -394,10 +379,10 @@ class Candidates:
         boxes = resize_boxes(clip_boxes_to_image(boxes, size), list(size), list(image.shape[-2:]))
         return cls(boxes, model.scores(output)[0], model.nms)
 
-    def contain(self, box: Array, label: int, score: float, *, box_limit: float, score_limit: float) -> bool:
-        """Return whether a detection is one of the candidates, within the limits; labels count from 1."""
+    def contain(self, box: Array, label: int, score: float, *, box_limit: float) -> bool:
+        """Return whether a detection is one of the candidates; labels count from 1."""
         near = (self.boxes - torch.from_numpy(box)).abs().amax(1) <= box_limit
-        return bool((near & ((self.scores[:, label - 1] - score).abs() <= score_limit)).any())
+        return bool((near & ((self.scores[:, label - 1] - score).abs() <= SCORE_TOLERANCE)).any())
 
     def have_tie(self, box: Array, label: int, score: float) -> bool:
         """Return whether another candidate of the class overlaps with the same score, so that NMS keeps only one."""
@@ -408,15 +393,15 @@ class Candidates:
 
 def tied_detections(
     candidates: Candidates,
-    one: dict[str, Array],
-    other: dict[str, Array],
+    one: Arrays,
+    other: Arrays,
     unpaired: tuple[list[int], list[int]],
     *,
-    limits: tuple[float, float],
+    box_limit: float,
 ) -> tuple[int, int]:
     """Count the unpaired detections in ``one`` and in ``other`` that follow from equal scores.
 
-    A detection does if it is one of the candidates, within the box and score ``limits``, and
+    A detection does if it is one of the candidates, within ``box_limit`` pixels and the score tolerance, and
 
     - a candidate that competes with it has the same score; or
     - it competes with an unpaired detection on the other side that follows from equal scores; or
@@ -425,34 +410,31 @@ def tied_detections(
     sides = (one, other)
     open_rows: list[set[int]] = [set(), set()]
     explained: list[set[int]] = [set(), set()]
+    at_limit = len(one["scores"]) == len(other["scores"])
     for side, (detections, rows) in enumerate(zip(sides, unpaired, strict=True)):
-        lowest = float(sides[1 - side]["scores"].min(initial=0.0 if not len(sides[1 - side]["scores"]) else 1.0))
-        at_limit = len(detections["scores"]) == len(sides[1 - side]["scores"])
+        lowest = float(sides[1 - side]["scores"].min(initial=1.0))
         for row in rows:
-            box, label, score = (
-                detections["boxes"][row],
-                int(detections["labels"][row]),
-                float(detections["scores"][row]),
-            )
-            if not candidates.contain(box, label, score, box_limit=limits[0], score_limit=limits[1]):
-                continue
-            if candidates.have_tie(box, label, score) or (at_limit and score <= lowest + TIE):
-                explained[side].add(row)
-            else:
-                open_rows[side].add(row)
+            box, label = detections["boxes"][row], int(detections["labels"][row])
+            score = float(detections["scores"][row])
+            if candidates.contain(box, label, score, box_limit=box_limit):
+                tied = candidates.have_tie(box, label, score) or (at_limit and score <= lowest + TIE)
+                (explained if tied else open_rows)[side].add(row)
     changed = True
     while changed:
         changed = False
         for side in (0, 1):
-            for row in sorted(open_rows[side]):
-                if _competes(sides[side], row, sides[1 - side], explained[1 - side], candidates.nms):
-                    open_rows[side].remove(row)
-                    explained[side].add(row)
-                    changed = True
+            found = {
+                row
+                for row in open_rows[side]
+                if _competes(sides[side], row, sides[1 - side], explained[1 - side], candidates.nms)
+            }
+            open_rows[side] -= found
+            explained[side] |= found
+            changed |= bool(found)
     return len(explained[0]), len(explained[1])
 
 
-def _competes(detections: dict[str, Array], row: int, others: dict[str, Array], rows: set[int], nms: float) -> bool:
+def _competes(detections: Arrays, row: int, others: Arrays, rows: set[int], nms: float) -> bool:
     """Return whether a detection overlaps one of these rows of the same class in ``others`` by more than ``nms``."""
     same = [each for each in sorted(rows) if others["labels"][each] == detections["labels"][row]]
     if not same:

@@ -20,7 +20,7 @@ from PIL import Image
 from rich.console import Console
 from torch import Tensor, nn
 
-from bucketrank.console import progress_bar
+from bucketrank.console import progress_bar, say
 from bucketrank.data.images import BROKEN, SUFFIXES, Pixels, read_image, rgb8
 from bucketrank.data.problems import counted
 from bucketrank.detectors import Detector
@@ -57,15 +57,9 @@ def predict(
     ``images`` is one image or several; the result is a list in either case. An image is a file name, a PIL image, an
     array (H, W, 3) of uint8, or a tensor (3, H, W) of uint8 or of floats from 0 to 1. ``threshold`` is the minimum
     score to report. By default it is the threshold stored with the weights, which ``load_model`` sets on the model with
-    the class names; a model that was not loaded from a weights file reports all detections, without names. The model is
-    moved to ``device`` (auto: cuda if available, else cpu) and stays there.
-
-    Args:
-        model: a detector.
-        images: one image or several, in any of the forms above.
-        threshold: minimum score to report; by default the stored threshold.
-        batch_size: images per batch.
-        device: a torch device; auto is cuda if available.
+    the class names; a model that was not loaded from a weights file reports all detections, without names. The
+    detector ``model`` is moved to ``device`` (auto: cuda if available, else cpu), stays there, and takes
+    ``batch_size`` images at a time.
 
     >>> from bucketrank.detectors import build
     >>> small = {"channels": 32, "min_size": 96, "max_size": 128}
@@ -297,25 +291,18 @@ def predict_files(
 ) -> int:
     """Predict on image files and write the results to the folder ``out``; return the number of skipped files.
 
-    ``sources`` are image files and folders; folders are searched recursively. ``out`` gets ``predictions.json`` and,
-    in ``pictures/``, the images with their detections drawn. ``threshold`` is the minimum score to draw and write
-    (default: the threshold stored with the weights). An image that cannot be read, or on which the detector fails, is
-    reported and skipped. Raises DataError, before anything is written, if a source does not exist, or if ``out`` has
-    files that would be overwritten and are not earlier predictions.
-
-    Args:
-        weights: weights file, run folder, ``save_pretrained`` folder, or hub repository.
-        sources: image files and folders.
-        out: output folder.
-        threshold: minimum score to draw and write; by default the stored threshold.
-        device: a torch device; auto is cuda if available.
-        batch_size: images per batch.
+    ``weights`` is a weights file, a run folder, a ``save_pretrained`` folder, or a hub repository. ``sources`` are
+    image files and folders; folders are searched recursively. ``out`` gets ``predictions.json`` and, in ``pictures/``,
+    the images with their detections drawn. ``threshold`` is the minimum score to draw and write (default: the threshold
+    stored with the weights); ``device`` and ``batch_size`` are those of :func:`predict`. An image that cannot be read,
+    or on which the detector fails, is reported and skipped. Raises DataError, before anything is written, if a source
+    does not exist, or if ``out`` has files that would be overwritten and are not earlier predictions.
     """
     if threshold is not None and not math.isfinite(threshold):
         raise DataError(f"threshold: expected a finite number, got {threshold}; scores are from 0 to 1")
     out = Path(out)
     console = Console()
-    resolved = resolve_device(device)
+    resolve_device(device)
     require_replaceable(out)
     files = find_images(sources, skip=out)
     model, meta = load_model(weights)
@@ -327,26 +314,19 @@ def predict_files(
     require_replaceable(out, drawn)
     (out / IMAGE_FOLDER).mkdir(parents=True, exist_ok=True)
     predictions = Predictions(meta, min_score)
-    skipped = _predict_all(
-        model, files, drawn, predictions, out, batch_size=batch_size, device=str(resolved), console=console
-    )
+    skipped = _predict_all(model, files, drawn, predictions, out, batch_size=batch_size, device=device, console=console)
     write_text(out / JSON_NAME, json.dumps(predictions.document(), indent=1) + "\n")
 
     if threshold is not None:
         source = "as given"
     else:
         source = "chosen on the validation set" if min_score else "the weights have no threshold"
-    console.print(
-        f"{counted(len(predictions.images), 'image')}, {counted(len(predictions.annotations), 'detection')} with a "
-        f"score of at least {min_score:.3g} ({source})",
-        highlight=False,
-        soft_wrap=True,
-    )
-    console.print(describe_scores(meta), highlight=False, soft_wrap=True)
+    found = f"{counted(len(predictions.images), 'image')}, {counted(len(predictions.annotations), 'detection')}"
+    say(console, f"{found} with a score of at least {min_score:.3g} ({source})\n{describe_scores(meta)}")
     for path in (out / IMAGE_FOLDER, out / JSON_NAME):
-        console.print(f"wrote {printable(path)}", highlight=False, markup=False, soft_wrap=True)
+        say(console, f"wrote {printable(path)}")
     if skipped:
-        console.print(f"skipped {counted(skipped, 'file')}, listed above", style="bold red", highlight=False)
+        say(console, f"skipped {counted(skipped, 'file')}, listed above", style="bold red")
     return skipped
 
 
@@ -380,8 +360,7 @@ def _predict_all(
                 save_drawing(image, out / drawn[number])
                 predictions.add(name, drawn[number], images[number].shape[:2], detections)
             for error in errors:
-                text = f"skipped: {printable(error)}"
-                progress.console.print(text, style="red", highlight=False, markup=False, soft_wrap=True)
+                say(progress.console, f"skipped: {printable(error)}", style="red")
             skipped += len(errors)
             progress.update(task, advance=len(batch))
     return skipped
@@ -391,23 +370,20 @@ def _detections_or_errors(
     model: Detector, images: dict[int, Pixels], *, threshold: float, device: str
 ) -> dict[int, Detections | DataError]:
     """Detect in a batch; if it fails, try each image separately."""
+    batch = list(images.values())
     try:
-        tensors = [as_tensor(pixels) for pixels in images.values()]
-        results = predict(model, tensors, threshold=threshold, batch_size=max(1, len(images)), device=device)
+        results = predict(model, batch, threshold=threshold, batch_size=max(1, len(batch)), device=device)
+        return dict(zip(images, results, strict=True))
     except FAILURES as error:
         if len(images) == 1:
-            (pixels,) = images.values()
+            (pixels,) = batch
             size = f"{pixels.shape[1]} x {pixels.shape[0]} pixels"
             text = f"the detector failed on this image of {size} ({first_line(error)})"
             return dict.fromkeys(images, DataError(text))
-        alone = [{number: pixels} for number, pixels in images.items()]
-    else:
-        return dict(zip(images, results, strict=True))
-    return {
-        number: result
-        for image in alone
-        for number, result in _detections_or_errors(model, image, threshold=threshold, device=device).items()
-    }
+    found: dict[int, Detections | DataError] = {}
+    for number, pixels in images.items():
+        found |= _detections_or_errors(model, {number: pixels}, threshold=threshold, device=device)
+    return found
 
 
 def _pixels_or_error(path: Path) -> Pixels | DataError:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from bucketrank import __version__
-from bucketrank.console import progress_bar
+from bucketrank.console import progress_bar, say
 from bucketrank.devices import resolve_device
 from bucketrank.errors import DataError, printable
 from bucketrank.report.built import describe_loss
@@ -92,15 +92,13 @@ def write_report(
             measurement = _measure(folder, data, gaps, progress, images=images, max_images=max_images, device=device)
             reported.append(ReportedRun(folder, measurement, gaps))
             for gap in [*folder.gaps, *gaps]:
-                line = printable(f"{folder.name}: {gap}")
-                console.print(line, style="yellow", highlight=False, markup=False, soft_wrap=True)
+                say(console, printable(f"{folder.name}: {gap}"), style="yellow")
     text = render_page(reported)
     try:
         write_text(out, text)
     except OSError as error:
         raise DataError(f"{out}: cannot be written ({error}); choose another file with --out") from error
-    size = len(text.encode()) / 1e6
-    console.print(f"wrote {printable(out)} ({size:.1f} MB)", highlight=False, markup=False, soft_wrap=True)
+    say(console, f"wrote {printable(out)} ({len(text.encode()) / 1e6:.1f} MB)")
     return out
 
 

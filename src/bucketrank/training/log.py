@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as ProgressBar
 
-from bucketrank.console import format_duration
+from bucketrank.console import format_duration, say
 from bucketrank.errors import MAX_QUOTED, DataError, RecipeError, printable
 from bucketrank.figures import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, STYLE, VERMILION
 from bucketrank.settings.choices import TRAIN_COLUMNS
@@ -185,11 +185,6 @@ class RunLog:
         done = progress.step - self._first_step
         rest = self.schedule.total_steps - progress.step
         return f"{format_duration(rest * (time.monotonic() - self._began) / max(done, 1))} left"
-
-
-def say(console: Console, text: str) -> None:
-    """Print plain text without markup, highlighting or hard line breaks."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def require_loggers(names: Sequence[str]) -> None:

@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from bucketrank.console import say
 from bucketrank.data import CocoDataset, eval_transform, find_splits
 from bucketrank.detectors import Detector
 from bucketrank.errors import CannotCalibrateError, RecipeError, WeightsError
@@ -41,7 +42,7 @@ from bucketrank.training.folder import (
     require_same_data,
     stored_data_folder,
 )
-from bucketrank.training.log import RunLog, require_loggers, say
+from bucketrank.training.log import RunLog, require_loggers
 from bucketrank.training.loop import Loop, fitting_steps
 from bucketrank.training.optimiser import Schedule, require_known_factors
 from bucketrank.training.processes import (

@@ -14,11 +14,14 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from bucketrank.errors import DataError, DiskFullError
+
+T = TypeVar("T")
 
 TEMPORARY = re.compile(r"\.(?P<name>.+)\.\d+")  # a file name between a dot and the process id
 MAX_NAME_BYTES = 255  # the limit of all common file systems
@@ -90,8 +93,8 @@ def require_no_input(path: Path, inputs: Iterable[Path | str | None]) -> None:
             raise DataError(f"{path}: expected a new file to write, got an input of the command; choose another --out")
 
 
-def write(path: Path, save: Callable[[Path], object], *, before_rename: Callable[[], object] = lambda: None) -> None:
-    """Write to a temporary file in the same folder, flush it to the disk, then rename it.
+def write(path: Path, save: Callable[[Path], T], *, before_rename: Callable[[], object] = lambda: None) -> T:
+    """Write to a temporary file in the same folder, flush it to the disk, then rename it; return what ``save`` returns.
 
     ``before_rename`` is called once the new file is complete, while the old one still exists.
     """
@@ -101,12 +104,13 @@ def write(path: Path, save: Callable[[Path], object], *, before_rename: Callable
     with disk_full_named(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            save(temporary)
+            result = save(temporary)
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
             before_rename()
             temporary.replace(path)
             sync_folder(path.parent)
+            return result
         finally:
             temporary.unlink(missing_ok=True)
 
