@@ -95,13 +95,7 @@ class BootstrapAP:
 
     @classmethod
     def of(cls, matches: ImageAP, *, draws: int = NUM_DRAWS, seed: int = 0) -> BootstrapAP:
-        """Compute the AP in each draw.
-
-        Args:
-            matches: matched detections of the run.
-            draws: number of draws.
-            seed: seed of the draws.
-        """
+        """Compute the AP of ``matches``, the matched detections of a run, in ``draws`` draws by ``seed``."""
         images = matches.objects.shape[1]
         counts = np.random.default_rng(seed).multinomial(images, np.full(images, 1 / images), size=draws)
         (whole,) = matches.ap(np.ones((1, images)))
@@ -134,10 +128,6 @@ def paired_difference(one: Sequence[BootstrapAP], other: Sequence[BootstrapAP]) 
     over the bootstrap draws, which all runs share, and over the seeds. Few seeds say little about their variance, so
     the interval uses Student's t with Welch-Satterthwaite degrees of freedom. A single pair of runs says nothing about
     seeds; the interval then covers only the choice of images.
-
-    Args:
-        one: runs to compare.
-        other: runs to compare with, in the same order of seeds.
     """
     if len(one) != len(other) or not one:
         raise ValueError(f"paired_difference: expected as many runs on both sides, got {len(one)} and {len(other)}")

@@ -53,18 +53,12 @@ LVIS_NAMES = {
 def coco_records(
     detections: Mapping[str, Tensor], *, image_id: int, categories: Sequence[int], masks: bool
 ) -> list[Record]:
-    """Convert the detections of one image to COCO results.
+    """Convert the detections of the image ``image_id`` to COCO results.
 
     ``detections`` has ``boxes`` (n, 4) as corners, ``labels`` (n,) from 1, ``scores`` (n,) and, if ``masks`` is true,
     ``masks`` (n, H, W) or (n, 1, H, W) of 0 and 1 or of probabilities. ``categories`` gives the category id of each
     label. A record has ``image_id``, ``category_id``, ``bbox`` (x, y, width, height), ``score`` and, with masks,
     ``segmentation`` as compressed RLE.
-
-    Args:
-        detections: boxes, labels, scores and optional masks of one image.
-        image_id: image id.
-        categories: category id of each label.
-        masks: also write the masks.
     """
     fields = ("boxes", "labels", "scores", "masks") if masks else ("boxes", "labels", "scores")
     missing = [name for name in fields if name not in detections]
@@ -128,20 +122,16 @@ class EvaluationResult:
 
 
 class Evaluator:
-    """Collects the detections in a split and computes AP and AR.
+    """Collects the detections in a split and computes AP and AR of boxes and, with ``masks``, of masks.
 
-    Every image of the split counts, even if no detections were added for it; ``seen_only`` restricts the result to the
-    images that were added. An image that is added twice, for example by a distributed sampler that fills the last
-    batch, counts once. A detection on a crowd counts neither as right nor as wrong.
+    ``annotations`` is a split, or the content of an annotation file. Every image of it counts, even if no detections
+    were added for it; ``seen_only`` restricts the result to the images that were added. An image that is added twice,
+    for example by a distributed sampler that fills the last batch, counts once. A detection on a crowd counts neither
+    as right nor as wrong.
 
-    ``style="lvis"`` keeps the 300 highest-scoring detections per image and drops those without area. It counts a class
-    only in the images that LVIS annotated for that class. ``style="auto"`` is ``"lvis"`` if every category has a
-    frequency, otherwise ``"coco"``.
-
-    Args:
-        annotations: a split, or the content of an annotation file.
-        masks: also evaluate masks.
-        style: evaluation rules: coco, lvis or auto.
+    The rules are those of COCO by default. ``style="lvis"`` keeps the 300 highest-scoring detections per image and
+    drops those without area. It counts a class only in the images that LVIS annotated for that class. With ``"auto"``,
+    ``style`` is ``"lvis"`` if every category has a frequency, otherwise ``"coco"``.
 
     >>> annotation = {"id": 1, "image_id": 7, "category_id": 3, "bbox": [2, 2, 10, 10]}
     >>> document = {
@@ -163,6 +153,7 @@ class Evaluator:
         document = annotations.read() if isinstance(annotations, Split) else annotations
         self.masks = masks
         self.categories = category_ids(document)
+        self._label_of = {category_id: label for label, category_id in enumerate(self.categories, start=1)}
         with_frequencies = all("frequency" in category for category in document["categories"])
         self.style = ("lvis" if with_frequencies else "coco") if style == "auto" else style
         if style == "lvis" and not with_frequencies:
@@ -210,9 +201,8 @@ class Evaluator:
 
     def objects(self) -> list[tuple[int, int]]:
         """List the image id and the label, from 1, of every object except crowds."""
-        label_of = {category_id: label for label, category_id in enumerate(self.categories, start=1)}
-        entries = self._document["annotations"]
-        return [(entry["image_id"], label_of[entry["category_id"]]) for entry in entries if not entry.get("iscrowd")]
+        entries = [entry for entry in self._document["annotations"] if not entry.get("iscrowd")]
+        return [(entry["image_id"], self._label_of[entry["category_id"]]) for entry in entries]
 
     @property
     def detections(self) -> list[Record]:
@@ -247,8 +237,7 @@ class Evaluator:
 
     def precision_recall(self, iou_type: IouType = "boxes", *, iou: float = 0.5, seen_only: bool = False) -> Curve:
         """Compute precision and recall by score over all classes together, with detections matched at ``iou``."""
-        matched = self.matched(iou_type, iou=iou, seen_only=seen_only)
-        return Curve.of(scores=matched.scores, right=matched.right, objects=int(matched.objects.sum()))
+        return self.matched(iou_type, iou=iou, seen_only=seen_only).curve
 
     def matched(
         self, iou_type: IouType = "boxes", *, iou: float = 0.5, seen_only: bool = False, limited: bool = False
@@ -277,11 +266,10 @@ class Evaluator:
         if limited and self.style == "coco":
             kept = _top_ids_per_class(detections)
             counted = [detection_id for detection_id in counted if detection_id in kept]
-        label_of = {category_id: label for label, category_id in enumerate(self.categories, start=1)}
-        objects = [label_of[entry["category_id"]] for entry in annotations.values() if not entry["iscrowd"]]
+        objects = [self._label_of[entry["category_id"]] for entry in annotations.values() if not entry["iscrowd"]]
         return MatchedDetections(
             scores=np.asarray([detections[each]["score"] for each in counted], dtype=np.float64),
-            labels=np.asarray([label_of[detections[each]["category_id"]] for each in counted], dtype=np.int64),
+            labels=np.asarray([self._label_of[detections[each]["category_id"]] for each in counted], dtype=np.int64),
             ious=np.asarray([ious.get(each, 0.0) for each in counted], dtype=np.float64),
             right=np.asarray([each in ious for each in counted], dtype=bool),
             numbers=np.asarray([detections[each]["number"] for each in counted], dtype=np.int64),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,11 @@ class MatchedDetections:
     right: NDArray[np.bool_]  # (n,) True if the detection matched an object
     numbers: NDArray[np.int64]  # (n,) positions among all detections of the evaluator
     objects: NDArray[np.int64]  # (C,) objects per class, without crowds
+
+    @property
+    def curve(self) -> Curve:
+        """Precision and recall by score over all classes together."""
+        return Curve.of(scores=self.scores, right=self.right, objects=int(self.objects.sum()))
 
 
 @dataclass(frozen=True)
@@ -55,11 +60,10 @@ class OptimalLRP:
 
     def metrics(self) -> dict[str, float]:
         """Name the error and its parts as in the result tables."""
-        values = self.error, self.localisation, self.false_positives, self.false_negatives
-        return dict(zip(ERRORS, values, strict=True))
+        return dict(zip(ERRORS, astuple(self), strict=True))
 
 
-def _parts_of_class(matched: MatchedDetections, label: int, objects: int, tau: float) -> tuple[float, float, float]:
+def _parts_of_class(matched: MatchedDetections, label: int, objects: int, tau: float) -> Values:
     """Split the lowest error of a class into localisation, false positives and false negatives."""
     own = matched.labels == label
     order = np.argsort(-matched.scores[own], kind="stable")
@@ -69,8 +73,8 @@ def _parts_of_class(matched: MatchedDetections, label: int, objects: int, tau: f
     localisation = np.concatenate([[0.0], np.cumsum(np.where(right, 1 - ious, 0) / (1 - tau))])[kept]
     parts = np.stack([localisation, kept - true_positives, objects - true_positives])
     parts = parts / (objects + kept - true_positives)  # TP + FP + FN
-    best = parts[:, int(parts.sum(0).argmin())]
-    return float(best[0]), float(best[1]), float(best[2])
+    best: Values = parts[:, int(parts.sum(0).argmin())]
+    return best
 
 
 def _last_of_equal(descending: Values) -> NDArray[np.intp]:
@@ -168,13 +172,10 @@ class Curve:
 
 
 def best_threshold(curve: Curve) -> float:
-    """Choose the minimum score to report: the midpoint between the best-F1 score and the next lower score.
+    """Choose the minimum score to report: the midpoint between the best-F1 score of ``curve`` and the next lower score.
 
     The midpoint is used because scores in new images never equal those of the validation set exactly. If several scores
     reach the best F1, the highest counts. The result is NaN if no detection is right.
-
-    Args:
-        curve: precision and recall by score.
     """
     f1 = np.nan_to_num(curve.f1)
     if not len(f1) or f1.max() <= 0:

@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bucketrank.data import CocoDataset, Split, eval_transform, find_splits, require_sound
-from bucketrank.errors import CannotCalibrateError, DataError, require_choice
+from bucketrank.errors import CannotCalibrateError, require_choice
 from bucketrank.evaluation import CalibrationErrors, Evaluator, MatchedDetections
 from bucketrank.evaluation.calibration.mapping import (
     MIN_COUNT,
     Calibration,
-    HeadBackup,
     ScoreHead,
     ScoreMap,
     fit_platt,
@@ -29,10 +28,11 @@ from bucketrank.evaluation.calibration.mapping import (
     fold_softmax,
     logit,
     require_both,
+    restored_on_error,
     unfoldable,
 )
 from bucketrank.evaluation.evaluator import LVIS_MAX_DETECTIONS
-from bucketrank.evaluation.metrics import OVERLAP, Curve, best_threshold
+from bucketrank.evaluation.metrics import OVERLAP, best_threshold
 from bucketrank.settings.choices import CalibrationMethod, CalibrationTarget
 
 Detections = Mapping[str, Tensor]
@@ -65,16 +65,15 @@ class Samples:
         A folder or split gives ``max_images`` evenly spread images; other data give the first ones.
         """
         if isinstance(data, Path | str):
-            splits = find_splits(data)
-            chosen = splits.train or splits.val
-            if chosen is None:
-                raise DataError(f"{data}: expected annotations for training or validation, got none")
-            data = chosen
+            data = next(split for split in find_splits(data) if split is not None)
         if isinstance(data, Split):
             require_sound(data, masks=False)
             data = CocoDataset(data, transform=eval_transform())
         if isinstance(data, CocoDataset):
-            return cls(SpreadImages(data, max_images), detect, data.split)
+            images, total = data, len(data)
+            count = total if max_images is None else min(max_images, total)
+            spread = Repeatable(lambda: (images[number * total // count] for number in range(count)))
+            return cls(spread, detect, data.split)
         return cls.first(data, detect, max_images=max_images)
 
     @classmethod
@@ -87,33 +86,18 @@ class Samples:
         unbatch: Callable[[Any], Iterable[Item]] | None = None,
     ) -> Samples:
         """Use the first ``max_images`` images; ``unbatch`` turns an item of ``data`` into (image, target) pairs."""
-        images = FirstImages(data, max_images, unbatch or unbatch_pairs)
-        return cls(list(images) if isinstance(data, Iterator) else images, detect)  # a fit may read them twice
+        images = Repeatable(lambda: islice(chain.from_iterable(map(unbatch or unbatch_pairs, data)), max_images))
+        return cls(list(images) if isinstance(data, Iterator) else images, detect)
 
 
 @dataclass(frozen=True)
-class SpreadImages:
-    """Up to ``max_images`` evenly spread images of a data set."""
+class Repeatable:
+    """Images that are read anew by every iteration: a fit may need them twice."""
 
-    images: CocoDataset
-    max_images: int | None
-
-    def __iter__(self) -> Iterator[Item]:
-        total = len(self.images)
-        count = total if self.max_images is None else min(self.max_images, total)
-        return (self.images[number * total // count] for number in range(count))
-
-
-@dataclass(frozen=True)
-class FirstImages:
-    """The first ``max_images`` images of an iterable of single images or batches."""
-
-    items: Iterable[Any]
-    max_images: int | None
-    unbatch: Callable[[Any], Iterable[Item]]
+    images: Callable[[], Iterator[Item]]
 
     def __iter__(self) -> Iterator[Item]:
-        return islice(chain.from_iterable(map(self.unbatch, self.items)), self.max_images)
+        return self.images()
 
 
 def unbatch_pairs(pair: tuple[Any, Any]) -> Iterable[Item]:
@@ -154,9 +138,7 @@ class Outcomes:
     @property
     def best_threshold(self) -> float:
         """The best-F1 score; 0 if no detection is right."""
-        matched = self.matched
-        curve = Curve.of(scores=matched.scores, right=matched.right, objects=int(matched.objects.sum()))
-        threshold = best_threshold(curve)
+        threshold = best_threshold(self.matched.curve)
         return 0.0 if np.isnan(threshold) else threshold
 
 
@@ -340,13 +322,12 @@ def calibrate(
 def calibrate_head(model: nn.Module, head: ScoreHead, samples: Samples, settings: FitSettings) -> Calibration:
     """Fit a calibration and fold it into ``head``; the model's modules keep their modes."""
     _require_method(head, settings.method)
-    backup = HeadBackup(head)
     modes = {module: module.training for module in model.modules()}
     model.eval()
     rng_state = torch.random.get_rng_state()
     try:
         # Autocast would round the scores and keep copies of the weights from before folding.
-        with torch.autocast(next(model.parameters()).device.type, enabled=False):
+        with restored_on_error(head), torch.autocast(next(model.parameters()).device.type, enabled=False):
             before = collect(head, samples)
             score_map = fitted(head, before, settings)
             if settings.method == "platt":
@@ -357,9 +338,6 @@ def calibrate_head(model: nn.Module, head: ScoreHead, samples: Samples, settings
                 fold_softmax(head, score_map.a[0], score_map.b[0])
                 torch.random.set_rng_state(rng_state)  # a shuffling loader then gives the same images again
                 after = collect(head, samples)
-    except BaseException:
-        backup.restore()
-        raise
     finally:
         for module, mode in modes.items():
             module.training = mode

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -224,14 +226,10 @@ def _minimised(loss: Callable[[Tensor, Tensor], Tensor]) -> tuple[float, float]:
 
 @torch.no_grad()
 def fold(head: ScoreHead, score_map: ScoreMap) -> None:
-    """Fold a map into the layers of a sigmoid head in place: ``weight * a`` and ``bias * a + b``.
+    """Fold ``score_map`` into the layers of the sigmoid ``head`` in place: ``weight * a`` and ``bias * a + b``.
 
     The arithmetic is in float64; the result is rounded once to the layer's dtype. Minimum scores in
     ``head.thresholds`` are also mapped, so that the same detections pass them.
-
-    Args:
-        head: last classification layers and their minimum scores.
-        score_map: map to fold in.
     """
     if head.link != "sigmoid":
         raise CannotCalibrateError(f"fold: expected a head with sigmoid scores, got another: {unfoldable(head)}")
@@ -268,20 +266,19 @@ def unfoldable(head: ScoreHead) -> str:
     return SOFTMAX if head.link == "softmax" else head.reason
 
 
-class HeadBackup:
-    """A copy of a head's layers and thresholds, restored if a calibration fails."""
-
-    def __init__(self, head: ScoreHead) -> None:
-        layers = [*head.layers, *head.summands]
-        self._states = [(layer, {k: v.clone() for k, v in layer.state_dict().items()}) for layer in layers]
-        self._thresholds = [(owner, name, getattr(owner, name)) for owner, name in head.thresholds]
-
-    def restore(self) -> None:
-        """Restore the layers and thresholds."""
-        for layer, state in self._states:
+@contextmanager
+def restored_on_error(head: ScoreHead) -> Iterator[None]:
+    """Restore the layers and thresholds of a head if the block raises."""
+    states = [(layer, copy.deepcopy(layer.state_dict())) for layer in (*head.layers, *head.summands)]
+    thresholds = [(owner, name, getattr(owner, name)) for owner, name in head.thresholds]
+    try:
+        yield
+    except BaseException:
+        for layer, state in states:
             layer.load_state_dict(state)
-        for owner, name, value in self._thresholds:
+        for owner, name, value in thresholds:
             setattr(owner, name, value)
+        raise
 
 
 def _distinct(layers: Iterable[Layer]) -> list[Layer]:
@@ -335,13 +332,9 @@ class Calibration:
         return self.method == "platt" and len(self.a) == 1
 
     def __call__(self, scores: Any, labels: Any = None) -> Any:
-        """Calibrate scores: a number, a sequence, an array or a tensor, which is also what is returned.
+        """Calibrate ``scores``: a number, a sequence, an array or a tensor, which is also what is returned.
 
-        ``labels`` are needed with one pair per class; they index the pairs.
-
-        Args:
-            scores: scores from 0 to 1 of the detector that the calibration was fitted to.
-            labels: one label per score.
+        ``labels``, one per score, are needed with one pair per class; they index the pairs.
         """
         if self.method != "platt":
             raise ValueError("Calibration: expected method platt, whose map needs single scores only, got temperature")
@@ -360,21 +353,13 @@ class Calibration:
         return float(mapped) if mapped.ndim == 0 else mapped
 
     def save(self, path: Path | str) -> None:
-        """Write the calibration to a JSON file.
-
-        Args:
-            path: the file to write.
-        """
+        """Write the calibration to the JSON file ``path``."""
         text = json.dumps({"bucketrank": CALIBRATION_FORMAT, **self.to_dict()}, indent=2) + "\n"
         Path(path).write_text(text, encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path | str) -> Calibration:
-        """Read the file of :meth:`save`; DataError if it is not one. Nothing in it is executed.
-
-        Args:
-            path: a file that :meth:`save` wrote.
-        """
+        """Read the file ``path`` of :meth:`save`; DataError if it is not one. Nothing in it is executed."""
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
             return cls.from_dict({key: value for key, value in content.items() if key != "bucketrank"})
