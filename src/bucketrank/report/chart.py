@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
@@ -79,6 +79,12 @@ def table(
         "div", inner, class_="wide tall" if tall else "wide", tabindex="0", role="region", aria_label=caption or "table"
     )
     return tag("div", box, tag("p", caption, class_="note") if caption else "", class_="table")
+
+
+def keys(texts: Mapping[str, str]) -> Html:
+    """Explain marks: one text for each class of ``key`` in page.css."""
+    entries = [tag("span", tag("span", class_=f"key {name}"), text, class_="entry") for name, text in texts.items()]
+    return tag("p", *entries, class_="keys")
 
 
 def _text(value: Any) -> str:
@@ -231,4 +237,4 @@ def _numbers(line: ChartLine, digits: int) -> dict[str, Any]:
 
 def chart_grid(charts: Sequence[Html]) -> Html:
     """Arrange charts side by side, as many as fit."""
-    return tag("div", join(*charts), class_="charts")
+    return tag("div", *charts, class_="charts")

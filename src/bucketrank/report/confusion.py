@@ -48,7 +48,7 @@ def confusion(matched: Sequence[MatchedImage], categories: Sequence[int], *, thr
             if each.outcome == "correct":
                 counts[index[each.category], index[each.category]] += 1
         wrong = [each for each in found if each.outcome == "wrong"]
-        missed = [each for each in image.objects if not each.crowd and not _is_matched(each, threshold)]
+        missed = [each for each in image.objects if not each.crowd and not each.is_detected(threshold)]
         taken = _cross_matches(wrong, missed)
         for number, each in enumerate(wrong):
             owner = taken.get(number)
@@ -58,10 +58,6 @@ def confusion(matched: Sequence[MatchedImage], categories: Sequence[int], *, thr
             if number not in taken.values():
                 counts[index[lost.category], background] += 1
     return Confusion(list(categories), counts)
-
-
-def _is_matched(each: GroundTruthObject, threshold: float) -> bool:
-    return each.matched_score is not None and each.matched_score >= threshold
 
 
 def _cross_matches(wrong: Sequence[Detection], missed: Sequence[GroundTruthObject]) -> dict[int, int]:
@@ -101,7 +97,7 @@ def confusion_section(found: Confusion, class_names: Mapping[int, str], *, thres
 
 
 def _matrix(counts: NDArray[np.int64], names: Sequence[str]) -> Html:
-    head = [tag("td"), *(_column(name) for name in [*names, "missed"])]
+    head = [tag("td"), *(tag("th", tag("span", name), scope="col") for name in [*names, "missed"])]
     rows = []
     for number, name in enumerate([*names, "background"]):
         is_background = number == len(names)
@@ -114,10 +110,6 @@ def _matrix(counts: NDArray[np.int64], names: Sequence[str]) -> Html:
         rows.append(tag("tr", tag("th", name, scope="row"), *cells))
     body = tag("table", tag("thead", tag("tr", *head)), tag("tbody", *rows), class_="confusion")
     return tag("div", body, class_="wide", tabindex="0", role="region", aria_label="confusion matrix")
-
-
-def _column(name: str) -> Html:
-    return tag("th", tag("span", name), scope="col")
 
 
 def _cell(count: int, share: float, *, right: bool) -> Html:

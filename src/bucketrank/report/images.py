@@ -143,8 +143,7 @@ class _Canvas:
         return self._group(each, each.score, text, f"detection {each.outcome}", outlined=outlined, hidden=hidden)
 
     def ground_truth(self, each: GroundTruthObject, *, outlined: bool) -> Html:
-        missed = each.matched_score is None or each.matched_score < self.threshold
-        state = "crowd" if each.crowd else "missed" if missed else "detected"
+        state = "crowd" if each.crowd else "detected" if each.is_detected(self.threshold) else "missed"
         text = f"ground truth: {self.class_names[each.category]}" + (" (crowd)" if each.crowd else "")
         if each.matched_score is not None:
             text += f"\ndetected with score {each.matched_score:.3g}"

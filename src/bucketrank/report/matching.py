@@ -27,6 +27,10 @@ class GroundTruthObject:
     segmentation: Any
     matched_score: float | None = None  # None if no detection matched it
 
+    def is_detected(self, threshold: float) -> bool:
+        """Return whether a detection with a score of at least ``threshold`` matched it."""
+        return self.matched_score is not None and self.matched_score >= threshold
+
 
 @dataclass(frozen=True)
 class Detection:

@@ -90,7 +90,7 @@ def measure_run(
     with torch.inference_mode():
         for index in range(count):
             image, target = dataset[index]
-            evaluator.add([int(target["image_id"])], _detect(prepared.model, image.to(prepared.device)))
+            evaluator.add([int(target["image_id"])], prepared.model([image.to(prepared.device)]))
             advance(index + 1, count)
     iou_types: list[Any] = ["boxes", "masks"] if prepared.model.masks else ["boxes"]
     seen_only = max_images is not None
@@ -148,13 +148,6 @@ def _candidates(prepared: EvaluationSetup, image_ids: Sequence[int]) -> dict[int
         if ranked is not None:
             by_image[image_id] = ranked
     return by_image
-
-
-def _detect(model: Detector, image: Tensor) -> list[dict[str, Tensor]]:
-    detections = model([image])
-    if not isinstance(detections, list):
-        raise TypeError("measure_run: expected a detector in evaluation mode, got losses")
-    return detections
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from bucketrank.console import progress_bar, say
 from bucketrank.devices import resolve_device
 from bucketrank.errors import DataError, printable
 from bucketrank.report.built import describe_loss
-from bucketrank.report.chart import COLOURS, Html, join, table, tag
+from bucketrank.report.chart import COLOURS, Html, join, keys, table, tag
 from bucketrank.report.confusion import confusion_section
 from bucketrank.report.images import StoredImages, image_figure
 from bucketrank.report.measurements import Measurement, measure_run
@@ -38,7 +38,7 @@ from bucketrank.report.sections import (
     settings_section,
 )
 from bucketrank.settings import LossSettings, loss_spec
-from bucketrank.weights.atomic import write_text
+from bucketrank.weights.atomic import require_no_folder, write_text
 
 GENERATOR = "bucketrank report"
 MAX_NAMES = 4  # runs named in the heading; with more runs, it only gives their number
@@ -107,8 +107,7 @@ def _check(out: Path, *, images: int, max_images: int | None) -> None:
         raise DataError(f"write_report: images: expected at least 1, got {images}")
     if max_images is not None and max_images < 1:
         raise DataError(f"write_report: max_images: expected at least 1, got {max_images}")
-    if out.is_dir():
-        raise DataError(f"{out}: expected a file to write, got a folder; give --out {out / 'report.html'}")
+    require_no_folder(out, "report.html")
     if out.exists():
         with out.open("rb") as file:
             if GENERATOR.encode() not in file.read(1000):
@@ -241,29 +240,23 @@ def _swatch(number: int) -> Html:
 
 def _average_precision(runs: Sequence[ReportedRun]) -> Html:
     parts: list[Html] = []
+    compare = _comparable(runs)
     for iou_type in IOU_TYPES:
-        metrics = [(run.folder.name, row) for run in runs if (row := _metrics(run, iou_type))]
+        metrics = {run.folder.name: row for run in runs if (row := _metrics(run, iou_type))}
         if metrics:
-            metrics_rows = metrics_table(
-                [name for name, _ in metrics],
-                [row for _, row in metrics],
-                compare=_comparable(runs),
-                caption=f"AP and AR of {iou_type} in per cent. {_source(runs)}",
-            )
-            parts += [tag("h3", iou_type.capitalize()), metrics_rows]
-    measured = [(run.folder.name, run.measurement) for run in runs if run.measurement is not None]
+            caption = f"AP and AR of {iou_type} in per cent. {_source(runs)}"
+            parts += [tag("h3", iou_type.capitalize()), metrics_table(metrics, compare=compare, caption=caption)]
+    measured = {run.folder.name: run.measurement for run in runs if run.measurement is not None}
     for iou_type in IOU_TYPES:
-        per_class = [(name, each.results[iou_type].per_class) for name, each in measured if iou_type in each.results]
+        per_class = {
+            name: each.results[iou_type].per_class for name, each in measured.items() if iou_type in each.results
+        }
         if per_class:
-            class_rows = class_table(
-                [name for name, _ in per_class],
-                [each for _, each in per_class],
-                compare=_comparable(runs),
-                caption=f"AP of {iou_type} per class in per cent; - if the images have no object of the class.",
-            )
+            caption = f"AP of {iou_type} per class in per cent; - if the images have no object of the class."
+            class_rows = class_table(per_class, compare=compare, caption=caption)
             parts += [tag("h3", f"{iou_type.capitalize()} per class"), class_rows]
     if measured:
-        rows = [[name, *calibration_row(each)] for name, each in measured]
+        rows = [[name, *calibration_row(each)] for name, each in measured.items()]
         caption = "Calibration errors of the boxes, from 0 to 1: 0 if detections are right as often as scores say."
         parts += [tag("h3", "Calibration"), table(["run", *CALIBRATION_COLUMNS], rows, caption=caption)]
     return join(*parts) if parts else tag("p", "No numbers yet: these runs have not been evaluated.")
@@ -356,15 +349,12 @@ def _measurement(measurement: Measurement, folder: RunFolder, stored: StoredImag
         tag("button", "Reset to stored threshold", type="button", class_="reset"),
         class_="controls scripted",
     )
-    keys = [
-        tag("span", tag("span", class_=f"key {name}"), text, class_="entry")
-        for name, text in (
-            ("correct", "correct detection"),
-            ("wrong", "wrong detection"),
-            ("detected", "detected object"),
-            ("missed", "missed object"),
-        )
-    ]
+    shapes = {
+        "correct": "correct detection",
+        "wrong": "wrong detection",
+        "detected": "detected object",
+        "missed": "missed object",
+    }
     about = (
         f"The images with the highest and the lowest F1 at the stored threshold ({threshold:.3g}); boxes match at an "
         "IoU of 0.5. Solid boxes are detections, dashed boxes are ground truth. Point at a box to see its class, score "
@@ -380,7 +370,7 @@ def _measurement(measurement: Measurement, folder: RunFolder, stored: StoredImag
         confusion_section(measurement.confusion, class_names, threshold=threshold),
         tag("h4", "Best and worst images"),
         tag("p", about),
-        tag("p", *keys, class_="keys"),
+        keys(shapes),
         gallery if groups else tag("p", "No image has objects or detections."),
         tag("h4", "Ranked lists and gradients"),
         *_ranked_lists(measurement, folder.recipe.loss),

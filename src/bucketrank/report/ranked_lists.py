@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bucketrank.report.built import describe_loss
-from bucketrank.report.chart import Html, join, tag, tick_label, ticks
+from bucketrank.report.chart import Html, join, keys, tag, tick_label, ticks
 from bucketrank.report.images import file_title
 from bucketrank.report.matching import MatchedImage
 from bucketrank.report.measurements import (
@@ -155,7 +155,6 @@ def rank_candidates(candidates: TrainingCandidates, class_names: Sequence[str]) 
 def legend(settings: LossSettings, *, candidates: bool, calibrated: bool = False) -> Html:
     """Explain how to read the lists; with ``candidates``, also those of training candidates."""
     texts = {"positive": "positive", "negative": "negative or bucket of negatives", "ignored": "ignored (crowd)"}
-    keys = [tag("span", tag("span", class_=f"key {name}"), text, class_="entry") for name, text in texts.items()]
     delta = delta_of(settings)
     about = (
         "The upper bars show the scored entries of one image, highest first. The lower bars show the loss gradient "
@@ -174,7 +173,7 @@ def legend(settings: LossSettings, *, candidates: bool, calibrated: bool = False
         tag("p", about),
         tag("p", about_candidates) if candidates else "",
         tag("p", about_calibration) if calibrated else "",
-        tag("p", *keys, class_="keys"),
+        keys(texts),
     )
 
 

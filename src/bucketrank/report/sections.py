@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -17,6 +17,7 @@ from bucketrank.report.chart import (
     Chart,
     ChartLine,
     Html,
+    Points,
     chart_grid,
     draw_chart,
     join,
@@ -66,25 +67,25 @@ def settings_section(runs: Sequence[RunFolder], built: Sequence[Facts | None]) -
     return join(*parts)
 
 
-def metrics_table(names: Sequence[str], metrics: Sequence[Mapping[str, float]], *, compare: bool, caption: str) -> Html:
+def metrics_table(metrics: Mapping[str, Mapping[str, float]], *, compare: bool, caption: str) -> Html:
     """Show AP, AR and oLRP with one row per run; ``compare`` puts the best value of each column in bold."""
-    columns = list(dict.fromkeys(key for each in metrics for key in each))
-    best = {key: _best([each.get(key, math.nan) for each in metrics], lowest=key in ERRORS) for key in columns}
-    rows = []
-    for name, each in zip(names, metrics, strict=True):
-        cells = [_percent(each.get(key, math.nan), best=best[key] if compare else None) for key in columns]
-        rows.append([name, *cells])
+    columns = list(dict.fromkeys(key for each in metrics.values() for key in each))
+    best = {key: _best([each.get(key, math.nan) for each in metrics.values()], lowest=key in ERRORS) for key in columns}
+    rows = [
+        [name, *(_percent(each.get(key, math.nan), best=best[key] if compare else None) for key in columns)]
+        for name, each in metrics.items()
+    ]
     return table(["run", *columns], rows, caption=caption)
 
 
-def class_table(names: Sequence[str], per_class: Sequence[Mapping[str, float]], *, compare: bool, caption: str) -> Html:
+def class_table(per_class: Mapping[str, Mapping[str, float]], *, compare: bool, caption: str) -> Html:
     """Show the AP per class with one column per run; ``compare`` puts the best value of each row in bold."""
     rows = []
-    for name in dict.fromkeys(name for each in per_class for name in each):
-        values = [each.get(name, math.nan) for each in per_class]
+    for name in dict.fromkeys(name for each in per_class.values() for name in each):
+        values = [each.get(name, math.nan) for each in per_class.values()]
         best = _best(values) if compare else None
         rows.append([name, *(_percent(value, best=best) for value in values)])
-    return table(["class", *names], rows, caption=caption, tall=True)
+    return table(["class", *per_class], rows, caption=caption, tall=True)
 
 
 def _best(values: Sequence[float], *, lowest: bool = False) -> float | None:
@@ -119,9 +120,17 @@ def curves(runs: Sequence[RunFolder]) -> Html:
     """Draw AP and losses over the steps, all runs in each chart, and a table with steps, learning rate and time."""
     terms = list(dict.fromkeys(name for run in runs for name in run.train.values if name not in TRAIN_COLUMNS))
     iou_types = [each for each in ("boxes", "masks") if any(f"{each}/AP" in run.validation.values for run in runs)]
-    precision = _drawn(_precision(runs, iou_type, name) for iou_type in iou_types for name in METRICS)
-    loss = _drawn([_losses(runs, "loss", "sum of all terms")])
-    term_charts = _drawn(_losses(runs, name, "loss term") for name in terms)
+    validated = {
+        f"{name} of {iou_type}": [
+            [(float(step), 100 * value) for step, value in run.validation.pairs(f"{iou_type}/{name}")] for run in runs
+        ]
+        for iou_type in iou_types
+        for name in METRICS
+    }
+    precision = _over_steps(runs, validated, "per cent, on the validation set")
+    loss = _over_steps(runs, {"loss": [thinned(run.train.pairs("loss")) for run in runs]}, "sum of all terms")
+    logged = {name: [thinned(run.train.pairs(name)) for run in runs] for name in terms}
+    term_charts = _over_steps(runs, logged, "loss term")
     if not precision and not loss:
         return tag("p", "No curves: train.csv and validation.csv of these runs have no rows.")
     if len(term_charts) < MANY_TERMS:
@@ -130,8 +139,19 @@ def curves(runs: Sequence[RunFolder]) -> Html:
     return tag("div", chart_grid([*precision, *loss]), collapsed, run_numbers(runs))
 
 
-def _drawn(charts: Iterable[Chart | None]) -> list[Html]:
-    return [draw_chart(chart) for chart in charts if chart is not None]
+def _over_steps(runs: Sequence[RunFolder], columns: Mapping[str, Sequence[Points]], y_label: str) -> list[Html]:
+    """Draw a chart of each column, the points of every run, that has any; their step ranges start at 0 and line up."""
+    charts = []
+    for name, of_runs in columns.items():
+        lines = [
+            ChartLine(run.name, points, colour=number % COLOURS, run=number, dashed=number >= COLOURS)
+            for number, (run, points) in enumerate(zip(runs, of_runs, strict=True))
+            if points
+        ]
+        if lines:
+            steps = 0.0, max(1.0, *(x for line in lines for x, _ in line.points))
+            charts.append(draw_chart(Chart(name, "step", y_label, lines, steps)))
+    return charts
 
 
 def run_numbers(runs: Sequence[RunFolder]) -> Html:
@@ -153,33 +173,6 @@ def run_numbers(runs: Sequence[RunFolder]) -> Html:
             ]
         )
     return table(head, rows, caption="Seconds per step include the time spent waiting for images.")
-
-
-def _losses(runs: Sequence[RunFolder], name: str, y_label: str) -> Chart | None:
-    lines = [
-        ChartLine(run.name, thinned(points), colour=number % COLOURS, run=number, dashed=number >= COLOURS)
-        for number, run in enumerate(runs)
-        if (points := run.train.pairs(name))
-    ]
-    return Chart(name, "step", y_label, lines, _steps(lines)) if lines else None
-
-
-def _precision(runs: Sequence[RunFolder], iou_type: str, name: str) -> Chart | None:
-    lines = []
-    for number, run in enumerate(runs):
-        points = [(float(step), 100 * value) for step, value in run.validation.pairs(f"{iou_type}/{name}")]
-        if points:
-            lines.append(ChartLine(run.name, points, colour=number % COLOURS, run=number, dashed=number >= COLOURS))
-    return (
-        Chart(f"{name} of {iou_type}", "step", "per cent, on the validation set", lines, _steps(lines))
-        if lines
-        else None
-    )
-
-
-def _steps(lines: Sequence[ChartLine]) -> tuple[float, float]:
-    """Choose a step range that starts at 0, so that the charts line up."""
-    return 0.0, max(1.0, *(x for line in lines for x, _ in line.points))
 
 
 def precision_recall(measurement: Measurement, *, colour: int) -> Html:
