@@ -5,7 +5,6 @@ Both write a new folder in COCO format. Validation keeps all its images, which a
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from bucketrank.data import find_splits
-from bucketrank.data.annotations import Document, Split, classes
+from bucketrank.data.annotations import Document, Split, by_image, classes
 from bucketrank.data.convert.writer import Writer, Written
 from bucketrank.data.images import read_image
 from bucketrank.errors import DataError
@@ -74,10 +73,7 @@ def read_splits(source: Path, *, holdout: float | None = None) -> tuple[Split, S
 
 
 def _objects_by_image(document: Document) -> dict[int, list[dict[str, Any]]]:
-    owners: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    for entry in document["annotations"]:
-        owners[entry["image_id"]].append(entry)
-    return dict(owners)
+    return dict(by_image(document["annotations"]))
 
 
 def _add_all(writer: Writer, split: Split, document: Document, owners: dict[int, list[dict[str, Any]]]) -> None:

@@ -6,7 +6,8 @@ import hashlib
 import json
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import mul
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -22,7 +23,7 @@ Part = Literal["all", "train", "val"]
 
 MAX_PATH_BYTES, MAX_NAME_BYTES = 1000, 255  # limits of a path below the image folder, and of each name in it
 MAX_ID = 2**63 - 1  # torch stores ids as int64
-MAX_EXACT_ID = 2**53 - 1  # faster-coco-eval reads image and category ids as doubles
+MAX_EXACT_ID = 2**53 - 1  # faster-coco-eval reads image and category ids as doubles, which round larger ones
 HELD_OUT = 0.1  # share of the images kept for validation if a folder has a single annotation file
 
 
@@ -234,9 +235,12 @@ def path_inside(name: str) -> PurePosixPath:
     return path
 
 
-def category_ids(document: Document) -> list[int]:
-    """Return the category ids in ascending order; label ``k`` (from 1) is the k-th."""
-    return sorted(category["id"] for category in document["categories"])
+def by_image(entries: Iterable[dict[str, Any]]) -> defaultdict[int, list[dict[str, Any]]]:
+    """Group annotations or detections by image id."""
+    groups: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+    for entry in entries:
+        groups[entry["image_id"]].append(entry)
+    return groups
 
 
 def size_of(image: Mapping[str, Any]) -> tuple[int, int]:
@@ -254,9 +258,8 @@ def clipped(box: Sequence[float], size: tuple[int, int]) -> tuple[float, float, 
 
 
 def classes(document: Document) -> list[tuple[int, str]]:
-    """Return the id and name of every category, in label order."""
-    names = {category["id"]: category["name"] for category in document["categories"]}
-    return [(number, names[number]) for number in category_ids(document)]
+    """Return the id and name of every category, in label order: label ``k`` (from 1) has the k-th id."""
+    return sorted((category["id"], category["name"]) for category in document["categories"])
 
 
 def is_text(value: object) -> bool:
@@ -270,15 +273,6 @@ def is_text(value: object) -> bool:
 def is_id(value: object) -> bool:
     """Return whether the value is a whole number that fits into 64 bits."""
     return type(value) is int and -MAX_ID <= value <= MAX_ID
-
-
-def is_exact_as_double(number: int) -> bool:
-    """Return whether a double can hold this id and no other integer is rounded to the same double.
-
-    >>> is_exact_as_double(2**53 - 1), is_exact_as_double(2**53)
-    (True, False)
-    """
-    return -MAX_EXACT_ID <= number <= MAX_EXACT_ID
 
 
 def is_finite(value: object) -> bool:

@@ -16,12 +16,9 @@ from bucketrank.errors import DataError
 def repeat_factors(labels: Iterable[Iterable[int]], *, threshold: float = 0.001) -> list[int]:
     """Compute how often each image occurs per epoch, so that rare classes are sampled more often (Gupta et al., LVIS).
 
-    ``r(c) = max(1, sqrt(threshold / f_c))``, where f_c is the share of images that contain class c. An image gets the
-    largest r of its classes, rounded up; an image without objects gets 1.
-
-    Args:
-        labels: the labels of every image.
-        threshold: share of images below which a class counts as rare.
+    ``r(c) = max(1, sqrt(threshold / f_c))``, where f_c is the share of images that contain class c: below
+    ``threshold``, a class counts as rare. An image gets the largest r of its classes in ``labels``, rounded up; an
+    image without objects gets 1.
 
     >>> # Class 1 is in all images, class 2 in a quarter of them: its factor is sqrt(4).
     >>> repeat_factors([[1], [1], [1], [1, 2]], threshold=1.0)
@@ -134,11 +131,7 @@ class GroupedBatchSampler(Sampler[list[int]]):
 
 
 def collate(items: Sequence[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
-    """Collect images and targets in two lists; images differ in size, and the detector pads them.
-
-    Args:
-        items: pairs of image and target.
-    """
+    """Collect the images and targets of ``items`` in two lists; images differ in size, and the detector pads them."""
     return [image for image, _ in items], [target for _, target in items]
 
 

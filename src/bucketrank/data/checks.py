@@ -11,13 +11,13 @@ from typing import Any, Literal, NamedTuple
 from faster_coco_eval.core import mask as rle_codec
 
 from bucketrank.data.annotations import (
+    MAX_EXACT_ID,
     Document,
     LabelFiles,
     Split,
     classes,
     clipped,
     file_name,
-    is_exact_as_double,
     is_finite,
     is_id,
     is_text,
@@ -28,7 +28,7 @@ from bucketrank.data.annotations import (
     usable_polygons,
 )
 from bucketrank.data.images import is_turned, open_image, read_image
-from bucketrank.data.problems import Problem, raise_errors
+from bucketrank.data.problems import Problem, Severity, raise_errors
 from bucketrank.errors import DataError, short_repr
 
 Entry = dict[str, Any]
@@ -49,19 +49,13 @@ def check(
     workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Problem]:
-    """Check a split and return its problems in file order.
+    """Check a ``split`` and return its problems in file order.
 
     An error stops training; a warning says how training deals with the problem. ``masks`` requires a mask for every
     object. ``depth`` says how much of each image file is read: "annotations" nothing, "headers" the size, "pixels"
-    everything. None means "pixels" for up to 5000 images and "headers" for more. ``progress(done, total)`` is called
-    after each image.
-
-    Args:
-        split: annotation file and image folder.
-        masks: require a mask for every object.
-        depth: how much of the image files is read: annotations, headers or pixels.
-        workers: threads that read images; by default one per CPU core.
-        progress: function called after each image with the number of images done and their total.
+    everything. None means "pixels" for up to 5000 images and "headers" for more. The images are read by ``workers``
+    threads, by default one per CPU core. ``progress``, if given, is called after each image with the number of images
+    done and their total.
     """
     report = AnnotationReport(split)
     document = report.read()
@@ -79,13 +73,7 @@ def check(
 
 
 def require_sound(split: Split, *, masks: bool = False, depth: Depth | None = None) -> None:
-    """Raise one DataError with the first 20 errors that ``check`` returns, if any.
-
-    Args:
-        split: annotation file and image folder.
-        masks: require a mask for every object.
-        depth: how much of the image files is read, as in ``check``.
-    """
+    """Raise one DataError with the first 20 errors that ``check`` of ``split``, ``masks`` and ``depth`` finds, if any."""
     raise_errors(check(split, masks=masks, depth=depth))
 
 
@@ -100,17 +88,16 @@ class AnnotationReport:
 
     def error(self, code: str, where: str | None, message: str) -> None:
         self.errors += 1
-        file, where = self._place(where)
-        self.problems.append(Problem(file, code, where, message))
+        self._add(code, where, message, "error")
 
     def warning(self, code: str, where: str | None, message: str) -> None:
-        file, where = self._place(where)
-        self.problems.append(Problem(file, code, where, message, "warning"))
+        self._add(code, where, message, "warning")
 
-    def _place(self, where: str | None) -> tuple[str, str | None]:
-        """Return file and id of an entry: the annotation file with the given id, or the label file and its line."""
+    def _add(self, code: str, where: str | None, message: str, severity: Severity) -> None:
+        # The annotation file with the given id, or the label file and its line.
         places = {} if self.split.labels is None else self.split.labels.parsed(self.split.subset).places
-        return places.get(where or "", (self.split.name, where))
+        file, where = places.get(where or "", (self.split.name, where))
+        self.problems.append(Problem(file, code, where, message, severity))
 
     def read(self) -> Document | None:
         """Read the split's content; return None if a list, an entry or an id is missing or has the wrong type."""
@@ -135,7 +122,7 @@ class AnnotationReport:
                     self.error(
                         "missing-field", where, f"expected a whole number as id, got {short_repr(entry.get('id'))}"
                     )
-                elif name != "annotations" and not is_exact_as_double(entry["id"]):
+                elif name != "annotations" and not -MAX_EXACT_ID <= entry["id"] <= MAX_EXACT_ID:
                     text = f"expected an id between -2^53 and 2^53, which evaluation reads exactly, got {entry['id']}"
                     self.error("id-too-large", where, f"{text}; renumber the {name}, here and in the annotations")
                 elif name == "annotations" and not is_id(entry.get("image_id")):
@@ -431,7 +418,7 @@ def check_file(split: Split, image: Entry, *, pixels: bool) -> list[Problem]:
         return []  # already reported by check_images
     where = f"image {image['id']}"
 
-    def problem(name: str, message: str, severity: Literal["error", "warning"] = "error") -> list[Problem]:
+    def problem(name: str, message: str, severity: Severity = "error") -> list[Problem]:
         return [Problem(str(path), name, where, message.removeprefix(f"{path}: "), severity)]
 
     try:

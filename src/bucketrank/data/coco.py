@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
-from bucketrank.data.annotations import Split, classes, clipped, size_of, usable_polygons
+from bucketrank.data.annotations import Split, by_image, classes, clipped, size_of, usable_polygons
 from bucketrank.data.images import read_image
 from bucketrank.errors import DataError
 
@@ -38,17 +37,11 @@ class CocoDataset(Dataset[Item]):
     | iscrowd | (n,) zeros: crowds are left out of the target; evaluation reads them from the file |
     | image_id | () image id in the file |
 
-    ``keep_empty=False`` leaves out images without objects, as the published code does for CNN detectors. ``transform``
-    takes and returns image and target. Annotations are stored in a few arrays, which reach both forked and spawned
-    data-loading workers quickly.
+    With ``keep_empty`` false, images of ``split`` without objects are left out, as the published code does for CNN
+    detectors. ``transform`` takes and returns image and target. Annotations are stored in a few arrays, which reach
+    both forked and spawned data-loading workers quickly.
 
     The data must have passed ``require_sound``. Reading an item decodes its image and, with ``masks``, its n masks.
-
-    Args:
-        split: annotation file and image folder.
-        masks: also read the masks.
-        keep_empty: keep images without objects.
-        transform: function of image and target that returns both.
     """
 
     def __init__(
@@ -67,11 +60,7 @@ class CocoDataset(Dataset[Item]):
         self.class_names = [name for _, name in classes(document)]
         label_of = {number: label for label, number in enumerate(self.category_ids, start=1)}
 
-        objects: dict[int, list[dict[str, Any]]] = defaultdict(list)
-        for entry in document["annotations"]:
-            if not entry.get("iscrowd", 0):
-                objects[entry["image_id"]].append(entry)
-
+        objects = by_image(entry for entry in document["annotations"] if not entry.get("iscrowd", 0))
         rows: list[tuple[float, ...]] = []  # x1, y1, x2, y2, label, area
         starts = [0]
         segments: list[bytes] = []

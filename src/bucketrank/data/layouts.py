@@ -59,7 +59,7 @@ LAYOUTS = {
 
 
 def find_splits(folder: Path | str, *, layout: str | None = None, seed: int = 0) -> Splits:
-    """Find the training and validation splits of a folder in one of the known layouts.
+    """Find the training and validation splits of ``folder``, or of the data.yaml in it, in one of the known layouts.
 
     | layout | annotations | images |
     |---|---|---|
@@ -70,14 +70,10 @@ def find_splits(folder: Path | str, *, layout: str | None = None, seed: int = 0)
     | yolo | data.yaml and labels/*.txt | images/, or the folders in data.yaml |
     | voc | Annotations/*.xml, ImageSets/Main | JPEGImages/; or next to the XML files |
 
-    Without ``layout``, the folder must fit exactly one layout; DataError lists several. If only the validation split
-    exists, ``train`` is None. If only the training split exists, or a single set such as one ``*.json`` with any other
-    name, a tenth of its images, chosen by id and ``seed``, is kept for validation (see Split).
-
-    Args:
-        folder: data set folder, or the data.yaml in it.
-        layout: own, coco, lvis, roboflow, yolo or voc; by default the one that fits.
-        seed: seed that chooses the validation images if there is a single set.
+    Without ``layout``, a name in this table, the folder must fit exactly one; DataError lists several. If only the
+    validation split exists, ``train`` is None. If only the training split exists, or a single set such as one
+    ``*.json`` with any other name, a tenth of its images, chosen by id and ``seed``, is kept for validation (see
+    Split).
     """
     found = _all_splits(Path(folder), layout, seed)
     if not {"train", "val"} & {*found}:

@@ -29,15 +29,8 @@ PER_OBJECT = ("labels", "area", "iscrowd", "masks")  # besides boxes
 class MixedImages(Dataset[Item]):
     """A data set whose images are mixed with others at random, before its own transform.
 
-    Copy-paste comes first, then mosaic, then mixup. The others are drawn uniformly. ``keep_masks=False`` drops
-    the masks that only copy-paste needs.
-
-    Args:
-        images: data set with a transform; with masks for copy-paste.
-        mosaic: probability of a mosaic of four images.
-        mixup: probability of a mixture of two images.
-        copy_paste: probability of pasting objects of another image.
-        keep_masks: keep the masks in the target.
+    ``mosaic``, ``mixup`` and ``copy_paste`` are probabilities. Copy-paste comes first, then mosaic, then mixup. The
+    others are drawn uniformly. ``keep_masks=False`` drops the masks that only copy-paste needs.
     """
 
     def __init__(

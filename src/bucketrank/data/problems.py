@@ -9,6 +9,8 @@ from typing import Literal
 
 from bucketrank.errors import DataError, printable
 
+Severity = Literal["error", "warning"]
+
 MAX_LISTED = 20  # problems in a DataError
 
 
@@ -28,7 +30,7 @@ class Problem:
     code: str
     id: str | None  # image, annotation or category
     message: str  # problem and remedy
-    severity: Literal["error", "warning"] = "error"  # an error stops training
+    severity: Severity = "error"  # an error stops training
 
     def __str__(self) -> str:
         parts = (self.file, self.id, self.message)

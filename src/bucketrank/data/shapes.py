@@ -174,16 +174,10 @@ class Canvas:
 
 
 def write_shapes(folder: Path | str, *, train: int = 400, val: int = 100, size: int = 160, seed: int = 0) -> Path:
-    """Draw a data set in COCO format: images/, train.json and val.json, with boxes and masks.
+    """Draw a data set in COCO format into the new folder ``folder``, and return it.
 
-    The validation images do not depend on the number of training images. Returns the folder.
-
-    Args:
-        folder: folder to write; it is created.
-        train: number of training images.
-        val: number of validation images.
-        size: side of an image in pixels.
-        seed: seed of the drawings.
+    It has images/, train.json and val.json, with boxes and masks: ``train`` and ``val`` images of ``size`` x ``size``
+    pixels, drawn by ``seed``. The validation images do not depend on the number of training images.
     """
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):

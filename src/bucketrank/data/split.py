@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 
-from bucketrank.data.annotations import Document, Split, classes
+from bucketrank.data.annotations import Split, by_image, classes
 from bucketrank.data.checks import Content, check_pair, require_sound
 from bucketrank.data.convert.writer import Writer, Written
 from bucketrank.data.layouts import find_splits
@@ -32,8 +32,7 @@ def resplit(
     if any("frequency" in category for document in documents for category in document["categories"]):
         raise DataError(f"{source}: LVIS has its own splits, which mark absent classes; keep them")
     images = [(split, image) for split, document in zip(splits, documents, strict=True) for image in document["images"]]
-    objects = [_objects_by_image(document) for document in documents]
-    owners = dict(zip(splits, objects, strict=True))
+    owners = {split: by_image(document["annotations"]) for split, document in zip(splits, documents, strict=True)}
     labels = {
         number: [entry["category_id"] for entry in owners[split][image["id"]] if not entry.get("iscrowd")]
         for number, (split, image) in enumerate(images)
@@ -125,10 +124,3 @@ def _whole(source: Path, *, layout: str | None) -> list[Split]:
     if len(joined) == 2:
         raise_errors(check_pair(*map(Content.of, joined)))
     return joined
-
-
-def _objects_by_image(document: Document) -> dict[int, list[Document]]:
-    objects: dict[int, list[Document]] = defaultdict(list)
-    for entry in document["annotations"]:
-        objects[entry["image_id"]].append(entry)
-    return objects

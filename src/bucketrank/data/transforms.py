@@ -58,12 +58,6 @@ def train_transform(
     the DETR policy: half of the images are scaled to a short side of 400, 500 or 600 pixels and cropped to a random
     window with sides of 384 to 600 pixels. Objects outside the image, or with a side below one pixel, are removed with
     their labels and masks; ``area`` keeps the annotated value. Pixels are returned as float32 in [0, 1].
-
-    Args:
-        flip: probability of a horizontal flip.
-        jitter: change the colours.
-        crop: use DETR random crops.
-        augment: names of further steps.
     """
     steps: list[Any] = [v2.RandomHorizontalFlip(flip)]
     if jitter:

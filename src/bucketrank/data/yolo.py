@@ -89,19 +89,18 @@ class YoloLabels(LabelFiles):
         """List the images of a subset."""
         if subset == "annotations":
             return list_images(self.folder / "images")
-        settings = self.settings
-        if not any(name in settings for name in SPLITS):
+        if not any(name in self.settings for name in SPLITS):
             places = [folder for alias in SPLITS[subset] for folder in (f"images/{alias}", f"{alias}/images")]
             return list_images(next((path for each in places if (path := self.folder / each).is_dir()), None))
-        stated = settings.get(subset)
+        stated = self.settings.get(subset)
         paths = [stated] if isinstance(stated, str) else stated or []
         if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
             raise DataError(f"{self.source}: gives no path for {subset}; write a folder, or a list of folders")
         images = []
-        for path in (self.within(settings, each) for each in paths):
+        for path in map(self.within, paths):
             if path.suffix == ".txt" and path.is_file():
                 names = read_text(path, source=self.folder, follow_links=self.follow_links).split("\n")
-                images += [self.within(settings, line.strip()) for line in names if line.strip()]
+                images += [self.within(line.strip()) for line in names if line.strip()]
             else:
                 images += list_images(path)
         if stated and not images:
@@ -111,7 +110,7 @@ class YoloLabels(LabelFiles):
             )
         return images
 
-    def within(self, settings: dict[str, Any], stated: str) -> Path:
+    def within(self, stated: str) -> Path:
         """Resolve a path from data.yaml below the folder or below its ``path``; raise DataError if it is outside.
 
         A leading ``../`` is dropped: Roboflow exports write ../train/images for train/images next to the yaml file.
@@ -121,7 +120,7 @@ class YoloLabels(LabelFiles):
         while stated.startswith(("./", "../")):
             stated = stated.partition("/")[2]
         below = self.folder / path_inside(stated)
-        root = settings.get("path")
+        root = self.settings.get("path")
         if not below.exists() and isinstance(root, str):
             try:
                 other = self.folder / path_inside(f"{root}/{stated}")

@@ -15,7 +15,7 @@ from faster_coco_eval.core import mask as rle_codec
 from faster_coco_eval.core.faster_eval_api import COCOeval_faster
 from torch import Tensor
 
-from bucketrank.data.annotations import Document, Split, category_ids, usable_polygons
+from bucketrank.data.annotations import Document, Split, classes, usable_polygons
 from bucketrank.errors import DataError
 from bucketrank.evaluation.metrics import (
     OVERLAP,
@@ -152,7 +152,7 @@ class Evaluator:
     ) -> None:
         document = annotations.read() if isinstance(annotations, Split) else annotations
         self.masks = masks
-        self.categories = category_ids(document)
+        self.categories = [number for number, _ in classes(document)]
         self._label_of = {category_id: label for label, category_id in enumerate(self.categories, start=1)}
         with_frequencies = all("frequency" in category for category in document["categories"])
         self.style = ("lvis" if with_frequencies else "coco") if style == "auto" else style

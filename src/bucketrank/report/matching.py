@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bucketrank.boxes import paired_iou
+from bucketrank.data.annotations import by_image
 
 Outcome = Literal["correct", "wrong", "ignored"]
 
@@ -75,17 +75,12 @@ class MatchedImage:
 
 
 def match_all(
-    document: Mapping[str, Any], records: Sequence[Mapping[str, Any]], *, images: Sequence[int], lvis: bool = False
+    document: Mapping[str, Any], records: Sequence[dict[str, Any]], *, images: Sequence[int], lvis: bool = False
 ) -> list[MatchedImage]:
     """Match the detections ``records``, given as COCO results, in the images with the ids ``images``."""
-    annotations: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
-    for annotation in document["annotations"]:
-        annotations[annotation["image_id"]].append(annotation)
-    by_image: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
-    for record in records:
-        by_image[record["image_id"]].append(record)
+    annotations, found = by_image(document["annotations"]), by_image(records)
     entries = {image["id"]: image for image in document["images"]}
-    return [match(entries[image_id], by_image[image_id], annotations[image_id], lvis=lvis) for image_id in images]
+    return [match(entries[image_id], found[image_id], annotations[image_id], lvis=lvis) for image_id in images]
 
 
 def match(
