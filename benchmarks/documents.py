@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_or
 
 from benchmarks.timing import Spread
 from bucketrank.errors import short_repr
-from bucketrank.provenance import Machine, busy, format_machine
+from bucketrank.provenance import Machine, format_machine
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -92,6 +92,11 @@ def markdown_end(rules: Mapping[str, str], notes: Sequence[str]) -> list[str]:
     """Format the last sections of a document: measurement rules and notes."""
     how = "\n".join(f"- {name}: {rule}." for name, rule in rules.items())
     return ["## How it was measured", how, "## Notes", "\n".join(f"- {line}" for line in notes)]
+
+
+def busy(machine: Machine) -> bool:
+    """Return whether other programs used the processor, which may have disturbed the times."""
+    return machine["load"] is not None and machine["load"] > 0.5 * machine["cores"]
 
 
 def busy_note(machine: Machine) -> list[str]:

@@ -21,6 +21,7 @@ from benchmarks.detectors.results import DetectorBench, DetectorBenchSettings, D
 from benchmarks.documents import (
     TIMES,
     PerformanceTarget,
+    busy,
     format_bytes,
     format_launches,
     format_seconds,
@@ -29,10 +30,11 @@ from benchmarks.documents import (
     performance_target,
     significant,
 )
+from benchmarks.figures import DARK, METHOD_COLOURS, save_figure
 from benchmarks.session import device_type
 from benchmarks.timing import Spread
-from bucketrank.figures import DARK, GREY, GRID, INK, METHOD_COLOURS, STYLE, save_figure
-from bucketrank.provenance import busy, format_machine
+from bucketrank.figures import GREY, GRID, INK, STYLE
+from bucketrank.provenance import format_machine
 from bucketrank.settings.paper import SCORE_BASED, PaperRow, paper_rows
 
 if TYPE_CHECKING:

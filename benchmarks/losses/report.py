@@ -26,6 +26,7 @@ from benchmarks.documents import (
     markdown_table,
     significant,
 )
+from benchmarks.figures import DARK, LIGHT, METHOD_COLOURS, save_figure
 from benchmarks.losses.contenders import (
     BASELINES,
     DELTAS,
@@ -43,7 +44,7 @@ from benchmarks.losses.flops import sort
 from benchmarks.losses.results import DISTURBED, LossBench, LossResult, loss_targets, speedup
 from benchmarks.session import device_type
 from benchmarks.timing import Spread
-from bucketrank.figures import DARK, GRID, INK, LIGHT, METHOD_COLOURS, SKY, STYLE, save_figure
+from bucketrank.figures import GRID, INK, SKY, STYLE
 from bucketrank.provenance import format_machine
 from bucketrank.settings.paper import OPERATIONS
 

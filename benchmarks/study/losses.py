@@ -20,6 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.documents import markdown_table
+from benchmarks.figures import LOSS_COLOURS, save_figure
 from benchmarks.study.grid import LOSS_TITLES, OURS, RIVALS
 from benchmarks.study.plan import HOLDOUT, LossPlan
 from benchmarks.study.runs import Choice, RunRecord, StudyError, StudyRun
@@ -29,7 +30,7 @@ from benchmarks.timing import ratio
 from bucketrank.data import find_splits
 from bucketrank.evaluation import BootstrapAP, Difference, Evaluator, ImageAP, paired_difference
 from bucketrank.evaluation.evaluator import IouType
-from bucketrank.figures import LOSS_COLOURS, STYLE, save_figure
+from bucketrank.figures import STYLE
 from bucketrank.settings.training import DataSettings
 from bucketrank.weights.atomic import write_text
 

@@ -22,12 +22,13 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from benchmarks.documents import markdown_table
+from benchmarks.figures import save_figure
 from benchmarks.study.grid import LOSS_TITLES, OURS
 from benchmarks.study.losses import QUARTER, step_at
 from benchmarks.study.runs import RunRecord, StudyError, read_records
 from benchmarks.study.tables import DASH
 from bucketrank.evaluation.bootstrap import Values
-from bucketrank.figures import BLUE, GREY, INK, STYLE, save_figure
+from bucketrank.figures import BLUE, GREY, INK, STYLE
 from bucketrank.weights.atomic import write_text
 
 NUM_REPLICATES = 10_000

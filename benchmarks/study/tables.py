@@ -21,12 +21,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.documents import markdown_table
+from benchmarks.figures import LOSS_COLOURS, save_figure
 from benchmarks.study.grid import SCORED, Row
 from benchmarks.study.plan import Arm, PaperPlan, scored
 from benchmarks.study.runs import RunRecord, StudyRun
 from benchmarks.study.steps import StepMeasurements
 from benchmarks.timing import Samples, Spread, ratio
-from bucketrank.figures import LOSS_COLOURS, STYLE, save_figure
+from bucketrank.figures import STYLE
 from bucketrank.settings.paper import paper_rows
 
 

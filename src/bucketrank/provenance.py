@@ -73,11 +73,6 @@ def format_machine(machine: Machine) -> str:
     )
 
 
-def busy(machine: Machine) -> bool:
-    """Return whether other programs used the processor, which may have disturbed the times."""
-    return machine["load"] is not None and machine["load"] > 0.5 * machine["cores"]
-
-
 def _processor() -> str:
     """Return the processor's model name; on Linux ``platform.processor()`` is empty or only the architecture."""
     try:

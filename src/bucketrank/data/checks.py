@@ -73,7 +73,7 @@ def check(
 
 
 def require_sound(split: Split, *, masks: bool = False, depth: Depth | None = None) -> None:
-    """Raise one DataError with the first 20 errors that ``check`` of ``split``, ``masks`` and ``depth`` finds, if any."""
+    """Raise one DataError with the first 20 errors of ``check``; ``split``, ``masks`` and ``depth`` are its own."""
     raise_errors(check(split, masks=masks, depth=depth))
 
 

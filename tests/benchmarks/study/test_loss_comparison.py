@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from benchmarks.__main__ import main
+from benchmarks.figures import LOSS_COLOURS
 from benchmarks.study.grid import COMPARED, LOSS_TITLES, ONE_HEAD
 from benchmarks.study.losses import (
     bootstrap_at,
@@ -34,7 +35,6 @@ from bucketrank.data import find_splits
 from bucketrank.detectors.dense import DenseDetector
 from bucketrank.evaluation import Evaluator
 from bucketrank.evaluation.evaluator import encode_mask
-from bucketrank.figures import LOSS_COLOURS
 from bucketrank.weights.load import build_detector
 from tests.benchmarks.study.finished_runs import finish
 
