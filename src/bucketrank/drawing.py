@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -173,20 +174,18 @@ def _selected(
     if detections is None:
         return [], [], [], []
     boxes, labels, scores = detections["boxes"], detections["labels"], detections.get("scores")
-    if scores is None:
-        order = list(range(len(boxes)))
-    else:
+    order = list(range(len(boxes)))
+    if scores is not None:
         descending = scores.argsort(descending=True, stable=True).tolist()
         order = [each for each in descending if float(scores[each]) >= threshold]
-    masks = detections.get("masks")
     binary: list[NDArray[np.bool_]] = []
-    for each in order if masks is not None else ():
-        mask = masks[each].detach().cpu().reshape(masks.shape[-2:])  # type: ignore[index, union-attr]
-        binary.append((mask > 0.5 if mask.is_floating_point() else mask.bool()).numpy())
+    if (masks := detections.get("masks")) is not None:
+        chosen = masks[order].detach().cpu().reshape(len(order), *masks.shape[-2:])
+        binary = list((chosen > 0.5 if chosen.is_floating_point() else chosen.bool()).numpy())
     return (
-        [boxes[each].tolist() for each in order],
-        [int(labels[each]) for each in order],
-        [None if scores is None else float(scores[each]) for each in order],
+        boxes[order].tolist(),
+        labels[order].int().tolist(),
+        [None] * len(order) if scores is None else scores[order].tolist(),
         binary,
     )
 
@@ -288,19 +287,15 @@ def _place(
     inner = line / 2
     lefts = (area.left - inner, area.right + inner - width, (area.left + area.right - width) / 2)
     tops = (area.top - height - inner, area.bottom + inner, area.top + inner, area.bottom - height - inner)
-    best: tuple[float, Area] | None = None
-    for top in tops:
-        for left in lefts:
-            x = min(max(left, 0), max(size[0] - width, 0))
-            y = min(max(top, 0), max(size[1] - height, 0))
-            place = Area(x, y, x + width, y + height)
-            hidden = sum(place.shared(other) for other in taken)
-            if hidden <= 0:
-                return place, 0.0
-            if best is None or hidden < best[0]:
-                best = hidden, place
-    hidden, place = best or (0.0, area)
-    return place, hidden
+    hidden: dict[Area, float] = {}
+    for top, left in product(tops, lefts):
+        x = min(max(left, 0), max(size[0] - width, 0))
+        y = min(max(top, 0), max(size[1] - height, 0))
+        place = Area(x, y, x + width, y + height)
+        hidden[place] = sum(place.shared(other) for other in taken)
+        if not hidden[place]:
+            break
+    return min(hidden.items(), key=lambda each: each[1])
 
 
 def _brightness(colour: Colour) -> float:

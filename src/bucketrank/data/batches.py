@@ -32,10 +32,12 @@ def repeat_factors(labels: Iterable[Iterable[int]], *, threshold: float = 0.001)
 
 
 class GroupedBatchSampler(Sampler[list[int]]):
-    """Random batches of images that are all wide or all tall, to reduce padding.
+    """Random batches of ``batch_size`` images that are all wide or all tall, to reduce padding.
 
-    The order depends only on ``seed`` and the epoch, and is the same on every machine. Leftover wide and tall images
-    that do not fill a batch are batched together; the last of these batches may be smaller.
+    ``sizes`` are the height and width of every image, and ``repeats`` how often it occurs per epoch, as one number or
+    one per image. The order depends only on ``seed`` and the epoch, and is the same on every machine; with ``shuffle``
+    false, it is that of the images. Leftover wide and tall images that do not fill a batch are batched together; the
+    last of these batches may be smaller.
 
     With ``world_size`` processes, process ``rank`` gets every world_size-th batch. All processes get the same number of
     batches: the first batches are repeated if the count is not divisible. Lightning must not replace this sampler: use
@@ -43,15 +45,6 @@ class GroupedBatchSampler(Sampler[list[int]]):
 
     To resume in the middle of an epoch, call ``skip(batches)`` with the number of batches this process has finished.
     The sampler cannot count them itself, because a DataLoader fetches batches in advance.
-
-    Args:
-        sizes: height and width of every image.
-        batch_size: images per batch.
-        repeats: how often every image occurs per epoch, as one number or one per image.
-        seed: seed of the order.
-        rank: number of this process.
-        world_size: number of processes.
-        shuffle: shuffle the images in each epoch.
 
     >>> sampler = GroupedBatchSampler([(480, 640), (640, 480)] * 4, batch_size=2)
     >>> # Even indices are wide images, odd indices are tall images.

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision.ops import box_iou
 
 from bucketrank.data import CocoDataset, Split, find_splits, write_shapes
 from bucketrank.data.transforms import eval_transform
@@ -290,24 +289,9 @@ def compare_images(runs: Sequence[DemoRun], data: ShapeData, count: int) -> list
             kept = detections["scores"] >= run.threshold
             detections = {name: values[kept] for name, values in detections.items()}
             drawn.append(draw(image, detections, classes=data.classes, ground_truth=target))
-            correct = count_correct(detections, target)
+            evaluator = Evaluator(run.annotations)
+            evaluator.add([int(target["image_id"])], [detections])
+            correct = int(evaluator.matched(seen_only=True).right.sum())
             counts.append((correct, int(kept.sum()) - correct))
         compared.append(ComparedImage(int(target["image_id"]), len(target["labels"]), drawn, counts))
     return compared
-
-
-def count_correct(detections: dict[str, Tensor], target: dict[str, Tensor], *, iou: float = 0.5) -> int:
-    """Count the detections that match an object of their class; higher scores take objects first.
-
-    >>> boxes, labels = torch.tensor([[0.0, 0, 10, 10], [1, 0, 11, 10]]), torch.tensor([1, 1])
-    >>> count_correct({"boxes": boxes, "labels": labels}, {"boxes": boxes[:1], "labels": labels[:1]})
-    1
-    """
-    overlaps = box_iou(detections["boxes"], target["boxes"])
-    overlaps = torch.where(detections["labels"][:, None] == target["labels"], overlaps, 0.0)
-    correct = 0
-    for row in overlaps:
-        if len(row) and float(row.max()) >= iou:
-            overlaps[:, row.argmax()] = 0.0
-            correct += 1
-    return correct

@@ -113,12 +113,9 @@ $licence
 class TrainedDetector(ModelHubMixin):
     """A detector with its classes, threshold, calibration and recipe, which can be shared.
 
-    ``model`` is the detector, in evaluation mode after loading, and ``meta`` the description in its weights file.
-    Weights are written as safetensors. Pickles are neither written nor read.
-
-    Args:
-        model: a bucketrank detector, or a torchvision or transformers model behind its interface.
-        meta: description of the detector.
+    ``model`` is the detector, in evaluation mode after loading: ours, or a torchvision or transformers model behind its
+    interface. ``meta`` is the description in its weights file. Weights are written as safetensors. Pickles are neither
+    written nor read.
     """
 
     def __init__(self, model: Detector, meta: Meta) -> None:

@@ -67,18 +67,11 @@ def write_report(
 ) -> Path:
     """Write an HTML page about the run folders ``runs`` to the file ``out`` and return its path.
 
-    The page needs no other files. The weights of each run are measured on the validation images of the data set it was
-    trained on, or of the folder ``data``. Where files or data are missing, the page says so and shows the rest. Raises
-    DataError if a folder is not a run folder.
-
-    Args:
-        runs: run folders.
-        out: file to write.
-        data: folder of another data set to measure on.
-        images: number of best images to show, and of worst images.
-        max_images: measure only the first N images; by default all.
-        device: a torch device; auto is cuda if available.
-        console: where progress is printed; by default the terminal.
+    The page needs no other files. The weights of each run are measured on the validation images (the first
+    ``max_images``, by default all) of the data set it was trained on, or of the folder ``data``, on the torch device
+    ``device`` (auto: cuda if available). The page shows the ``images`` best and as many worst ones. Where files or data
+    are missing, the page says so and shows the rest. Progress is printed to ``console``, by default the terminal.
+    Raises DataError if a folder is not a run folder.
     """
     console = console or Console()
     out = Path(out)

@@ -57,20 +57,13 @@ def convert_published(
     threshold: float = THRESHOLD,
     ema: bool = False,
 ) -> Converted:
-    """Convert a checkpoint of MMDetection 2 or 3, and write it to ``out`` as a model file.
+    """Convert the checkpoint ``path`` of MMDetection 2 or 3; write it to ``out``, if given, as a model file.
 
-    The detector, its backbone and its loss are recognised from names and shapes of the tensors. Class names come from
-    the checkpoint; a checkpoint without any and with 80 classes has COCO's. No code in the checkpoint is run.
+    The detector, its backbone and its loss are recognised from names and shapes of the tensors. Those of ATSS and PAA
+    are the same: ``detector`` tells them apart, by default the file's configuration or name. Class names come from the
+    checkpoint; one without any has ``classes`` or, with 80 classes, COCO's. ``threshold`` is the minimum score to
+    report. ``ema`` takes the copies named ``ema_`` instead of the weights. No code in the checkpoint is run.
     WeightsError, in one line, for a file that cannot be read, another detector, and missing or unknown tensors.
-
-    Args:
-        path: the checkpoint, ``.pth``.
-        out: the model file to write; None writes none.
-        detector: ``atss`` or ``paa``, whose tensors have the same names; by default from the file's configuration or
-            name.
-        classes: names of the classes, for a checkpoint without any.
-        threshold: minimum score to report.
-        ema: take the copies named ``ema_`` instead of the weights.
     """
     checkpoint = read_checkpoint(path, ema=ema)
     source = recognise(checkpoint, detector=detector)
