@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypedDict
 
 PACKAGES = ("bucketrank", "torch", "numba", "numpy")
+PACKAGES_OF_TRITON = ("triton", "pytorch-triton", "pytorch-triton-rocm", "pytorch-triton-xpu", "triton-windows")
 
 
 class Machine(TypedDict):
@@ -122,12 +123,6 @@ def _git(root: Path, *arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-# The GPU that measured numbers belong to: memory, architecture, driver and runtime.
-
-
-PACKAGES_OF_TRITON = ("triton", "pytorch-triton", "pytorch-triton-rocm", "pytorch-triton-xpu", "triton-windows")
-
-
 class GpuDescription(TypedDict):
     """Description of a GPU, as written to JSON; None for what the system does not tell."""
 
@@ -146,22 +141,18 @@ def describe_gpu(device: str) -> GpuDescription | None:
     if device_type not in ("cuda", "xpu"):
         return None
     properties = getattr(torch, device_type).get_device_properties(device)
-    described = GpuDescription(
-        name=properties.name,
-        memory_gb=round(properties.total_memory / 2**30, 1),
-        architecture=None,
-        driver=getattr(properties, "driver_version", None),
-        runtime=None,
-    )
-    if device_type == "xpu":
-        return described
-    if torch.version.hip is not None:
-        return {**described, "architecture": properties.gcnArchName, "runtime": f"ROCm {torch.version.hip}"}
-    from torch.utils.collect_env import get_nvidia_driver_version, run
+    driver, architecture, runtime = getattr(properties, "driver_version", None), None, None
+    if device_type == "cuda" and torch.version.hip is not None:
+        architecture, runtime = properties.gcnArchName, f"ROCm {torch.version.hip}"
+    elif device_type == "cuda":
+        from torch.utils.collect_env import get_nvidia_driver_version, run
 
-    architecture = f"sm_{properties.major}{properties.minor}"
-    driver = get_nvidia_driver_version(run)
-    return {**described, "architecture": architecture, "driver": driver, "runtime": f"CUDA {torch.version.cuda}"}
+        driver, runtime = get_nvidia_driver_version(run), f"CUDA {torch.version.cuda}"
+        architecture = f"sm_{properties.major}{properties.minor}"
+    memory = round(properties.total_memory / 2**30, 1)
+    return GpuDescription(
+        name=properties.name, memory_gb=memory, architecture=architecture, driver=driver, runtime=runtime
+    )
 
 
 def format_gpu(gpu: GpuDescription) -> str:

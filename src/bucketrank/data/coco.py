@@ -105,10 +105,17 @@ class CocoDataset(Dataset[Item]):
 
     def read(self, index: int) -> Item:
         """Read an item without transform."""
-        image = torch.from_numpy(read_image_of_size(self._files[index], self.sizes[index])).permute(2, 0, 1)
+        path, size = self._files[index], self.sizes[index]
+        pixels = read_image(Path(path))
+        if pixels.shape[:2] != size:
+            raise DataError(
+                f"{path}: the file is {pixels.shape[1]} x {pixels.shape[0]}, its entry says {size[1]} x {size[0]}; "
+                "run bucketrank check-data"
+            )
+        image = torch.from_numpy(pixels if pixels.flags.writeable else pixels.copy()).permute(2, 0, 1)
         rows = torch.from_numpy(self._rows[self._starts[index] : self._starts[index + 1]])
         target: Target = {
-            "boxes": tv_tensors.BoundingBoxes(rows[:, :4].float(), format="XYXY", canvas_size=self.sizes[index]),
+            "boxes": tv_tensors.BoundingBoxes(rows[:, :4].float(), format="XYXY", canvas_size=size),
             "labels": rows[:, 4].long(),
             "image_id": torch.tensor(self.image_ids[index]),
             "area": rows[:, 5].float(),
@@ -117,7 +124,7 @@ class CocoDataset(Dataset[Item]):
         if self.masks:
             stored = self._segments[self._segment_starts[index] : self._segment_starts[index + 1]]
             # Safe to unpickle: __init__ pickled it.
-            target["masks"] = tv_tensors.Mask(decode_masks(pickle.loads(stored.tobytes()), self.sizes[index]))  # noqa: S301
+            target["masks"] = tv_tensors.Mask(decode_masks(pickle.loads(stored.tobytes()), size))  # noqa: S301
         return tv_tensors.Image(image.contiguous()), target
 
 
@@ -132,14 +139,3 @@ def decode_masks(segmentations: Sequence[Any], size: tuple[int, int]) -> Tensor:
         elif polygons := usable_polygons(segmentation):
             mask[:] = rle_codec.decode(rle_codec.merge(rle_codec.frPyObjects(polygons, *size)))
     return torch.from_numpy(masks)
-
-
-def read_image_of_size(path: str, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Read the pixels of a file; raise DataError unless they have the annotated height and width."""
-    pixels = read_image(Path(path))
-    if pixels.shape[:2] != size:
-        raise DataError(
-            f"{path}: the file is {pixels.shape[1]} x {pixels.shape[0]}, its entry says {size[1]} x {size[0]}; "
-            "run bucketrank check-data"
-        )
-    return pixels if pixels.flags.writeable else pixels.copy()

@@ -27,9 +27,6 @@ class CocoLayout(NamedTuple):
             if (folder / file).is_file()
         }
 
-    def __str__(self) -> str:
-        return f"{self.train[0]}, {self.val[0]}"
-
 
 COCO_LAYOUTS = {
     "own": CocoLayout(("train.json", "images"), ("val.json", "images"), ("test.json", "images")),
@@ -52,7 +49,7 @@ COCO_LAYOUTS = {
 }
 # Every layout with the files that it is recognised by.
 LAYOUTS = {
-    **{name: str(layout) for name, layout in COCO_LAYOUTS.items()},
+    **{name: f"{layout.train[0]}, {layout.val[0]}" for name, layout in COCO_LAYOUTS.items()},
     "yolo": "data.yaml with names, train and val; or labels/*.txt and images",
     "voc": "Annotations/*.xml; or train/*.xml, valid/*.xml next to the images",
 }

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
-from torchvision.ops import masks_to_boxes
+from torchvision.ops import box_area, masks_to_boxes
 from torchvision.transforms import v2
 
 from bucketrank.data.coco import CocoDataset, Item, Target
@@ -142,7 +142,7 @@ def fill(item: Item, size: tuple[int, int], *, canvas: tuple[int, int]) -> tuple
     ratio = (new / old).flip(0).repeat(2)  # x, y, x, y
     whole = target["boxes"] * ratio - torch.tensor([left, top, left, top])
     boxes = whole.clamp(min=0).minimum(torch.tensor([size[1], size[0]]).repeat(2))
-    kept = (_area(boxes) >= MIN_VISIBLE * _area(whole)) & ((boxes[:, 2:] - boxes[:, :2]).amin(1) >= 1)
+    kept = (box_area(boxes) >= MIN_VISIBLE * box_area(whole)) & ((boxes[:, 2:] - boxes[:, :2]).amin(1) >= 1)
     if "masks" in target:
         before = _has_pixels(target["masks"])
         resized = v2.functional.resize(tv_tensors.Mask(target["masks"]), new.tolist()).as_subclass(Tensor)
@@ -185,10 +185,6 @@ def _plain(target: Target) -> Target:
 
 def _has_pixels(masks: Tensor) -> Tensor:
     return masks.flatten(1).bool().any(1)
-
-
-def _area(boxes: Tensor) -> Tensor:
-    return (boxes[:, 2:] - boxes[:, :2]).prod(1)
 
 
 def _happens(probability: float) -> bool:

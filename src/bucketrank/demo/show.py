@@ -49,7 +49,12 @@ def run_demo(settings: DemoSettings, out: Path, console: Console | None = None) 
     with console.status(f"drawing {settings.train_images + settings.val_images} images"):
         data = draw_or_read_shapes(out / "shapes", settings)
     runs = [DemoRun(loss, recipe_for(loss, settings), settings, data) for loss in LOSSES]
-    console.print(introduction(runs, settings), highlight=False)
+    labels = "; ".join(run.loss.label for run in runs)
+    console.print(
+        f"{task_description(settings)}\nTrained once with each loss: {labels}. Both runs have the same box loss "
+        "(GIoU), seed, data, steps and learning rate.\n",
+        highlight=False,
+    )
     with console.status("compiling the loss"):
         for run in runs:
             run.warm_up()
@@ -94,15 +99,6 @@ def write_results(runs: Sequence[DemoRun], settings: DemoSettings, data: ShapeDa
     paths.append(out / "demo.json")
     paths[-1].write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return paths
-
-
-def introduction(runs: Sequence[DemoRun], settings: DemoSettings) -> str:
-    """Describe the comparison before the first step."""
-    labels = "; ".join(run.loss.label for run in runs)
-    return (
-        f"{task_description(settings)}\nTrained once with each loss: {labels}. Both runs have the same box loss "
-        "(GIoU), seed, data, steps and learning rate.\n"
-    )
 
 
 def task_description(settings: DemoSettings) -> str:

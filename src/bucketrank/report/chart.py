@@ -81,6 +81,11 @@ def table(
     return tag("div", box, tag("p", caption, class_="note") if caption else "", class_="table")
 
 
+def control(*content: str | Html) -> Html:
+    """Label an input element."""
+    return tag("label", *content, class_="control")
+
+
 def keys(texts: Mapping[str, str]) -> Html:
     """Explain marks: one text for each class of ``key`` in page.css."""
     entries = [tag("span", tag("span", class_=f"key {name}"), text, class_="entry") for name, text in texts.items()]

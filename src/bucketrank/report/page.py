@@ -21,7 +21,7 @@ from bucketrank.console import progress_bar, say
 from bucketrank.devices import resolve_device
 from bucketrank.errors import DataError, printable
 from bucketrank.report.built import describe_loss
-from bucketrank.report.chart import COLOURS, Html, join, keys, table, tag
+from bucketrank.report.chart import COLOURS, Html, control, join, keys, table, tag
 from bucketrank.report.confusion import confusion_section
 from bucketrank.report.images import StoredImages, image_figure
 from bucketrank.report.measurements import Measurement, measure_run
@@ -81,8 +81,7 @@ def write_report(
     folders = read_folders([Path(run) for run in runs])
     with progress_bar(console) as progress:
         for folder in folders:
-            gaps: list[str] = []
-            measurement = _measure(folder, data, gaps, progress, images=images, max_images=max_images, device=device)
+            measurement, gaps = _measure(folder, data, progress, images=images, max_images=max_images, device=device)
             reported.append(ReportedRun(folder, measurement, gaps))
             for gap in [*folder.gaps, *gaps]:
                 say(console, printable(f"{folder.name}: {gap}"), style="yellow")
@@ -110,31 +109,28 @@ def _check(out: Path, *, images: int, max_images: int | None) -> None:
 def _measure(
     folder: RunFolder,
     data: Path | str | None,
-    gaps: list[str],
     progress: Progress,
     *,
     images: int,
     max_images: int | None,
     device: str,
-) -> Measurement | None:
-    """Measure the weights of a run; if that is not possible, return None and add the reason to ``gaps``."""
+) -> tuple[Measurement | None, list[str]]:
+    """Measure the weights of a run; if that is not possible, return None and the reason, unless the folder names it."""
     data_folder = folder.data if data is None else Path(data)
     if folder.weights is None:
-        return None
+        return None, []
     if data_folder is None:
-        gaps.append(
+        return None, [
             "The run folder does not name its data: give the folder with --data to see images and AP per class."
-        )
-        return None
+        ]
     if not data_folder.exists():
-        gaps.append(
+        return None, [
             f"The data is no longer at {data_folder}: give its folder with --data to see precision and recall, images, "
             "ranked lists and AP per class."
-        )
-        return None
+        ]
     task = progress.add_task(folder.name, total=None)
     try:
-        return measure_run(
+        measurement = measure_run(
             folder,
             data_folder,
             images=images,
@@ -143,8 +139,8 @@ def _measure(
             advance=lambda done, total: progress.update(task, completed=done, total=total),
         )
     except (OSError, ValueError) as error:  # unusable data, weights or recipe, or NaN scores
-        gaps.append(f"The weights could not be measured: {error}")
-        return None
+        return None, [f"The weights could not be measured: {error}"]
+    return measurement, []
 
 
 def render_page(runs: Sequence[ReportedRun]) -> str:
@@ -323,22 +319,12 @@ def _measurement(measurement: Measurement, folder: RunFolder, stored: StoredImag
     present |= {each.category for image in shown for each in image.objects}
     options = [tag("option", "all classes", value="")]
     options += [tag("option", name, value=key) for key, name in class_names.items() if key in present]
+    slider = tag("input", type="range", min=0, max=1000, step=1, class_="score")
     controls = tag(
         "div",
-        tag("label", "Class ", tag("select", *options, class_="class"), class_="control"),
-        tag(
-            "label",
-            "Minimum score ",
-            tag("input", type="range", min=0, max=1000, step=1, class_="score"),
-            tag("output", f"{threshold:.3g}"),
-            class_="control",
-        ),
-        tag(
-            "label",
-            tag("input", type="checkbox", checked=True, class_="ground-truth"),
-            " ground truth",
-            class_="control",
-        ),
+        control("Class ", tag("select", *options, class_="class")),
+        control("Minimum score ", slider, tag("output", f"{threshold:.3g}")),
+        control(tag("input", type="checkbox", checked=True, class_="ground-truth"), " ground truth"),
         tag("button", "Reset to stored threshold", type="button", class_="reset"),
         class_="controls scripted",
     )

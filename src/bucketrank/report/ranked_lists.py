@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bucketrank.report.built import describe_loss
-from bucketrank.report.chart import Html, join, keys, tag, tick_label, ticks
+from bucketrank.report.chart import Html, control, join, keys, tag, tick_label, ticks
 from bucketrank.report.images import file_title
 from bucketrank.report.matching import MatchedImage
 from bucketrank.report.measurements import (
@@ -70,8 +70,8 @@ def ranked_lists(measurement: Measurement, settings: LossSettings) -> Html:
     image_options = [tag("option", title, value=number) for number, title in enumerate(titles)]
     source_options = [tag("option", text, value=source) for source, text in sources.items()]
     controls = [
-        tag("label", "Image ", tag("select", *image_options, class_="list-image"), class_="control"),
-        tag("label", "Ranked entries ", tag("select", *source_options, class_="list-source"), class_="control"),
+        control("Image ", tag("select", *image_options, class_="list-image")),
+        control("Ranked entries ", tag("select", *source_options, class_="list-source")),
     ]
     return tag("div", tag("div", *controls, class_="controls scripted"), *figures, class_="ranking")
 

@@ -101,10 +101,8 @@ def _recognise(checkpoint: Checkpoint, detector: str | None) -> Source:
             f"{checkpoint.path}: expected weights of {detector}, got those of {name}; leave out --detector"
         )
     if transformer:
-        width, rows = (
-            state["query_head.transformer.level_embeds"].shape[1],
-            co_detr_rows(groups["detector"]["decoder_layers"], dino=dino),
-        )
+        width = state["query_head.transformer.level_embeds"].shape[1]
+        rows = co_detr_rows(groups["detector"]["decoder_layers"], dino=dino)
     else:
         width, rows = len(state["neck.lateral_convs.0.conv.weight"]), HEAD_ROWS[name]
     groups["detector"] = {"name": name, "channels": width} | groups["detector"]
@@ -145,13 +143,8 @@ def _rcnn(checkpoint: Checkpoint, groups: dict[str, dict[str, Any]]) -> tuple[st
     else:
         num_classes = box_rows // 4
     softmax = logits == num_classes + 1
-    name = (
-        "cascade_rcnn"
-        if cascade
-        else "mask_rcnn"
-        if "roi_head.mask_head.conv_logits.weight" in state
-        else "faster_rcnn"
-    )
+    masks = "roi_head.mask_head.conv_logits.weight" in state
+    name = "cascade_rcnn" if cascade else "mask_rcnn" if masks else "faster_rcnn"
     lvis = num_classes == LVIS_CLASSES
     groups["detector"] = {
         "hidden": len(state[f"{head}.shared_fcs.0.weight"]),

@@ -95,7 +95,12 @@ def load_from_torchvision(model: Detector, source: str, *, classes: Sequence[str
     their number is the same. Otherwise they stay unchanged. Returns the names of the unchanged tensors. Raises
     WeightsError for weights of another architecture, and ConnectionError if a download fails.
     """
-    table = _table_of(model, source)
+    if type(model) not in DETECTORS:
+        raise WeightsError(
+            f"init: expected one of the detectors {', '.join(TABLES)} for torchvision:{source}, "
+            f"got {type(model).__name__}; {OTHER_INIT}"
+        )
+    table = TABLES[DETECTORS[type(model)]]
     if source.endswith(".safetensors") or "/" in source:
         state, names, from_coco = _read(Path(source)), None, False
     else:
@@ -137,15 +142,6 @@ def load_from_torchvision(model: Detector, source: str, *, classes: Sequence[str
                 converted[name] = converted[name].clamp(min=MIN_VARIANCE) - EPSILON
     model.load_state_dict(converted, strict=False)
     return skipped
-
-
-def _table_of(model: Detector, source: str) -> TensorTable:
-    if type(model) not in DETECTORS:
-        raise WeightsError(
-            f"init: expected one of the detectors {', '.join(TABLES)} for torchvision:{source}, "
-            f"got {type(model).__name__}; {OTHER_INIT}"
-        )
-    return TABLES[DETECTORS[type(model)]]
 
 
 def _require_name(table: TensorTable, source: str) -> None:

@@ -279,26 +279,18 @@ def calibrate(
     ``bucketrank.integrations``. ``data`` is a data folder (its training split is used), a split, or an iterable of
     pairs (image, target) as detectors take them, single or in batches.
 
-    The detections are matched to the ground truth by the COCO rule at an IoU of 0.5. With ``method="platt"``,
-    ``p = sigmoid(a * logit + b)`` with a > 0 is fitted and folded into the last classification layer: ``weight * a``
-    and ``bias * a + b``. The detections in an image keep their order, so NMS and AP stay the same. ``target="iou"``
-    fits the expected IoU instead of the match probability. ``per_class`` fits a pair for each class with enough
-    detections: the order within a class stays, but top-k limits across classes may keep other detections. Minimum
-    scores stored in the model are mapped with the scores.
+    The detections in up to ``max_images`` images (None: all) are matched to the ground truth by the COCO rule at an IoU
+    of 0.5. By default, ``method`` is ``"platt"``: ``p = sigmoid(a * logit + b)`` with a > 0 is fitted and folded into
+    the last classification layer: ``weight * a`` and ``bias * a + b``. The detections in an image keep their order, so
+    NMS and AP stay the same. ``target`` is ``"match"``, the probability of a match, or ``"iou"``, the expected IoU.
+    ``per_class`` fits a pair for each class with enough detections: the order within a class stays, but top-k limits
+    across classes may keep other detections. Minimum scores stored in the model are mapped with the scores.
 
     A softmax over the classes needs ``method="temperature"``: the logits are divided by a temperature and the
     background logit is shifted. The order of detections may change slightly.
 
     Raises CannotCalibrateError, and leaves the model unchanged, for scores that are products with a predicted quality,
     for too few right or wrong detections, and if higher scores are not right more often.
-
-    Args:
-        model: a bucketrank detector.
-        data: data folder, split, or pairs of image and target.
-        target: ``"match"``, the probability of a match at an IoU of 0.5, or ``"iou"``, the expected IoU.
-        per_class: fit each class separately.
-        method: ``"platt"`` for sigmoid scores, ``"temperature"`` for a softmax.
-        max_images: maximum number of images; None for all.
     """
     settings = FitSettings(target, per_class, method)
     if not isinstance(model, HasScoreHead):

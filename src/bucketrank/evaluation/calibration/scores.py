@@ -40,17 +40,12 @@ def calibrate_scores(
     ``iscrowd``. Both need the same labels and pixels. Use held-out images, and keep low scores: a detector's minimum
     score should be close to 0.
 
-    ``calibration(scores)`` then maps scores, ``calibration(scores, labels)`` with ``per_class``. ``calibration.save``
-    and ``Calibration.load`` keep it as JSON. Raises CannotCalibrateError if there is nothing to calibrate: too few
-    right or wrong detections, or higher scores that are not right more often.
-
-    Args:
-        detections: detections per image.
-        ground_truths: objects per image.
-        target: ``"match"``, the probability of a match at an IoU of 0.5, or ``"iou"``, the expected IoU.
-        per_class: fit each class with enough detections separately.
-        num_classes: number of classes; by default up to the highest label. Needed to fold the map into a layer.
-        first_label: label of the first class, for a map with as many pairs as a layer has classes.
+    ``target`` is ``"match"``, the probability of a match at an IoU of 0.5, or ``"iou"``, the expected IoU.
+    ``calibration(scores)`` then maps scores; with ``per_class``, which fits each class with enough detections
+    separately, ``calibration(scores, labels)`` does. To fold that map into a layer, its pairs must be the layer's
+    ``num_classes``, by default up to the highest label, from ``first_label`` on. ``calibration.save`` and
+    ``Calibration.load`` keep it as JSON. Raises CannotCalibrateError if there is nothing to calibrate: too few right or
+    wrong detections, or higher scores that are not right more often.
     """
     settings = FitSettings(target, per_class)
     found_of_images, objects_of_images = [*map(as_detections, detections)], [*map(as_objects, ground_truths)]
