@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from bucketrank.errors import DataError
 
 SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
-ORIENTATION = 0x0112  # tag in EXIF
 
 # Exceptions that Pillow's decoders raise for broken files, depending on format and version.
 BROKEN = (
@@ -87,7 +86,7 @@ def is_turned(image: Image.Image) -> bool:
     if image.format not in ("JPEG", "MPO"):  # other formats may store EXIF after the pixels, which getexif would decode
         return False
     try:
-        return image.getexif().get(ORIENTATION, 1) in range(2, 9)
+        return image.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
     except BROKEN:
         return False
 

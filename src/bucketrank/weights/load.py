@@ -65,7 +65,7 @@ def _build_stored(path: Path, state: Mapping[str, Tensor], meta: Meta, *, num_cl
         raise WeightsError(str(error)) from error
     _require_stored_config(path, recipe)
     try:
-        with parameters_limited_to(4 * sum(tensor.numel() for tensor in state.values()) + SPARE_ELEMENTS):
+        with parameters_limited_by(state):
             return build_detector(without_weights(recipe), num_classes=num_classes)
     except UNBUILDABLE as error:
         reason = f"{first_line(error):.200}"
@@ -101,9 +101,9 @@ def _require_same_dtypes(path: Path | str, state: Mapping[str, Tensor], expected
 
 
 @contextmanager
-def parameters_limited_to(elements: int) -> Iterator[None]:
-    """Cap the parameters allocated, so that a tiny file cannot request a huge model."""
-    left = elements
+def parameters_limited_by(state: Mapping[str, Tensor]) -> Iterator[None]:
+    """Cap the parameters allocated, so that a tiny file with the tensors ``state`` cannot request a huge model."""
+    left = 4 * sum(tensor.numel() for tensor in state.values()) + SPARE_ELEMENTS
 
     def count(_module: torch.nn.Module, _name: str, parameter: torch.nn.Parameter | None) -> None:
         nonlocal left

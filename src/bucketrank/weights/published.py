@@ -20,7 +20,7 @@ from bucketrank.errors import WeightsError, first_line
 from bucketrank.settings import detectors as detector_names
 from bucketrank.settings import from_dict
 from bucketrank.weights.files import Meta, save_weights
-from bucketrank.weights.load import SPARE_ELEMENTS, build_detector, parameters_limited_to
+from bucketrank.weights.load import build_detector, parameters_limited_by
 from bucketrank.weights.published_file import Checkpoint, read_checkpoint
 from bucketrank.weights.published_recognition import DETECTORS, Source, coco_classes, recognise
 from bucketrank.weights.published_table import HEADS, LAST_NORM, UNUSED
@@ -69,10 +69,9 @@ def convert_published(
     source = recognise(checkpoint, detector=detector)
     names, ids = _classes(checkpoint, source, classes)
     translated = _translated(checkpoint, source)
-    elements = 4 * sum(tensor.numel() for tensor in translated.state.values()) + SPARE_ELEMENTS
     try:
         recipe = from_dict(source.recipe, source=str(path))
-        with parameters_limited_to(elements):
+        with parameters_limited_by(translated.state):
             model = build_detector(recipe, num_classes=len(names))
     except (ArithmeticError, MemoryError, RuntimeError, TypeError, ValueError) as error:
         raise WeightsError(

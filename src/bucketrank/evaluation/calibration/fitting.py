@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Protocol, get_args, runtime_checkable
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -241,14 +241,6 @@ def _rows_of(head: ScoreHead, outputs: list[Tensor], detections: Detections) -> 
     return logits[candidates]
 
 
-@runtime_checkable
-class HasScoreHead(Protocol):
-    """A detector that describes the head behind its scores."""
-
-    def score_head(self) -> ScoreHead:
-        """Describe the head."""
-
-
 @dataclass(frozen=True)
 class FitSettings:
     """The target of the fit, whether each class gets its own pair, and the method, which depends on the head."""
@@ -293,7 +285,8 @@ def calibrate(
     for too few right or wrong detections, and if higher scores are not right more often.
     """
     settings = FitSettings(target, per_class, method)
-    if not isinstance(model, HasScoreHead):
+    score_head: Any = getattr(model, "score_head", None)
+    if score_head is None:
         raise TypeError(
             f"calibrate: expected a bucketrank detector, got {type(model).__name__}; for torchvision or transformers "
             "models use calibrate in bucketrank.integrations.torchvision or .transformers"
@@ -305,7 +298,7 @@ def calibrate(
         return detections  # type: ignore[no-any-return]
 
     samples = Samples.of(data, detect, max_images=max_images)
-    calibration = calibrate_head(model, model.score_head(), samples, settings)
+    calibration = calibrate_head(model, score_head(), samples, settings)
     model.stored_threshold = calibration.threshold(float(getattr(model, "stored_threshold", 0.0)))  # type: ignore[assignment]
     return calibration
 
