@@ -31,7 +31,7 @@ from benchmarks.study.tables import (
     to_markdown,
 )
 from bucketrank.data import find_splits
-from bucketrank.data.convert.cityscapes import CATEGORIES as CITYSCAPES
+from bucketrank.data.convert.formats import CATEGORIES as CITYSCAPES
 from bucketrank.errors import DataError
 from bucketrank.weights.atomic import write_text
 

@@ -1,4 +1,4 @@
-"""Convert the fine annotations of Cityscapes."""
+"""Convert Cityscapes, YOLO and Pascal VOC to a folder in COCO format; training also reads YOLO and VOC directly."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
+from bucketrank.data.annotations import LabelFiles
 from bucketrank.data.convert.writer import Writer, Written, encode_mask_and_box
 from bucketrank.data.images import read_stored_values
 from bucketrank.data.labels import require_inside
+from bucketrank.data.voc import VocLabels
+from bucketrank.data.yolo import YoloLabels
 from bucketrank.errors import DataError
 
 # The eight evaluated classes with instances; the keys are Cityscapes ids (29 caravan and 30 trailer are not evaluated).
@@ -61,3 +64,20 @@ def convert_cityscapes(source: Path, folder: Path, *, copy: bool = False) -> lis
                 "Unpack gtFine_trainvaltest.zip and leftImg8bit_trainvaltest.zip side by side"
             )
     return written
+
+
+def convert_yolo(source: Path, folder: Path, *, copy: bool = False) -> list[Written]:
+    """Convert a YOLO folder, or the data.yaml in it (see YoloLabels), to one annotation file per subset."""
+    return _convert(YoloLabels.open(source, follow_links=False), folder, copy=copy)
+
+
+def convert_voc(source: Path, folder: Path, *, copy: bool = False) -> list[Written]:
+    """Convert a VOC folder (see VocLabels) to one annotation file per list in ImageSets/Main."""
+    return _convert(VocLabels(source, follow_links=False), folder, copy=copy)
+
+
+def _convert(labels: LabelFiles, folder: Path, *, copy: bool) -> list[Written]:
+    documents = {subset: labels.read(subset) for subset in labels.subsets()}
+    names = {each["id"]: each["name"] for document in documents.values() for each in document["categories"]}
+    with Writer(labels.folder, folder, categories=names, copy=copy) as writer:
+        return [writer.write_document(subset, document) for subset, document in documents.items()]
