@@ -16,8 +16,8 @@ from torchvision.ops import box_area, masks_to_boxes
 from torchvision.transforms import v2
 
 from bucketrank.data.coco import CocoDataset, Item, Target
+from bucketrank.data.transforms import MIN_SIDE
 
-MIN_SIDE = 4  # pixels; thinner images are not mixed
 MIN_SCALE = 0.5  # of the size at which an image fits the mosaic
 MIN_VISIBLE = 0.1  # share of an object's area that must stay visible, otherwise the object is left out
 CENTRE = (0.3, 0.7)  # position of the point where the four images of a mosaic meet, as a fraction of each side

@@ -33,7 +33,7 @@ AUGMENTATIONS: dict[Augmentation, Callable[[], Any]] = {
     "grayscale": lambda: v2.RandomGrayscale(),
     "blur": lambda: UnlessThin(v2.RandomApply([v2.GaussianBlur(5, sigma=(0.1, 2.0))], p=0.2)),
 }
-MIN_SIDE = 4  # pixels; thinner images cannot be cropped to 30 % or blurred
+MIN_SIDE = 4  # pixels; thinner images cannot be cropped to 30 % or blurred, and are not mixed
 
 
 class UnlessThin(v2.Transform):

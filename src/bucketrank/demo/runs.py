@@ -106,18 +106,15 @@ def draw_or_read_shapes(folder: Path, settings: DemoSettings) -> ShapeData:
     """Draw the shapes into ``folder``, or read those of an earlier demo."""
     if not (folder / "val.json").exists():
         write_shapes(folder, train=settings.train_images, val=settings.val_images, size=settings.image_size)
-    splits = find_splits(folder)
-    if splits.train is None or splits.val is None:
-        raise DataError(f"{folder}: expected the images of an earlier demo; choose a new folder with --out")
-    datasets = [CocoDataset(split, transform=eval_transform()) for split in (splits.train, splits.val)]
+    datasets = [CocoDataset(split, transform=eval_transform()) for split in find_splits(folder) if split is not None]
     expected, actual = [settings.train_images, settings.val_images], [len(dataset) for dataset in datasets]
     if actual != expected:
         raise DataError(
             f"{folder}: expected {expected[0]} training and {expected[1]} validation images of an earlier demo, got "
-            f"{actual[0]} and {actual[1]}; choose a new folder with --out"
+            f"{' and '.join(map(str, actual))}; choose a new folder with --out"
         )
     train, val = ([dataset[index] for index in range(len(dataset))] for dataset in datasets)
-    return ShapeData(train, val, splits.val, datasets[1].class_names, datasets[1].category_ids)
+    return ShapeData(train, val, datasets[1].split, datasets[1].class_names, datasets[1].category_ids)
 
 
 @dataclass(frozen=True)

@@ -37,13 +37,11 @@ class Converted:
     model: Detector
     meta: Meta
     keys: int  # tensors of the checkpoint
-    detector: str
-    backbone: str
-    loss: str
 
     def __str__(self) -> str:
+        detector, backbone, loss = (self.meta.recipe[group]["name"] for group in ("detector", "backbone", "loss"))
         return (
-            f"{self.detector} with {self.backbone}, trained with {self.loss}; {self.keys} of {self.keys} keys, "
+            f"{detector} with {backbone}, trained with {loss}; {self.keys} of {self.keys} keys, "
             f"{len(self.meta.classes)} classes"
         )
 
@@ -89,14 +87,7 @@ def convert_published(
     )
     if out is not None:
         save_weights(out, model, meta)
-    return Converted(
-        model.eval(),
-        meta,
-        keys=len(checkpoint.state),
-        detector=source.detector,
-        backbone=recipe.backbone.name,
-        loss=recipe.loss.name,
-    )
+    return Converted(model.eval(), meta, keys=len(checkpoint.state))
 
 
 def load_published(model: Detector, path: Path | str, *, classes: Sequence[str] | None = None) -> list[str]:
