@@ -139,6 +139,15 @@ def test_voc_2007_has_trainval_and_test(tmp_path: Path) -> None:
     assert [each.annotations.name for each in convert_voc(source, tmp_path / "new")] == ["train.json", "val.json"]
 
 
+def test_voc_with_trainval_and_val_does_not_train_on_the_validation_images(tmp_path: Path) -> None:
+    source = voc_folder(tmp_path / "voc", a="", b="", c="")
+    write_text(source / "ImageSets/Main/trainval.txt", "a\nb\nc\n")
+    write_text(source / "ImageSets/Main/val.txt", "b\n")
+    train, val = (read(each.annotations)["images"] for each in convert_voc(source, tmp_path / "new"))
+    assert [each["file_name"] for each in train] == ["JPEGImages/a.jpg", "JPEGImages/c.jpg"]
+    assert [each["file_name"] for each in val] == ["JPEGImages/b.jpg"]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

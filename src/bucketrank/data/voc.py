@@ -44,7 +44,8 @@ class VocLabels(LabelFiles):
     """The images and XML files of a VOC folder, or of a Roboflow export with XML files next to the images.
 
     ``Annotations`` holds the XML files, ``JPEGImages`` (or ``images``) the images, and ``ImageSets/Main`` lists the
-    subsets. If train.txt is missing, trainval.txt replaces it, and test.txt becomes val if val.txt is missing too.
+    subsets. If train.txt is missing, trainval.txt without the images of val.txt replaces it, and test.txt becomes val
+    if val.txt is missing too.
     Without these lists, all images are one set. VOC counts pixels from 1 and includes the last: a box from xmin to xmax
     covers [xmin - 1, xmax].
 
@@ -68,7 +69,8 @@ class VocLabels(LabelFiles):
         sets = self.folder / "ImageSets" / "Main"
         listed = {name: self._listed(sets / f"{name}.txt") for name in ("train", "val", "trainval", "test")}
         if not listed["train"]:
-            listed["train"] = listed["trainval"]
+            held_out = set(listed["val"])
+            listed["train"] = [name for name in listed["trainval"] if name not in held_out]
             if not listed["val"]:
                 listed["val"], listed["test"] = listed["test"], []
         chosen = {name: listed[name] for name in ("train", "val", "test") if listed[name]}
