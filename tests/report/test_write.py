@@ -41,12 +41,15 @@ def test_the_page_of_a_run(run, shapes, tmp_path, capsys):
     assert "weights.safetensors on 1 of 3 images" in text_of(out)
 
 
-def test_a_run_is_measured_on_the_images_it_held_out(run_copy, tmp_path):
+def test_a_run_is_measured_on_the_images_it_held_out(run_copy, shapes, tmp_path, monkeypatch):
     recipe = run_copy / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("holdout: null", "holdout: 0.5"))
     out = tmp_path / "page.html"
     assert main(["report", str(run_copy), "--out", str(out), "--images", "1", "--device", "cpu"]) == 0
     assert "weights.safetensors on 4 of 4 images" in text_of(out), "half of the 8 training images"
+    monkeypatch.chdir(shapes.parent)
+    assert main(["report", str(run_copy), "--out", str(out), "--images", "1", "--data", shapes.name]) == 0
+    assert "weights.safetensors on 4 of 4 images" in text_of(out), "the same folder under another path"
 
 
 def test_without_data_the_rest_is_shown(run_copy, tmp_path, capsys):

@@ -82,7 +82,7 @@ def measure_run(
         run.weights,
         data,
         layout=settings.chosen_layout,
-        holdout=settings.holdout if data == run.data else None,
+        holdout=settings.holdout if run.data is not None and data.resolve() == run.data.resolve() else None,
         device=str(resolve_device(device)),
     )
     dataset, evaluator = prepared.images, prepared.evaluator
