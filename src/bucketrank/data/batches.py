@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -134,14 +134,8 @@ def _shuffled(rng: np.random.Generator, count: int) -> list[int]:
     return order
 
 
-class Unreadable(NamedTuple):
-    """The reason why an image cannot be read; it takes the place of the batch."""
-
-    reason: str
-
-
 class ErrorsAsItems(Dataset[Any]):
-    """A data set that returns an ``Unreadable`` instead of raising DataError.
+    """A data set that returns a DataError, which then takes the place of the batch, instead of raising it.
 
     A data-loading worker would turn the error into a traceback that buries the image name.
     """
@@ -156,11 +150,11 @@ class ErrorsAsItems(Dataset[Any]):
         try:
             return self.items[key]
         except DataError as error:
-            return Unreadable(str(error))
+            return error
 
 
 def _collate(items: list[Any]) -> Any:
-    return next((item for item in items if isinstance(item, Unreadable)), None) or collate(items)
+    return next((item for item in items if isinstance(item, DataError)), None) or collate(items)
 
 
 class ImageLoader(DataLoader[Any]):
@@ -174,6 +168,6 @@ class ImageLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         for batch in super().__iter__():
-            if isinstance(batch, Unreadable):
-                raise DataError(batch.reason)
+            if isinstance(batch, DataError):
+                raise batch
             yield batch

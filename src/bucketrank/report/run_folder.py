@@ -64,7 +64,6 @@ def read_folders(paths: Sequence[Path]) -> list[RunFolder]:
 
 def read_folder(path: Path, *, name: str | None = None) -> RunFolder:
     """Read a run folder; raise DataError if ``path`` is not one."""
-    path = Path(path)
     if path.is_file():
         raise DataError(f"{path}: expected a run folder, got a file; give the folder that contains it: {path.parent}")
     if not path.is_dir():

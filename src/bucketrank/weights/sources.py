@@ -10,7 +10,7 @@ import re
 import socket
 import textwrap
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -41,12 +41,10 @@ SIZE_MISMATCH = re.compile(r"size mismatch for ([\w.]+):")  # part of torch's me
 COUNTER = "num_batches_tracked"  # exists in batch norms, but not in frozen ones
 
 
-@contextmanager
-def downloading(name: str) -> Iterator[None]:
+def downloading(name: str) -> AbstractContextManager[None]:
     """Turn a failed download of the weights of ``name`` into a ConnectionError that says what to do."""
     remedy = "pass a file with --backbone.weights FILE.safetensors, or start from random weights with "
-    with hub_access(f"backbone.weights: the pretrained weights of {name}", remedy + "--backbone.weights null"):
-        yield
+    return hub_access(f"backbone.weights: the pretrained weights of {name}", remedy + "--backbone.weights null")
 
 
 @contextmanager
