@@ -12,7 +12,7 @@ from rich.table import Table
 
 from bucketrank.console import progress_bar, say
 from bucketrank.data.annotations import Split, is_yaml
-from bucketrank.data.checks import Content, Depth, check, check_pair
+from bucketrank.data.checks import Content, check, check_pair
 from bucketrank.data.convert.writer import Written
 from bucketrank.data.layouts import find_splits
 from bucketrank.data.problems import Problem, counted
@@ -66,12 +66,13 @@ def convert_folder(convert: Callable[..., list[Written]], source: Path, folder: 
 def _check(split: Split, console: Console, *, masks: bool, decode: bool, workers: int | None) -> list[Problem]:
     with progress_bar(console) as bar:
         task = bar.add_task(f"reading {escape(printable(Path(split.name).name))}", total=None)
-
-        def advance(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
-        depth: Depth = "pixels" if decode else "headers"
-        return check(split, masks=masks, depth=depth, workers=workers, progress=advance)
+        return check(
+            split,
+            masks=masks,
+            depth="pixels" if decode else "headers",
+            workers=workers,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
 
 
 def _print_split(split: Split, folder: Path, console: Console) -> None:

@@ -330,20 +330,15 @@ def _compare_all(
         results = [dict(zip(names, session.run(None, {"image": image.numpy()}), strict=True)) for image in images]
     except Exception as error:  # onnxruntime's errors share no narrower class
         raise ExportError(f"onnxruntime cannot run the exported detector: {error}") from error
-    agreements = [
-        compare(
-            {name: value.numpy() for name, value in torch_result.items()},
-            result,
-            longer_side=max(image.shape[-2:]),
-            candidates=image_candidates,
-        )
-        for torch_result, result, image, image_candidates in zip(expected, results, images, candidates, strict=True)
-    ]
-    for number, (one, torch_result, result) in enumerate(zip(agreements, expected, results, strict=True), start=1):
+    agreements: list[Agreement] = []
+    for tensors, result, image_candidates in zip(expected, results, candidates, strict=True):
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        one = compare(arrays, result, longer_side=max(images[0].shape[-2:]), candidates=image_candidates)
+        agreements.append(one)
         if one.unpaired - one.tied > MAX_UNPAIRED * one.detections:
             raise ExportError(
-                f"the exported detector does not match torch: in image {number} of {len(agreements)} torch has "
-                f"{len(torch_result['scores'])} detections and onnxruntime {len(result['scores'])}, and "
+                f"the exported detector does not match torch: in image {len(agreements)} of {len(images)} torch has "
+                f"{len(arrays['scores'])} detections and onnxruntime {len(result['scores'])}, and "
                 f"{one.unpaired - one.tied} have no counterpart of the same class within {BOX_TOLERANCE:g} of the "
                 f"longer side, {SCORE_TOLERANCE:g} of score and {MASK_TOLERANCE:g} of mask; no file was written"
             )

@@ -134,14 +134,10 @@ def _columns(path: Path, gaps: list[str]) -> Columns:
     if "step" not in head:
         gaps.append(f"{path.name} has no column step: its curves are omitted.")
         return Columns()
-    complete: list[dict[str, float]] = []
-    for row in rows:
-        values = _numbers(head, row)
-        if values is not None and math.isfinite(values["step"]):
-            complete.append(values)
+    parsed = [values for row in rows if (values := _numbers(head, row)) is not None]
+    complete = sorted((row for row in parsed if math.isfinite(row["step"])), key=lambda row: row["step"])
     if len(complete) < len(rows):
         gaps.append(f"{path.name}: {counted(len(rows) - len(complete), 'row')} cannot be read.")
-    complete.sort(key=lambda row: row["step"])
     return Columns(
         [int(row["step"]) for row in complete],
         {name: [row[name] for row in complete] for name in head if name not in ("step", "")},
