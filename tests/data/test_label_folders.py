@@ -74,7 +74,7 @@ def test_every_layout_is_trained_on(name: str, tmp_path: Path, capsys: pytest.Ca
         assert "could not be measured" not in page
         assert "no longer at" not in page
         capsys.readouterr()
-        main(["calibrate", str(run), "--most", "4"])
+        main(["calibrate", str(run), "--max-images", "4"])
         assert "10 detections that are right" in capsys.readouterr().err, "after one step there are too few"
     assert sorted(folder.rglob("*")) == before, "nothing is written next to the images"
 

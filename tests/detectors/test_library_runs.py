@@ -76,12 +76,12 @@ def test_from_the_recipe_to_the_report(start, shapes, tmp_path, monkeypatch, cap
     assert len(meta.classes) == model.num_classes
     assert model.stored_threshold == meta.threshold
     image = next((shapes / "images").iterdir())
-    assert main(["eval", str(weights), str(shapes), "--most", "2"]) == 0
+    assert main(["eval", str(weights), str(shapes), "--max-images", "2"]) == 0
     assert main(["predict", str(weights), str(image), "--out", str(tmp_path / "found"), "--threshold", "0"]) == 0
     detections = json.loads((tmp_path / "found" / "predictions.json").read_text())
     assert str(image.name) in json.dumps(detections)
     assert set(predict(model, [image], threshold=0)[0]["labels"].tolist()) <= set(range(1, len(meta.classes) + 1))
-    assert main(["report", str(run), "--out", str(tmp_path / "report.html"), "--most", "2", "--images", "1"]) == 0
+    assert main(["report", str(run), "--out", str(tmp_path / "report.html"), "--max-images", "2", "--images", "1"]) == 0
     page = (tmp_path / "report.html").read_text()
     assert ("the loss is part of the model" in page) == (start is start_torchvision)
     assert "resnet50</dd>" not in page, "the backbone is that of the model"

@@ -112,7 +112,7 @@ def test_eval_and_predict_say_whether_scores_are_calibrated(
 ) -> None:
     weights, data = weights_and_data
     out = tmp_path / "calibrated.safetensors"
-    assert main(["calibrate", str(weights), str(data), "--out", str(out), "--target", "iou", "--most", "9"]) == 0
+    assert main(["calibrate", str(weights), str(data), "--out", str(out), "--target", "iou", "--max-images", "9"]) == 0
     image = next((data / "images").rglob("*.png"), None) or next((data / "images").rglob("*.jpg"))
     for path, text in [
         (weights, "Scores are not calibrated: bucketrank calibrate"),
@@ -161,7 +161,7 @@ def test_score_thresholds_of_the_recipe_are_mapped(weights_and_data: tuple[Path,
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
-        (["--most", "0"], 2, "--most: expected at least 1, got 0"),
+        (["--max-images", "0"], 2, "--max-images: expected at least 1, got 0"),
         (["--method", "isotonic"], 2, "isotonic"),
         (["--method", "temperature"], 1, "expected a softmax over the classes, got sigmoid scores; choose platt"),
         (["--method", "temperature", "--per-class"], 2, "--per-class: expected --method platt"),

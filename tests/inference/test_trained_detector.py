@@ -172,7 +172,7 @@ def test_commands_take_a_saved_folder(
     write_image(tmp_path / "a.png", width=96, height=96)
     words = {
         "predict": [tmp_path / "a.png", "--out", tmp_path / "predictions"],
-        "eval": [shapes, "--most", "1"],
+        "eval": [shapes, "--max-images", "1"],
     }[command]
     assert main([command, str(tmp_path / "saved"), *map(str, words)]) == 0, capsys.readouterr().err
 

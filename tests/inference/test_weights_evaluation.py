@@ -86,7 +86,7 @@ def test_every_split_is_evaluated(rectangles, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--most", "0"], "eval: --most: expected at least 1, got 0"),
+        (["--max-images", "0"], "eval: --max-images: expected at least 1, got 0"),
         (["--workers", "-1"], "eval: --workers: expected at least 0, got -1"),
     ],
 )

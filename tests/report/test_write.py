@@ -36,7 +36,7 @@ def test_the_page_of_a_run(run, shapes, tmp_path, capsys):
     assert "weights.safetensors on 3 of 3 images" in text
     assert ">box_head: class outputs</th><td>" in text
     assert "Confusion at the stored threshold" in text
-    assert main(["report", str(run), str(run), "--out", str(out), "--most", "1"]) == 0, "a report may be replaced"
+    assert main(["report", str(run), str(run), "--out", str(out), "--max-images", "1"]) == 0, "a report may be replaced"
     assert "All runs have the same settings." in text_of(out)
     assert "weights.safetensors on 1 of 3 images" in text_of(out)
 
@@ -113,7 +113,7 @@ def test_a_run_without_results(run_copy, tmp_path):
     ("words", "status", "message"),
     [
         (["--images", "-1"], 2, "report: --images: expected at least 1, got -1"),
-        (["--most", "0"], 2, "report: --most: expected at least 1, got 0"),
+        (["--max-images", "0"], 2, "report: --max-images: expected at least 1, got 0"),
         (["--out", "."], 1, "expected a file to write, got a folder"),
     ],
 )
@@ -129,7 +129,7 @@ def test_an_unknown_device_is_refused(run, capsys):
 
 def test_an_output_that_cannot_be_written(run, tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    assert main(["report", str(run), "--out", str(tmp_path / "file" / "page.html"), "--most", "1"]) == 1
+    assert main(["report", str(run), "--out", str(tmp_path / "file" / "page.html"), "--max-images", "1"]) == 1
     assert "cannot be written" in capsys.readouterr().err
 
 
@@ -158,7 +158,7 @@ def test_a_signal_keeps_the_earlier_report(place, number, run, tmp_path, monkeyp
         signal.raise_signal(number)
 
     monkeypatch.setattr(f"bucketrank.report.page.{place}", stopped)
-    assert main(["report", str(run), "--out", str(out), "--most", "1"]) == 130
+    assert main(["report", str(run), "--out", str(out), "--max-images", "1"]) == 130
     assert capsys.readouterr().err == "bucketrank: interrupted\n"
     assert out.read_text().endswith(" earlier")
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]

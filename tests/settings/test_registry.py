@@ -143,7 +143,9 @@ def test_a_registered_loss_and_detector_work_from_the_recipe_to_the_report(regis
     assert type(model) is Named
     image = next((shapes / "images").iterdir())
     assert main(["predict", str(weights), str(image), "--out", str(tmp_path / "predictions")]) == 0
-    assert main(["report", str(folder), "--out", str(tmp_path / "report.html"), "--most", "2", "--images", "1"]) == 0
+    assert (
+        main(["report", str(folder), "--out", str(tmp_path / "report.html"), "--max-images", "2", "--images", "1"]) == 0
+    )
     page = (tmp_path / "report.html").read_text()
     assert "wide loss" in page
     assert "Wide pushes wide." in page
@@ -254,7 +256,7 @@ def test_a_distribution_adds_a_loss_and_a_detector(site, shapes, tmp_path):
         f"""
         from bucketrank.cli import main
         assert main({words!r}) == 0
-        assert main(["eval", {weights!r}, {str(shapes)!r}, "--most", "1"]) == 0
+        assert main(["eval", {weights!r}, {str(shapes)!r}, "--max-images", "1"]) == 0
         """,
         site,
     )

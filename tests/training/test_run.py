@@ -103,7 +103,7 @@ def test_eval_wants_the_same_classes(run, shapes, tmp_path, capsys):
     error = capsys.readouterr().err
     assert f"val.json: expected the classes of {run / 'weights.safetensors'}, circle, square, triangle, star" in error
     assert "got disc, square, triangle, star" in error
-    assert main(["eval", str(run / "weights.safetensors"), str(shapes), "--most", "1"]) == 0
+    assert main(["eval", str(run / "weights.safetensors"), str(shapes), "--max-images", "1"]) == 0
 
 
 def test_a_run_is_not_overwritten(run, shapes):

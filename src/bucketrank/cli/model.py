@@ -30,7 +30,7 @@ def evaluate(
     batch: Batch = 1,
     workers: Annotated[int, "data-loading workers"] = 0,
     device: Device = "auto",
-    most: First = None,
+    max_images: First = None,
     detections: Annotated[Path | None, "file for the detections, in COCO result format"] = None,
     given_boxes: Annotated[bool, "Mask R-CNN: also evaluate its masks in the ground-truth boxes"] = False,
 ) -> None:
@@ -41,7 +41,7 @@ def evaluate(
 
     require_min("--batch", batch, 1)
     require_min("--workers", workers, 0)
-    require_min("--most", most, 1)
+    require_min("--max-images", max_images, 1)
     require_device(device)
     chosen = _choose_data(weights, data, layout)
     evaluation = evaluate(
@@ -53,7 +53,7 @@ def evaluate(
         batch_size=batch,
         workers=workers,
         device=device,
-        max_images=most,
+        max_images=max_images,
         detections=detections,
         given_boxes=given_boxes,
     )
@@ -126,7 +126,7 @@ def calibrate(
     method: Annotated[
         CalibrationMethod, "platt for sigmoid scores; temperature for a softmax, may change the order"
     ] = "platt",
-    most: Annotated[int, "maximum number of images"] = 500,
+    max_images: Annotated[int, "maximum number of images"] = 500,
     device: Device = "auto",
 ) -> None:
     """Turn the scores of a detector into probabilities, without changing their order or AP."""
@@ -136,7 +136,7 @@ def calibrate(
     from bucketrank.inference.evaluation import calibrate_weights
     from bucketrank.weights.files import find_weights
 
-    require_min("--most", most, 1)
+    require_min("--max-images", max_images, 1)
     if per_class and method == "temperature":
         raise UsageError("--per-class: expected --method platt, got temperature, which classes share")
     require_device(device)
@@ -151,7 +151,7 @@ def calibrate(
         target=target,
         per_class=per_class,
         method=method,
-        max_images=most,
+        max_images=max_images,
         device=device,
     )
     say(Console(), printable(f"{calibration}\nwrote {out or find_weights(weights)}"))
@@ -195,16 +195,16 @@ def report(
     out: Annotated[Path, "the page to write"] = Path("report.html"),
     data: Annotated[Path | None, "folder of the data set (default: the one each run was trained on)"] = None,
     images: Annotated[int, "number of best and of worst images to show"] = 6,
-    most: First = None,
+    max_images: First = None,
     device: Device = "auto",
 ) -> None:
     """Write one page about runs: curves, AP, precision and recall, best and worst images, ranked lists."""
     from bucketrank.report.page import write_report
 
     require_min("--images", images, 1)
-    require_min("--most", most, 1)
+    require_min("--max-images", max_images, 1)
     require_device(device)
-    write_report(runs, out, data=data, images=images, max_images=most, device=device)
+    write_report(runs, out, data=data, images=images, max_images=max_images, device=device)
 
 
 def convert_weights(

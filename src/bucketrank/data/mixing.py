@@ -18,7 +18,7 @@ from torchvision.transforms import v2
 from bucketrank.data.coco import CocoDataset, Item, Target
 from bucketrank.data.transforms import MIN_SIDE
 
-MIN_SCALE = 0.5  # of the size at which an image fits the mosaic
+MIN_SCALE = 0.5  # smallest factor of the size at which an image fits the mosaic
 MIN_VISIBLE = 0.1  # share of an object's area that must stay visible, otherwise the object is left out
 CENTRE = (0.3, 0.7)  # position of the point where the four images of a mosaic meet, as a fraction of each side
 WEIGHT = (0.4, 0.6)  # weight of the first image of a mixup

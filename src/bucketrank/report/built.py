@@ -1,4 +1,4 @@
-"""What a built detector really has: anchors, outputs, loss and box loss of each head, where a recipe says null.
+"""The settings a built detector really has, where a recipe says null: anchors, outputs, loss and box loss by head.
 
 Two recipes with the same detector and another loss can build different heads. The report shows both, because a
 difference in AP may come from either.

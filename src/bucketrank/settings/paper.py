@@ -53,7 +53,7 @@ class PaperRow:
 
     @property
     def place(self) -> str:
-        """Where the paper has the numbers: a table or its text."""
+        """The part of the paper with the numbers: a table or its text."""
         return "text" if self.table is None else f"table {self.table}"
 
     @property

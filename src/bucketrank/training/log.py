@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 LINE_SECONDS = 30.0  # interval between output lines without a terminal
 DRAW_SECONDS = 60.0  # interval between redraws of the curves
 SMOOTHING = 0.95  # weight of earlier steps in the displayed losses
-COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, GREY)  # of the curves
+COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, GREY)  # curve colours
 SMOOTHED_POINTS = 40  # points per bold curve
 
 

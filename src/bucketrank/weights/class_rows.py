@@ -70,7 +70,7 @@ class ClassRows:
 
 @dataclass(frozen=True)
 class ClassMatch:
-    """Which of the new classes a trained detector has."""
+    """The classes that a trained detector shares with a new one."""
 
     trained: Sequence[str]
     new: Sequence[str]

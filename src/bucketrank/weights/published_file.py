@@ -25,7 +25,7 @@ from bucketrank.errors import WeightsError
 
 EMA = "ema_"  # mmcv's prefix of averaged copies: "ema_backbone_conv1_weight"
 MAX_NAMES = 100_000  # class names that a file may have
-MAX_NUMBERS = 2**30  # in all tensors together; Co-DETR with Swin-L has 0.2 billion
+MAX_NUMBERS = 2**30  # total over all tensors; Co-DETR with Swin-L has 0.2 billion
 
 
 class Inert:

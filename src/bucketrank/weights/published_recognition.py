@@ -1,4 +1,4 @@
-"""Which detector a published checkpoint belongs to: its settings from the names and shapes of the tensors."""
+"""Recognise the detector of a published checkpoint from tensor names and shapes."""
 
 from __future__ import annotations
 
