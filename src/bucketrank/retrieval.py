@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bucketrank.losses import ap_loss
-from bucketrank.losses.functional import check_settings
+from bucketrank.losses.functional import check_choice, check_settings
 
 MetricLoss: Any = nn.Module
 with suppress(ImportError):  # optional
@@ -65,7 +65,7 @@ def retrieval_ap_loss(
     tensor(0.5833)
     """
     check_settings("retrieval_ap_loss", delta, "exact")
-    _check_similarity("retrieval_ap_loss", similarity)
+    check_choice("retrieval_ap_loss", "similarity", similarity, SIMILARITIES)
     if (ref_embeddings is None) != (ref_labels is None):
         missing = "ref_labels" if ref_labels is None else "ref_embeddings"
         raise ValueError(f"retrieval_ap_loss: expected ref_embeddings and ref_labels together, got no {missing}")
@@ -152,12 +152,6 @@ def _compare(queries: Tensor, references: Tensor, similarity: str) -> Tensor:
     return -torch.cdist(queries, references) if similarity == "euclidean" else queries @ references.T
 
 
-def _check_similarity(caller: str, similarity: str) -> None:
-    if similarity not in SIMILARITIES:
-        choices = ", ".join(SIMILARITIES)
-        raise ValueError(f"{caller}: expected similarity to be one of {choices}, got {similarity!r}")
-
-
 def _check_pair(name: str, embeddings: Tensor, labels_name: str, labels: Tensor) -> None:
     for argument, value in ((name, embeddings), (labels_name, labels)):
         if not isinstance(value, Tensor):
@@ -201,7 +195,7 @@ class RetrievalAPLoss(MetricLoss):
             raise TypeError("RetrievalAPLoss: expected no distance, got one; use similarity")
         super().__init__(**options)
         check_settings("RetrievalAPLoss", delta, "exact")
-        _check_similarity("RetrievalAPLoss", similarity)
+        check_choice("RetrievalAPLoss", "similarity", similarity, SIMILARITIES)
         self.delta, self.similarity = delta, similarity
 
     def compute_loss(

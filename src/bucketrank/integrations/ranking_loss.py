@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bucketrank.boxes import paired_iou
 from bucketrank.losses import ap_loss, rank_sort_loss, self_balance
-from bucketrank.losses.functional import check_settings, format_value, is_finite_number
+from bucketrank.losses.functional import check_choice, check_settings, format_value, is_finite_number
 from bucketrank.settings.choices import DEFAULT_DELTAS, MIN_LABEL, Method
 
 LossName = Literal["rs", "ap"]
@@ -36,11 +36,9 @@ class RankingLoss:
     box_weight: float | None = None
 
     def __post_init__(self) -> None:
-        names = get_args(LossName)
-        if self.loss not in names:
-            raise ValueError(f"use_ranking_loss: expected loss to be one of {', '.join(names)}, got {self.loss!r}")
+        check_choice("use_ranking_loss", "loss", self.loss, get_args(LossName))
         check_settings("use_ranking_loss", self.effective_delta, self.method)
-        if self.box_weight is not None and not is_weight(self.box_weight):
+        if self.box_weight is not None and not (is_finite_number(self.box_weight) and self.box_weight >= 0):
             raise ValueError(
                 "use_ranking_loss: expected box_weight to be None or a finite number of at least 0, "
                 f"got {format_value(self.box_weight)}"
@@ -72,11 +70,6 @@ class RankingLoss:
         if self.box_weight is None:
             return self_balance(box_loss, to=torch.stack(list(terms)).sum())
         return self.box_weight * box_loss
-
-
-def is_weight(value: object) -> bool:
-    """Return whether a value is a finite number of at least 0."""
-    return is_finite_number(value) and value >= 0
 
 
 def iou_labels(ious: Tensor, *, min_label: float = MIN_LABEL) -> Tensor:

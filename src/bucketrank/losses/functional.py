@@ -1,19 +1,9 @@
 """The ranking losses as functions.
 
-All losses share one convention. ``logits`` and ``targets`` have the same shape, any shape, and form one ranking. A
-target above 0 marks a positive (Rank & Sort reads its value as the IoU label), 0 a negative, below 0 an ignored entry.
-Two logits closer than ``delta`` count as partly tied: the smoothed step H rises linearly from 0 at ``-delta`` to 1 at
-``delta``. With delta 0, logits are compared with ``>=``. ``method`` is ``"exact"`` (O((P + N) log P), the default),
-``"pairwise"`` (the definition, O(P (P + N)), the same numbers) or ``"bucketed"`` (the paper's approximation,
-O((P + N) log P + P^2)).
-
-``sizes`` splits the entries into rankings: it lists the lengths of consecutive rankings, like the argument of
-``torch.split``. Lengths take no memory and need no device sync, unlike a tensor with the ranking of each entry. With
-``reduction="none"`` each term has one value per ranking; with ``"mean"`` it is the mean over the rankings that have
-positives, or 0 if no ranking has any.
-
-``max_positives`` is an upper bound on the positives of a call, all rankings together; it avoids a device sync on a GPU.
-Exceeding it yields NaN for every value and gradient.
+All losses share the arguments of :func:`ap_loss`. The smoothed step H rises linearly from 0 at ``-delta`` to 1 at
+``delta``. The exact method takes O((P + N) log P) time, the pairwise one O(P (P + N)), the bucketed one
+O((P + N) log P + P^2). ``sizes`` are lengths, which take no memory and need no device sync, unlike a tensor with the
+ranking of each entry.
 
 The gradients are defined by identity update, not derived from the values. Without positives a loss is 0 and its
 gradient is 0. If a logit that is not ignored, or the target of a positive, is NaN or infinite, the loss is NaN, and
@@ -92,10 +82,10 @@ def ap_loss(
         interpolate: compute the original AP loss, as described above.
         sizes: lengths of consecutive rankings, like the argument of ``torch.split``; by default all entries form one
             ranking.
-        reduction: with ``sizes``: ``"mean"`` over the rankings that have positives, or ``"none"``, one value per
-            ranking.
-        max_positives: upper bound on the positives of a call, which avoids a device sync on a GPU. Exceeding it yields
-            NaN.
+        reduction: with ``sizes``: ``"mean"`` over the rankings that have positives (0 if none has any), or ``"none"``,
+            one value per ranking.
+        max_positives: upper bound on the positives of a call, all rankings together, which avoids a device sync on a
+            GPU. Exceeding it yields NaN for every value and gradient.
 
     >>> logits, targets = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0])
     >>> # The error of the first positive is 0/1, that of the second 1/3.
@@ -126,21 +116,9 @@ def rank_sort_loss(
 
     ``ranking`` is AP loss and ``sorting`` the second sum. ``l_S(i)`` is the mean ``1 - IoU`` of the positives ranked
     above i; ``l_S*(i)`` is the same mean over only those whose IoU is at least that of i. ``method="bucketed"`` is the
-    paper's Bucketed RS loss. A positive with IoU 0 would count as a negative: give it a small label instead, for
-    example with ``iou.clamp(min=1e-6)``.
-
-    Args:
-        logits: scores before the sigmoid, of any shape.
-        targets: of the same shape: the IoU label of a positive, 0 for a negative, below 0 for an ignored entry.
-        delta: two logits closer than this count as partly tied; at 0 logits are compared with ``>=``.
-        method: ``"exact"`` (the default), ``"pairwise"`` (the definition, slower, the same numbers) or ``"bucketed"``
-            (the paper's approximation).
-        sizes: lengths of consecutive rankings, like the argument of ``torch.split``; by default all entries form one
-            ranking.
-        reduction: with ``sizes``: ``"mean"`` over the rankings that have positives, or ``"none"``, one value per
-            ranking.
-        max_positives: upper bound on the positives of a call, which avoids a device sync on a GPU. Exceeding it yields
-            NaN.
+    paper's Bucketed RS loss. ``targets`` holds the IoU label of a positive. A label of 0 would mark a negative:
+    give a positive with IoU 0 a small label, for example with ``iou.clamp(min=1e-6)``. The other arguments are those of
+    :func:`~bucketrank.ap_loss`.
 
     >>> logits, targets = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([0.5, 0.0, 0.9])
     >>> # Sorting errors: 0 of the first entry, (0.5 + 0.1) / 2 - 0.1 of the last.
@@ -169,20 +147,8 @@ def alrp_loss(
     ``localisation`` holds the error E of each positive, in the order of ``logits[targets > 0]``, also with ``sizes``;
     1 - GIoU is the usual choice. The first term, ``classification``, is AP loss in which each positive counts itself
     as 1; its gradient also lifts a positive past badly localised ones. The second, ``localisation``, has its gradient
-    at the localisation errors. There is no bucketed method.
-
-    Args:
-        logits: scores before the sigmoid, of any shape.
-        targets: of the same shape: above 0 for a positive, 0 for a negative, below 0 for an ignored entry.
-        localisation: one error per positive, in the order of ``logits[targets > 0]``.
-        delta: two logits closer than this count as partly tied; at 0 logits are compared with ``>=``.
-        method: ``"exact"`` (the default) or ``"pairwise"`` (the definition, slower, the same numbers).
-        sizes: lengths of consecutive rankings, like the argument of ``torch.split``; by default all entries form one
-            ranking.
-        reduction: with ``sizes``: ``"mean"`` over the rankings that have positives, or ``"none"``, one value per
-            ranking.
-        max_positives: upper bound on the positives of a call, which avoids a device sync on a GPU. Exceeding it yields
-            NaN.
+    at the localisation errors. There is no bucketed method. The other arguments are those of
+    :func:`~bucketrank.ap_loss`.
 
     >>> logits, targets = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0])
     >>> # The localisation term is (0.2 / 1 + (0.2 + 0.4) / 3) / 2.
@@ -208,11 +174,7 @@ def self_balance(loss: Tensor, to: Tensor) -> Tensor:
     """Self-balancing, ``loss * (to / loss)`` with a constant factor (Oksuz et al., 2021).
 
     The result has the value of ``to``, which gets no gradient. A ``loss`` of 0 is returned unchanged, with its own
-    gradient.
-
-    Args:
-        loss: the loss to scale, a tensor with one value.
-        to: the value to scale it to, a tensor with one value.
+    gradient. Both ``loss`` and ``to`` are tensors with one value.
 
     >>> box = torch.tensor(0.5, requires_grad=True)
     >>> balanced = self_balance(box * 2, to=torch.tensor(3.0))
@@ -258,16 +220,25 @@ def check_settings(
     max_positives: int | None = None,
 ) -> None:
     """Raise ValueError unless these are valid settings of a ranking loss."""
-    if not is_finite_number(delta) or delta < 0:
-        raise ValueError(f"{name}: expected delta to be a finite number of at least 0, got {format_value(delta)}")
-    if method not in methods:
-        raise ValueError(f"{name}: expected method to be one of {', '.join(methods)}, got {method!r}")
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"{name}: expected reduction to be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
+    check_number(name, "delta", delta)
+    check_choice(name, "method", method, methods)
+    check_choice(name, "reduction", reduction, REDUCTIONS)
     if max_positives is not None and (
         isinstance(max_positives, bool) or not isinstance(max_positives, int) or max_positives < 1
     ):
         raise ValueError(f"{name}: expected max_positives to be None or an integer above 0, got {max_positives!r}")
+
+
+def check_number(name: str, setting: str, value: float) -> None:
+    """Raise ValueError unless ``value`` is a finite number of at least 0."""
+    if not is_finite_number(value) or value < 0:
+        raise ValueError(f"{name}: expected {setting} to be a finite number of at least 0, got {format_value(value)}")
+
+
+def check_choice(name: str, setting: str, value: str, choices: Sequence[str]) -> None:
+    """Raise ValueError unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        raise ValueError(f"{name}: expected {setting} to be one of {', '.join(choices)}, got {value!r}")
 
 
 def check_logits(name: str, logits: Tensor, targets: Tensor, sizes: Sequence[int] | None = None) -> None:

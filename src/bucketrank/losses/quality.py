@@ -1,9 +1,6 @@
 """Score-based losses with IoU targets, the rivals of the ranking losses.
 
-They share the convention of the ranking losses. ``logits`` and ``targets`` have the same shape, any shape. A target
-above 0 is the IoU label of a positive, 0 marks a negative, below 0 an ignored entry. The error of an entry does not
-depend on other entries. ``reduction`` is ``"mean"``, the sum of the errors divided by the number of positives (at
-least 1), as in detectors; ``"sum"``; or ``"none"``, one error per entry, 0 where ignored.
+They share the targets of the ranking losses, but the error of an entry does not depend on other entries.
 
 Each loss is a function, and a module that holds its settings. Below, p is ``sigmoid(logit)``, q the target, and
 ``BCE(p, q) = -q log p - (1 - q) log(1 - p)``.
@@ -18,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
 
-from bucketrank.losses.functional import check_logits, format_value, is_finite_number
+from bucketrank.losses.functional import check_choice, check_logits, check_number
 
 QualityReduction = Literal["mean", "sum", "none"]
+QUALITY_REDUCTIONS: tuple[QualityReduction, ...] = get_args(QualityReduction)
 
 
 def quality_focal_loss(
@@ -32,7 +30,8 @@ def quality_focal_loss(
         logits: scores before the sigmoid, of any shape.
         targets: of the same shape: the IoU label of a positive, 0 for a negative, below 0 for an ignored entry.
         beta: exponent of the distance between score and label.
-        reduction: ``"mean"`` (the sum divided by the number of positives, at least 1), ``"sum"`` or ``"none"``.
+        reduction: ``"mean"`` (the sum divided by the number of positives, at least 1), ``"sum"`` or ``"none"``, one
+            error per entry, 0 where ignored.
 
     >>> # The loss is twice 1/4 * ln 2.
     >>> quality_focal_loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]))
@@ -54,14 +53,8 @@ def varifocal_loss(
     """Varifocal Loss, ``q BCE(p, q)`` or ``alpha p^gamma BCE(p, 0)`` (Zhang et al., VarifocalNet, CVPR 2021).
 
     The first formula is for positives, the second for negatives. The weight of a negative takes part in the gradient,
-    as in the paper and its published code.
-
-    Args:
-        logits: scores before the sigmoid, of any shape.
-        targets: of the same shape: the IoU label of a positive, 0 for a negative, below 0 for an ignored entry.
-        alpha: weight of the negatives.
-        gamma: exponent of a negative's score in its weight.
-        reduction: ``"mean"`` (the sum divided by the number of positives, at least 1), ``"sum"`` or ``"none"``.
+    as in the paper and its published code: ``alpha`` times its score to the power of ``gamma``. The other arguments are
+    those of :func:`~bucketrank.quality_focal_loss`.
 
     >>> # The loss is ln 2 + 0.75 * 1/4 * ln 2.
     >>> varifocal_loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]))
@@ -75,12 +68,8 @@ def varifocal_loss(
 def soft_bce_loss(logits: Tensor, targets: Tensor, *, reduction: QualityReduction = "mean") -> Tensor:
     """Binary cross-entropy with soft targets, ``BCE(p, q)``, as in task-aligned one-stage detectors.
 
-    Here ``"mean"`` divides by the sum of the positives' targets (at least 1), as these detectors do.
-
-    Args:
-        logits: scores before the sigmoid, of any shape.
-        targets: of the same shape: the IoU label of a positive, 0 for a negative, below 0 for an ignored entry.
-        reduction: ``"mean"``, as described above, ``"sum"`` or ``"none"``.
+    Here ``reduction="mean"`` divides by the sum of the positives' targets (at least 1), as these detectors do.
+    Otherwise the arguments are those of :func:`~bucketrank.quality_focal_loss`.
 
     >>> # The loss is twice ln 2, divided by 1.
     >>> soft_bce_loss(torch.tensor([0.0, 0.0]), torch.tensor([0.5, 0.0]))
@@ -97,13 +86,8 @@ def mal_loss(logits: Tensor, targets: Tensor, *, gamma: float = 1.5, reduction: 
     """Matchability-Aware Loss, ``BCE(p, q^gamma)`` or ``p^gamma BCE(p, 0)`` (Huang et al., DEIM, CVPR 2025).
 
     The first formula is for positives, the second for negatives. The weight of a negative is a constant in the
-    gradient, as in the published code.
-
-    Args:
-        logits: scores before the sigmoid, of any shape.
-        targets: of the same shape: the IoU label of a positive, 0 for a negative, below 0 for an ignored entry.
-        gamma: exponent of the IoU label of a positive, and of a negative's score in its weight.
-        reduction: ``"mean"`` (the sum divided by the number of positives, at least 1), ``"sum"`` or ``"none"``.
+    gradient, as in the published code. Labels and scores share the exponent ``gamma``. The other arguments are those of
+    :func:`~bucketrank.quality_focal_loss`.
 
     >>> # The loss is ln 2 + 1/4 * ln 2.
     >>> mal_loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]), gamma=2.0)
@@ -128,14 +112,8 @@ def iou_aware_bce_loss(
     """IoU-aware BCE, ``BCE(p, p^alpha q^(1 - alpha))`` or ``p^gamma BCE(p, 0)`` (Cai et al., Align-DETR, BMVC 2024).
 
     The first formula is for positives, whose target is a constant in the gradient; the second is for negatives. LW-DETR
-    and RF-DETR use this loss.
-
-    Args:
-        logits: scores before the sigmoid, of any shape.
-        targets: of the same shape: the IoU label of a positive, 0 for a negative, below 0 for an ignored entry.
-        alpha: exponent of the score in the target of a positive; the IoU gets 1 - alpha.
-        gamma: exponent of a negative's score in its weight.
-        reduction: ``"mean"`` (the sum divided by the number of positives, at least 1), ``"sum"`` or ``"none"``.
+    and RF-DETR use this loss. ``alpha`` is the exponent of the score in the target of a positive, ``gamma`` that of the
+    score in the weight of a negative. The other arguments are those of :func:`~bucketrank.quality_focal_loss`.
 
     >>> # The loss is ln 2 + 1/4 * ln 2.
     >>> iou_aware_bce_loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0]), alpha=0.0)
@@ -166,21 +144,8 @@ def _power(base: Tensor, exponent: float) -> Tensor:
     return base.clamp(min=torch.finfo(base.dtype).tiny) ** exponent if exponent < 1 else base**exponent
 
 
-def check_number(name: str, setting: str, value: float) -> None:
-    """Raise ValueError unless ``value`` is a finite number of at least 0."""
-    if not is_finite_number(value) or value < 0:
-        raise ValueError(f"{name}: expected {setting} to be a finite number of at least 0, got {format_value(value)}")
-
-
-def check_reduction(name: str, reduction: str) -> None:
-    """Raise ValueError unless ``reduction`` is supported."""
-    if reduction not in get_args(QualityReduction):
-        choices = ", ".join(get_args(QualityReduction))
-        raise ValueError(f"{name}: expected reduction to be one of {choices}, got {reduction!r}")
-
-
 def _reduce(name: str, errors: Tensor, labels: Tensor, used: Tensor, reduction: str) -> Tensor:
-    check_reduction(name, reduction)
+    check_choice(name, "reduction", reduction, QUALITY_REDUCTIONS)
     errors = torch.where(used, errors, 0)
     if reduction == "none":
         return errors
@@ -196,7 +161,7 @@ class _QualityLossModule(nn.Module):
         super().__init__()
         for name, value in numbers.items():
             check_number(type(self).__name__, name, value)
-        check_reduction(type(self).__name__, reduction)
+        check_choice(type(self).__name__, "reduction", reduction, QUALITY_REDUCTIONS)
         self.reduction, self.numbers = reduction, numbers
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:

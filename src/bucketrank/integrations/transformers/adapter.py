@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from bucketrank.integrations.ranking_loss import LossName, RankingLoss, Target, is_weight
+from bucketrank.integrations.ranking_loss import LossName, RankingLoss, Target
 from bucketrank.integrations.transformers.criterion import check_targets
 from bucketrank.integrations.transformers.layouts import (
     LossInput,
@@ -20,7 +20,7 @@ from bucketrank.integrations.transformers.layouts import (
     grouped_detr_loss,
     rt_detr_loss,
 )
-from bucketrank.losses.functional import format_value
+from bucketrank.losses.functional import check_number
 from bucketrank.settings.choices import Method
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -153,10 +153,8 @@ def use_ranking_loss(
     """
     settings = Settings(RankingLoss(loss, method, delta, box_weight), class_cost)
     family_loss = supported_family("use_ranking_loss", model)
-    if class_cost is not None and not is_weight(class_cost):
-        raise ValueError(
-            f"use_ranking_loss: expected class_cost to be a finite number of at least 0, got {format_value(class_cost)}"
-        )
+    if class_cost is not None:
+        check_number("use_ranking_loss", "class_cost", class_cost)
     if _ranking_function(model) is not None:
         undo(model)
     function = LossFunction(family_loss, settings)
