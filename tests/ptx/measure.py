@@ -63,7 +63,7 @@ def host_time(loss: str) -> tuple[float, float]:
             spent.append(0.0)
             train()
     launches = 1e6 * median(spent)
-    plan = ranking.Plan.of(logits, targets, loss=loss, delta=0.5, sizes=(size,), positives=200, has_capacity=False)
+    plan = ranking.Plan.of(logits, targets, loss=loss, delta=0.5, sizes=(size,), max_positives=None, positives=200)
     memory = plan.layout(size).allocate(logits.device)
 
     def divide() -> None:

@@ -124,56 +124,50 @@ _INPUTS = "Tensor logits, Tensor targets, Tensor? localisation"
 _SETTINGS = "str loss, str method, str backend, float delta, SymInt[]? sizes, int? max_positives"
 _STATE = "Tensor memory, Tensor index, Tensor kinds"
 _OUTPUTS = "(Tensor first, Tensor second, Tensor counts, " + _STATE + ")"
+_RANK = f"({_INPUTS}, {_SETTINGS}) -> {_OUTPUTS}"
+_GRADIENT = (
+    f"(Tensor first, Tensor second, {_STATE}, {_INPUTS}, {_SETTINGS}) -> (Tensor at_logits, Tensor at_localisation)"
+)
 # CUDA graphs must not capture an op with a device sync. Older torch versions do not know this tag.
 _WAITS: dict[str, Any] = {"tags": (torch.Tag.cudagraph_unsafe,)} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
 
 
+def _op(name: str, function: Any, schema: str, **options: Any) -> Any:
+    return torch.library.custom_op(f"bucketrank::{name}", function, mutates_args=(), schema=schema, **options)
+
+
+def _values_and_counts(
+    logits: Tensor, targets: Tensor, localisation: Tensor | None, call: Settings
+) -> tuple[tuple[Tensor, Tensor, Tensor], Prepared]:
+    """Return two values (the second is 0 if the loss has only one) and the counts, and the prepared backward pass."""
+    values, prepared = _forward(logits, targets, localisation, call)
+    first, second = (*values, torch.zeros_like(values[0]))[:2]
+    counts = logits.new_zeros(0, dtype=torch.int32) if call.sizes is None else _counts(prepared, logits.device)
+    return (first, second, counts), prepared
+
+
 def _rank_and_keep(logits: Tensor, targets: Tensor, localisation: Tensor | None, *settings: Any) -> tuple[Tensor, ...]:
-    """Return two values (the second is 0 if the loss has only one), the counts, and the backward state.
+    """Return two values, the counts, and the backward state.
 
     The state has a static size with Triton kernels and a capacity. Otherwise it has one entry per positive, and torch
     does not trace outputs of unknown length without a graph break: the state is empty, and the backward pass computes
     the forward pass again.
     """
     call = Settings(*settings)
-    values, prepared = _forward(logits, targets, localisation, call)
-    first, second = (*values, torch.zeros_like(values[0]))[:2]
-    counts = logits.new_zeros(0, dtype=torch.int32) if call.sizes is None else _counts(prepared, logits.device)
+    outputs, prepared = _values_and_counts(logits, targets, localisation, call)
     if _has_static_state(logits, call):
         ranking: Any = prepared
-        return first, second, counts, *(ranking.batch if call.sizes is None else ranking).state
-    return first, second, counts, *(logits.new_empty(0, dtype=dtype) for dtype in _STATE_DTYPES)
+        return *outputs, *ranking.state
+    return *outputs, *(logits.new_empty(0, dtype=dtype) for dtype in _STATE_DTYPES)
 
 
 _STATE_DTYPES = (torch.uint8, torch.int64, torch.int8)
-_rank_op = torch.library.custom_op(
-    "bucketrank::rank",
-    _rank_and_keep,
-    mutates_args=(),
-    schema=f"({_INPUTS}, {_SETTINGS}) -> {_OUTPUTS}",
-    **_WAITS,
-)
-_rank_within_capacity_op = torch.library.custom_op(
-    "bucketrank::rank_within_capacity",
-    _rank_and_keep,
-    mutates_args=(),
-    schema=f"({_INPUTS}, {_SETTINGS}) -> {_OUTPUTS}",
-)
+_rank_op = _op("rank", _rank_and_keep, _RANK, **_WAITS)
+_rank_within_capacity_op = _op("rank_within_capacity", _rank_and_keep, _RANK)
 
 
 def _has_static_state(logits: Tensor, settings: Settings) -> bool:
     return settings.max_positives is not None and triton_for(settings.method, settings.backend, logits) is not None
-
-
-def _triton_settings(logits: Tensor, settings: Settings) -> dict[str, Any]:
-    """Return the settings as the Triton kernels take them."""
-    sizes = (logits.numel(),) if settings.sizes is None else tuple(settings.sizes)
-    return {
-        "loss": settings.loss,
-        "delta": settings.delta,
-        "sizes": sizes,
-        "max_positives": settings.max_positives,
-    }
 
 
 def _fake_rank(logits: Tensor, targets: Tensor, _localisation: Tensor | None, *settings: Any) -> tuple[Tensor, ...]:
@@ -184,7 +178,7 @@ def _fake_rank(logits: Tensor, targets: Tensor, _localisation: Tensor | None, *s
     lengths = (0, 0, 0)
     if _has_static_state(logits, call):
         triton: Any = triton_for(call.method, call.backend, logits)
-        lengths = triton.state_sizes(logits, targets, **_triton_settings(logits, call))
+        lengths = triton.state_sizes(logits, targets, **call.for_triton(logits))
     return *values, counts, *(logits.new_empty(n, dtype=t) for n, t in zip(lengths, _STATE_DTYPES, strict=True))
 
 
@@ -197,8 +191,7 @@ def _compute_gradient(
     if memory.numel() > 0:
         triton: Any = triton_for(call.method, call.backend, logits)
         state = memory, index, kinds
-        prepared = triton.resume_ranking(logits, targets, localisation, state, **_triton_settings(logits, call))
-        first, second = (gradient.view(-1) for gradient in (first, second))
+        prepared = triton.resume_ranking(logits, targets, localisation, state, **call.for_triton(logits))
     else:
         _, prepared = _forward(logits, targets, localisation, call)
     at_logits, at_localisation = prepared.backward(first, second)
@@ -213,15 +206,8 @@ def _fake_gradient(*inputs: Any) -> tuple[Tensor, Tensor]:
     return torch.empty_like(logits), logits.new_empty(0) if localisation is None else torch.empty_like(localisation)
 
 
-_GRADIENT_SCHEMA = (
-    f"(Tensor first, Tensor second, {_STATE}, {_INPUTS}, {_SETTINGS}) -> (Tensor at_logits, Tensor at_localisation)"
-)
-_gradient_op = torch.library.custom_op(
-    "bucketrank::rank_gradient", _compute_gradient, mutates_args=(), schema=_GRADIENT_SCHEMA, **_WAITS
-)
-_gradient_within_capacity_op = torch.library.custom_op(
-    "bucketrank::rank_within_capacity_gradient", _compute_gradient, mutates_args=(), schema=_GRADIENT_SCHEMA
-)
+_gradient_op = _op("rank_gradient", _compute_gradient, _GRADIENT, **_WAITS)
+_gradient_within_capacity_op = _op("rank_within_capacity_gradient", _compute_gradient, _GRADIENT)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -232,12 +218,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _rank_with_gradients(
     logits: Tensor, targets: Tensor, localisation: Tensor | None, *settings: Any
 ) -> tuple[Tensor, ...]:
-    """Return two values and the counts, as above, and their gradients, which have a static size."""
+    """Return two values, the counts, and the gradients of the values, which have a static size."""
     call = Settings(*settings)
-    values, prepared = _forward(logits, targets, localisation, call)
-    first, second = (*values, torch.zeros_like(values[0]))[:2]
-    counts = logits.new_zeros(0, dtype=torch.int32) if call.sizes is None else _counts(prepared, logits.device)
-    return first, second, counts, *unit_gradients(prepared, values, localisation, call.loss)
+    outputs, prepared = _values_and_counts(logits, targets, localisation, call)
+    return *outputs, *unit_gradients(prepared, outputs[0], localisation, call.loss)
 
 
 def _fake_rank_with_gradients(
@@ -268,15 +252,8 @@ def _scale_gradients(
 
 
 # Inductor caches code by the name of an op on disk, so an op with another state has another name.
-_rank_with_gradients_op = torch.library.custom_op(
-    "bucketrank::rank_with_gradients",
-    _rank_with_gradients,
-    mutates_args=(),
-    schema=f"({_INPUTS}, {_SETTINGS}) -> {_OUTPUTS}",
-)
-_scale_gradients_op = torch.library.custom_op(
-    "bucketrank::scale_gradients", _scale_gradients, mutates_args=(), schema=_GRADIENT_SCHEMA
-)
+_rank_with_gradients_op = _op("rank_with_gradients", _rank_with_gradients, _RANK)
+_scale_gradients_op = _op("scale_gradients", _scale_gradients, _GRADIENT)
 
 
 def _connect(op: Any, gradient_op: Any, fake: Any = _fake_rank) -> None:

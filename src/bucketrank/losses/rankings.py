@@ -40,6 +40,11 @@ class Settings(NamedTuple):
     sizes: Sequence[int] | None
     max_positives: int | None
 
+    def for_triton(self, logits: Tensor) -> dict[str, Any]:
+        """Return the settings as the Triton kernels take them."""
+        sizes = (logits.numel(),) if self.sizes is None else tuple(self.sizes)
+        return {"loss": self.loss, "delta": self.delta, "sizes": sizes, "max_positives": self.max_positives}
+
 
 class Prepared(Protocol):
     """The state that a forward pass keeps for the backward pass."""
@@ -60,19 +65,9 @@ def rank_all(
     """Compute the one or two values of each ranking, and prepare the backward pass."""
     triton = triton_for(settings.method, settings.backend, logits)
     if triton is not None:
-        first, second, prepared = triton.rank_with_triton(
-            logits,
-            targets,
-            localisation,
-            loss=settings.loss,
-            delta=settings.delta,
-            sizes=(logits.numel(),) if settings.sizes is None else tuple(settings.sizes),
-            max_positives=settings.max_positives,
-        )
+        first, second, prepared = triton.rank_with_triton(logits, targets, localisation, **settings.for_triton(logits))
         values = (first,) if second is None else (first, second)
-        if settings.sizes is None:
-            return tuple(value.view(()) for value in values), _BatchOfOne(prepared)
-        return values, prepared
+        return tuple(value.view(()) for value in values) if settings.sizes is None else values, prepared
     method: Any = comparison_of(settings.method, settings.backend, logits)
     if method.takes_sizes:
         return _rank_together(method, logits, targets, localisation, settings)
@@ -214,13 +209,13 @@ class Ranking:
 
 
 def unit_gradients(
-    prepared: Prepared, values: Sequence[Tensor], localisation: Tensor | None, loss: str
+    prepared: Prepared, value: Tensor, localisation: Tensor | None, loss: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of the first value and of the second at the logits, and of the second at the errors.
 
     What the loss does not have is empty.
     """
-    one = torch.ones_like(values[0])
+    one = torch.ones_like(value)
     at_logits, at_errors = prepared.backward(one, None if localisation is None else one)
     second = at_logits.new_empty(0)
     if loss == "rs":
@@ -282,19 +277,6 @@ class Batch:
             torch.cat([at_logits for at_logits, _ in parts]),
             torch.cat(at_localisation) if second is not None and at_localisation else None,
         )
-
-
-class _BatchOfOne(NamedTuple):
-    """A single ranking in a backend that takes and returns one value per ranking."""
-
-    batch: Prepared
-
-    @property
-    def counts(self) -> Sequence[int] | Tensor:
-        return self.batch.counts
-
-    def backward(self, first: Tensor | None, second: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        return self.batch.backward(*(None if gradient is None else gradient.view(1) for gradient in (first, second)))
 
 
 def _compare_each(

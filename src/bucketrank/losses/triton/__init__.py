@@ -1,7 +1,7 @@
 """The Triton kernels of ``method="exact"``, for CUDA and ROCm devices.
 
-Importing this package does not import Triton. :func:`unavailable_reason` tells whether the kernels can run on a device.
-:func:`rank_with_triton` ranks and prepares the gradient; ``docs/gpu.md`` explains the steps.
+Importing this package does not import Triton, which takes half a second. :func:`unavailable_reason` tells whether the
+kernels can run on a device. ``rank_with_triton`` ranks and prepares the gradient; ``docs/gpu.md`` explains the steps.
 """
 
 from __future__ import annotations
@@ -10,13 +10,20 @@ import importlib.util
 import re
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+
+from bucketrank.lazy import import_on_use
 
 if TYPE_CHECKING:
-    from bucketrank.losses.triton.ranking import TritonRanking as TritonRanking
+    from bucketrank.losses.triton.ranking import rank_with_triton as rank_with_triton
+    from bucketrank.losses.triton.ranking import resume_ranking as resume_ranking
+    from bucketrank.losses.triton.ranking import state_sizes as state_sizes
+
+_lazy, __getattr__ = import_on_use(
+    __name__, {"bucketrank.losses.triton.ranking": "rank_with_triton resume_ranking state_sizes"}
+)
 
 # Triton of torch 2.6, the oldest torch that bucketrank supports.
 OLDEST_TRITON = (3, 2)
@@ -78,48 +85,3 @@ def _first_line(error: Exception) -> str:
     """Describe the error in a sentence."""
     text = str(error).strip().split("\n")[0] or type(error).__name__
     return text if text.endswith(".") else f"{text}."
-
-
-def rank_with_triton(
-    logits: Tensor,
-    targets: Tensor,
-    localisation: Tensor | None,
-    *,
-    loss: str,
-    delta: float,
-    sizes: tuple[int, ...],
-    max_positives: int | None,
-) -> tuple[Tensor, Tensor | None, TritonRanking]:
-    """Compute the one or two values of a ranking loss, one per ranking, and the backward state.
-
-    ``logits`` and ``targets`` are flat and contiguous. Half-precision logits are read directly, and their gradient has
-    their dtype; the values are at least float32. Ranking g is the g-th consecutive slice, of length
-    ``sizes[g]``. ``localisation`` (aLRP) holds one error per positive, in the order of ``logits[targets > 0]``.
-    ``loss`` is a name in ``RANKING_LOSSES``.
-
-    ``max_positives`` is an upper bound on the positives of the whole call, called the capacity. With it there is no
-    device sync; exceeding it yields NaN for every value. Without it there is one sync, to read the number of positives.
-    """
-    # Import lazily: importing Triton takes half a second, and CPU tensors never need it.
-    from bucketrank.losses.triton.ranking import TritonRanking
-
-    return TritonRanking.compute(
-        logits, targets, localisation, loss=loss, delta=delta, sizes=sizes, max_positives=max_positives
-    )
-
-
-def state_sizes(logits: Tensor, targets: Tensor, **settings: Any) -> tuple[int, int, int]:
-    """Return the lengths of the three state tensors, which a capacity fixes before the call."""
-    from bucketrank.losses.triton.ranking import Plan
-
-    plan = Plan.of(logits, targets, positives=settings.pop("max_positives"), has_capacity=True, **settings)
-    return sum(plan.layout(logits.numel()).bytes), plan.positives, logits.numel()
-
-
-def resume_ranking(
-    logits: Tensor, targets: Tensor, localisation: Tensor | None, state: tuple[Tensor, Tensor, Tensor], **settings: Any
-) -> TritonRanking:
-    """Restore the ranking of an earlier call with a capacity from its state, for the backward pass."""
-    from bucketrank.losses.triton.ranking import State, TritonRanking
-
-    return TritonRanking.resume(logits, targets, localisation, State(*state), **settings)

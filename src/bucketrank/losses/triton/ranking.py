@@ -83,12 +83,14 @@ class Plan(NamedTuple):
         loss: str,
         delta: float,
         sizes: tuple[int, ...],
-        positives: int,
-        has_capacity: bool,
+        max_positives: int | None,
+        positives: int = 0,
     ) -> Plan:
+        """Plan a call; ``positives`` is their number in a call without a capacity."""
         dtype = torch.float64 if torch.float64 in (logits.dtype, targets.dtype) else torch.float32
         delta = min(max(delta, SMALLEST_DELTA), LARGEST_DELTA) if delta > 0 else 0.0
-        return cls(loss, delta, sizes, positives, has_capacity, dtype)
+        kept = positives if max_positives is None else max_positives
+        return cls(loss, delta, sizes, kept, max_positives is not None, dtype)
 
     @property
     def is_smooth(self) -> bool:
@@ -151,7 +153,7 @@ class State(NamedTuple):
 
 
 class TritonRanking(NamedTuple):
-    """One call after its forward pass."""
+    """One call, from its forward pass to its backward pass."""
 
     plan: Plan
     logits: Tensor
@@ -160,74 +162,10 @@ class TritonRanking(NamedTuple):
     arrays: Arrays
     localisations: int  # number of localisation errors
     localisation_dtype: torch.dtype | None
-    counts: Tensor | None = None  # (G,) int32 positives per ranking
+    counts: Tensor | None = None  # (G,) int32 positives per ranking, written by the forward pass
 
-    @classmethod
-    def compute(
-        cls,
-        logits: Tensor,
-        targets: Tensor,
-        localisation: Tensor | None,
-        *,
-        loss: str,
-        delta: float,
-        sizes: tuple[int, ...],
-        max_positives: int | None,
-    ) -> tuple[Tensor, Tensor | None, TritonRanking]:
-        """Compute the one or two values per ranking, and the backward state."""
-        logits, targets = _readable(logits, targets)
-        with on_device(logits.device):
-            mask = targets > 0
-            index = _positions(mask, max_positives)
-            positives = index.numel()
-            if localisation is not None:
-                if localisation.numel() != positives and max_positives is None:
-                    raise ValueError(
-                        "alrp_loss: expected one localisation error for each of logits[targets > 0], "
-                        f"{positives} of them, got {localisation.numel()}"
-                    )
-                # Triton 3.2 ends the process at some conversions of half precision.
-                dtype = localisation.dtype
-                localisation = localisation.detach().to(torch.float64 if dtype == torch.float64 else torch.float32)
-                localisation = localisation.contiguous()
-            plan = Plan.of(
-                logits,
-                targets,
-                loss=loss,
-                delta=delta,
-                sizes=sizes,
-                positives=positives,
-                has_capacity=max_positives is not None,
-            )
-            layout = plan.layout(logits.numel())
-            memory = layout.allocate(logits.device)
-            ranking = cls(
-                plan,
-                logits,
-                upload_starts(sizes, logits.device),
-                # The mask of the positives has been read: its memory takes the kinds.
-                State(memory, index, mask.view(torch.int8)),
-                Arrays(*layout.divide(memory)),
-                0 if localisation is None else localisation.numel(),
-                None if localisation is None else dtype,
-            )
-            first, second, counts = ranking._forward(targets, localisation)
-            return first, second, ranking._replace(counts=counts)
-
-    @classmethod
-    def resume(
-        cls, logits: Tensor, targets: Tensor, localisation: Tensor | None, state: State, **settings: Any
-    ) -> TritonRanking:
-        """Restore the ranking from the state of an earlier forward pass with a capacity."""
-        logits, targets = _readable(logits, targets)
-        positives = settings.pop("max_positives")
-        plan = Plan.of(logits, targets, positives=positives, has_capacity=True, **settings)
-        arrays = Arrays(*plan.layout(logits.numel()).divide(state.memory))
-        starts = upload_starts(plan.sizes, logits.device)
-        errors = 0 if localisation is None else localisation.numel()
-        return cls(plan, logits, starts, state, arrays, errors, None if localisation is None else localisation.dtype)
-
-    def _forward(self, targets: Tensor, localisation: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
+    def forward(self, targets: Tensor, localisation: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Compute the one or two values per ranking."""
         plan, logits, arrays, (_, index, kinds) = self.plan, self.logits, self.arrays, self.state
         positives, rankings, size = plan.positives, plan.rankings, logits.numel()
         delta_bits, inverse_bits = _bits(plan.delta)
@@ -294,14 +232,13 @@ class TritonRanking(NamedTuple):
             )
         first = torch.empty(rankings, dtype=plan.dtype, device=logits.device)
         second = torch.empty_like(first) if plan.has_second else None
-        counts = torch.empty(rankings, dtype=torch.int32, device=logits.device)
         launch(
             finish_rankings,
             rankings,
             *(arrays.first_positives, arrays.owners, arrays.scores, arrays.buckets, arrays.ramps, arrays.lower_edges),
             *(arrays.upper_edges, arrays.ranks, arrays.shares, arrays.seconds, arrays.weights, arrays.own),
             *(arrays.second_own, arrays.table, arrays.broken, arrays.positive_count, first),
-            *(first if second is None else second, counts, 1 / unit, inverse_bits),
+            *(first if second is None else second, self.counts, 1 / unit, inverse_bits),
             LOSS=plan.loss,
             **smooth,
             CAPACITY=plan.has_capacity,
@@ -320,7 +257,7 @@ class TritonRanking(NamedTuple):
                 WIDE=plan.is_wide,
                 **tiles,
             )
-        return first, second, counts
+        return first, second
 
     def _sort(self, launch: Launcher, starts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Sort the positives by ranking and score; return the sorted keys, their order, and the order before that.
@@ -350,7 +287,7 @@ class TritonRanking(NamedTuple):
     def backward(self, first: Tensor | None, second: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return the gradients at the logits and at the localisation errors, from those at the values.
 
-        ``first`` and ``second`` have one number per ranking; None stands for zeros.
+        ``first`` and ``second`` have one number per ranking, or no dimension; None stands for zeros.
         """
         plan, logits, arrays, (_, index, kinds) = self.plan, self.logits, self.arrays, self.state
         size = logits.numel()
@@ -366,7 +303,7 @@ class TritonRanking(NamedTuple):
             at_localisation = torch.empty(shape, **options) if is_written else torch.full(shape, value, **options)
         with on_device(logits.device):
             ones = arrays.own  # where there is no gradient at the values, nothing is read
-            upstream = ones if first is None else first, ones if second is None else second
+            upstream = ones if first is None else first.view(-1), ones if second is None else second.view(-1)
             is_single = self.starts is None
             launch = Launcher(
                 (
@@ -399,6 +336,79 @@ class TritonRanking(NamedTuple):
         if at_localisation is not None:
             at_localisation = at_localisation.to(self.localisation_dtype)
         return gradient, at_localisation
+
+
+def rank_with_triton(
+    logits: Tensor,
+    targets: Tensor,
+    localisation: Tensor | None,
+    *,
+    loss: str,
+    delta: float,
+    sizes: tuple[int, ...],
+    max_positives: int | None,
+) -> tuple[Tensor, Tensor | None, TritonRanking]:
+    """Compute the one or two values of a ranking loss, one per ranking, and the backward state.
+
+    ``logits`` and ``targets`` are flat and contiguous. Half-precision logits are read directly, and their gradient has
+    their dtype; the values are at least float32. Ranking g is the g-th consecutive slice, of length
+    ``sizes[g]``. ``localisation`` (aLRP) holds one error per positive, in the order of ``logits[targets > 0]``.
+    ``loss`` is a name in ``RANKING_LOSSES``.
+
+    ``max_positives`` is an upper bound on the positives of the whole call, called the capacity. With it there is no
+    device sync; exceeding it yields NaN for every value. Without it there is one sync, to read the number of positives.
+    """
+    logits, targets = _readable(logits, targets)
+    with on_device(logits.device):
+        mask = targets > 0
+        index = _positions(mask, max_positives)
+        positives = index.numel()
+        if localisation is not None:
+            if localisation.numel() != positives and max_positives is None:
+                raise ValueError(
+                    "alrp_loss: expected one localisation error for each of logits[targets > 0], "
+                    f"{positives} of them, got {localisation.numel()}"
+                )
+            # Triton 3.2 ends the process at some conversions of half precision.
+            dtype = localisation.dtype
+            localisation = localisation.detach().to(torch.float64 if dtype == torch.float64 else torch.float32)
+            localisation = localisation.contiguous()
+        plan = Plan.of(
+            logits, targets, loss=loss, delta=delta, sizes=sizes, max_positives=max_positives, positives=positives
+        )
+        layout = plan.layout(logits.numel())
+        memory = layout.allocate(logits.device)
+        ranking = TritonRanking(
+            plan,
+            logits,
+            upload_starts(sizes, logits.device),
+            # The mask of the positives has been read: its memory takes the kinds.
+            State(memory, index, mask.view(torch.int8)),
+            Arrays(*layout.divide(memory)),
+            0 if localisation is None else localisation.numel(),
+            None if localisation is None else dtype,
+            torch.empty(len(sizes), dtype=torch.int32, device=logits.device),
+        )
+        return *ranking.forward(targets, localisation), ranking
+
+
+def state_sizes(logits: Tensor, targets: Tensor, **settings: Any) -> tuple[int, int, int]:
+    """Return the lengths of the three state tensors, which a capacity fixes before the call."""
+    plan = Plan.of(logits, targets, **settings)
+    return sum(plan.layout(logits.numel()).bytes), plan.positives, logits.numel()
+
+
+def resume_ranking(
+    logits: Tensor, targets: Tensor, localisation: Tensor | None, state: tuple[Tensor, Tensor, Tensor], **settings: Any
+) -> TritonRanking:
+    """Restore the ranking of an earlier call with a capacity from its state, for the backward pass."""
+    logits, targets = _readable(logits, targets)
+    plan = Plan.of(logits, targets, **settings)
+    arrays = Arrays(*plan.layout(logits.numel()).divide(state[0]))
+    starts = upload_starts(plan.sizes, logits.device)
+    errors = 0 if localisation is None else localisation.numel()
+    dtype = None if localisation is None else localisation.dtype
+    return TritonRanking(plan, logits, starts, State(*state), arrays, errors, dtype)
 
 
 def _ceil_div(number: int, block: int) -> int:
