@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
 from typing import Any, get_args
 from unittest import mock
 
@@ -184,12 +185,9 @@ def test_buckets_found_again_are_the_buckets_kept(dtype: torch.dtype) -> None:
 @pytest.fixture
 def look_for_numba_again() -> Iterator[None]:
     """Let the backend forget whether numba can be imported, before and after the test."""
-    caches = (backend._reason_without_numba, backend._uses_fused, backend._log_once)
-    for each in caches:
-        each.cache_clear()
+    backend._fused.cache_clear()
     yield
-    for each in caches:
-        each.cache_clear()
+    backend._fused.cache_clear()
 
 
 @pytest.mark.usefixtures("look_for_numba_again")
@@ -211,9 +209,8 @@ def test_the_choice_of_backend(monkeypatch) -> None:
         raise KeyError
     assert backend.chosen_backend() == "auto"
 
-    backend._reason_without_numba.cache_clear()
-    backend._uses_fused.cache_clear()
-    monkeypatch.setattr(backend, "_has_numba", lambda: False)
+    backend._fused.cache_clear()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert backend.comparison_of("exact", "auto", logits) is Exact
     with pytest.raises(ImportError, match=r"pip install \"bucketrank\[fast\]\""), use_backend("fused"):
         pass
@@ -221,10 +218,13 @@ def test_the_choice_of_backend(monkeypatch) -> None:
 
 @pytest.mark.usefixtures("look_for_numba_again")
 def test_a_numba_that_cannot_be_imported_is_reported_once_and_not_used(monkeypatch, caplog) -> None:
-    def fails() -> type[Fused]:
-        raise ImportError("Numba needs NumPy 2.2 or less")
+    class Broken(ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            if name == "Fused":
+                raise ImportError("Numba needs NumPy 2.2 or less")
+            raise AttributeError(name)
 
-    monkeypatch.setattr(backend, "_fused", fails)
+    monkeypatch.setitem(sys.modules, "bucketrank.losses.fused", Broken("fused"))
     logits, targets = torch.tensor([2.0, 0.0]), torch.tensor([0.0, 1.0])
     assert ap_loss(logits, targets, delta=0) == ap_loss(logits, targets, delta=0) == 0.5
     assert [record.message for record in caplog.records] == [

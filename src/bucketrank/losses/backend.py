@@ -48,8 +48,8 @@ def use_backend(name: Backend) -> Iterator[None]:
     global _backend
     if name not in BACKENDS:
         raise ValueError(f"use_backend: expected one of {', '.join(BACKENDS)}, got {name!r}")
-    if name == "fused" and (reason := _reason_without_numba()):
-        raise ImportError(f'use_backend: "fused" needs numba (pip install "bucketrank[fast]"): {reason}')
+    if name == "fused" and isinstance(fused := _fused(), str):
+        raise ImportError(f'use_backend: "fused" needs numba (pip install "bucketrank[fast]"): {fused}')
     if name == "triton" and (reason := triton.import_problem()):
         raise ImportError(f'use_backend: "triton" needs Triton, which comes with torch on Linux: {reason}')
     previous, _backend = _backend, name
@@ -60,39 +60,18 @@ def use_backend(name: Backend) -> Iterator[None]:
 
 
 @cache
-def _has_numba() -> bool:
-    return importlib.util.find_spec("numba") is not None
-
-
-@cache
-def _reason_without_numba() -> str | None:
-    """Return the reason why the fused kernel cannot be imported, or None."""
-    if not _has_numba():
+def _fused() -> type[Comparison] | str:
+    """Import the fused kernel, or return the reason why not, and log it if numba is installed."""
+    if importlib.util.find_spec("numba") is None:
         return "numba is not installed"
     try:
-        _fused()
+        # Import lazily: numba takes half a second to import, and losses on a GPU never need it.
+        from bucketrank.losses.fused import Fused
     except ImportError as error:
-        return str(error)
-    return None
-
-
-@cache
-def _fused() -> type[Comparison]:
-    # Import lazily: numba takes half a second to import, and losses on a GPU never need it.
-    from bucketrank.losses.fused import Fused
-
+        reason = f"numba cannot be imported: {error}"
+        logger.warning("ranking losses use torch operations instead of the fused kernel: %s", reason)
+        return reason
     return Fused
-
-
-@cache
-def _uses_fused() -> bool:
-    """Return whether the CPU uses the fused kernel. Log the reason if numba is installed but cannot be imported."""
-    reason = _reason_without_numba()
-    if reason is not None and _has_numba():
-        _log_once(
-            f"ranking losses use torch operations instead of the fused kernel: numba cannot be imported: {reason}"
-        )
-    return reason is None
 
 
 @cache
@@ -125,7 +104,7 @@ def chosen_backend() -> Backend:
 
 def ranks_fused(method: str, backend: str, device: str) -> bool:
     """Return whether the fused kernel ranks logits on such a device; torch.compile asks while it traces."""
-    return method == "exact" and backend in ("auto", "fused") and device == "cpu" and _uses_fused()
+    return method == "exact" and backend in ("auto", "fused") and device == "cpu" and not isinstance(_fused(), str)
 
 
 # What torch.compiler.assume_constant_result does, which would import all of torch.compile, and Triton with it.
@@ -135,8 +114,8 @@ ranks_fused._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def comparison_of(method: str, backend: str, logits: Tensor) -> type[Comparison]:
     """Return the class that compares these logits by this method."""
     if method == "exact" and backend != "torch":
-        if logits.device.type == "cpu" and _uses_fused():
-            return _fused()
+        if logits.device.type == "cpu" and not isinstance(fused := _fused(), str):
+            return fused
         if backend == "fused":
             raise ValueError(f"use_backend: the fused kernel takes CPU tensors, got one on {logits.device}")
     return METHODS[method]
