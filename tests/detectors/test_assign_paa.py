@@ -25,7 +25,7 @@ def fit(*rows):
     for number, row in enumerate(rows):
         samples[number, : len(row)] = torch.tensor(row, dtype=torch.float64)
         present[number, : len(row)] = True
-    return torch.stack(fit_mixtures(samples, present), 2)  # (rows, component, 3)
+    return torch.stack(fit_mixtures(samples, present)).permute(2, 1, 0)  # (rows, component, 3)
 
 
 def random_losses(generator, count):

@@ -17,14 +17,6 @@ from bucketrank.detectors.layers import FeaturePyramid
 from bucketrank.settings.detector_specs import ATSSSettings
 
 
-def assign_anchors(
-    anchors: Tensor, valid: Tensor, ground_truths: list[Target], *, per_level: list[int], topk: int
-) -> list[Tensor]:
-    """Assign objects to anchors by ATSS: per image the object index (A,) of every anchor, NEGATIVE or IGNORED."""
-    objects = [ground_truth["boxes"] for ground_truth in ground_truths]
-    return list(assign_atss(anchors, objects, per_level=per_level, topk=topk, valid=valid))
-
-
 def anchor_centerness(anchors: Tensor, _: Tensor, objects: Tensor) -> Tensor:
     """Compute the quality branch targets (P,): the centerness of each anchor in its object."""
     return centerness(centres(anchors), objects)
@@ -63,7 +55,8 @@ class ATSS(DenseDetector):
         )
 
     def assign(self, output: DenseOutput, anchors: Tensor, valid: Tensor, ground_truths: list[Target]) -> list[Tensor]:
-        return assign_anchors(anchors, valid, ground_truths, per_level=output.per_level, topk=self.topk)
+        objects = [ground_truth["boxes"] for ground_truth in ground_truths]
+        return list(assign_atss(anchors, objects, per_level=output.per_level, topk=self.topk, valid=valid))
 
     def quality(self, anchors: Tensor, boxes: Tensor, objects: Tensor) -> Tensor:
         return anchor_centerness(anchors, boxes, objects)

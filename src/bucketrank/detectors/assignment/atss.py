@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from bucketrank.boxes import centres, paired_iou
-from bucketrank.detectors.assignment.checks import IGNORED, NEGATIVE, check_boxes, check_levels, check_valid, precise
+from bucketrank.detectors.assignment.checks import IGNORED, NEGATIVE, check_boxes, check_levels, check_valid
+from bucketrank.losses.comparison import precise
 
 BLOCK = 1 << 22  # anchor-object pairs compared at once; bounds the memory
 MARGIN = 0.01  # minimum distance in pixels of a positive's centre from its object's edges
@@ -29,15 +30,10 @@ def assign_atss(
 
     All other anchors are negative, or ignored if they are invalid.
 
-    All images share the anchors. The number of operations does not depend on the number of images, and none of them is
-    a device sync. Takes O(A G) time for G objects in total; memory does not grow with G.
-
-    Args:
-        anchors: anchor boxes (A, 4).
-        objects: object boxes (G, 4) of each image.
-        per_level: number of anchors on each level, in order.
-        topk: candidates per object and level.
-        valid: mask (B, A) of valid anchors; by default all.
+    All images share the ``anchors`` (A, 4), ``per_level`` of them on each level, in order. ``objects`` holds the boxes
+    (G, 4) of each image. Without the mask ``valid`` (B, A), all anchors are valid. The number of operations does not
+    depend on the number of images, and none of them is a device sync. Takes O(A G) time for G objects in total; memory
+    does not grow with G.
 
     >>> left = torch.tensor([0.0, 4, 8, 12])
     >>> anchors = torch.stack([left, left * 0, left + 4, left * 0 + 4], dim=1)

@@ -16,11 +16,6 @@ def without_objects(anchors: Tensor, valid: Tensor | None) -> Tensor:
     return assignment if valid is None else assignment.masked_fill_(~valid, IGNORED)
 
 
-def precise(tensor: Tensor) -> Tensor:
-    """Convert to float64, or to float32 on MPS, which has no float64."""
-    return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)
-
-
 def check_boxes(name: str, **arguments: Tensor) -> None:
     """Raise unless each argument is a float tensor (n, 4)."""
     for argument, boxes in arguments.items():

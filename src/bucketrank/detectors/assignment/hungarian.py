@@ -44,7 +44,7 @@ class QueryAssignment(NamedTuple):
 
 @torch.no_grad()
 def assign_hungarian(batch: Sequence[ImageQueries], weights: CostWeights) -> list[QueryAssignment]:
-    """Assign to each object one query such that the total of :func:`matching_costs` is minimal.
+    """Assign to each object one query such that the total of :func:`matching_costs`, with ``weights``, is minimal.
 
     ``batch`` usually holds all layers and images of a step; each entry is matched on its own. Queries without an object
     are negative; invalid ones are ignored. If there are more objects than queries, some objects get no query.
@@ -52,10 +52,6 @@ def assign_hungarian(batch: Sequence[ImageQueries], weights: CostWeights) -> lis
     Computed in float32, also under autocast. If costs are not finite, the ValueError names their source. Copying the
     costs to the CPU is one device sync for the whole batch; entries with ``valid`` need another. Takes O(G^2 Q) time on
     the CPU per entry in the worst case.
-
-    Args:
-        batch: boxes, logits, objects and labels of each entry.
-        weights: cost weights.
 
     >>> boxes = torch.tensor([[0.0, 0, 4, 4], [4, 4, 8, 8], [0, 0, 8, 8]])
     >>> objects, labels = torch.tensor([[5.0, 5, 8, 8]]), torch.tensor([0])

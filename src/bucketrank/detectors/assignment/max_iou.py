@@ -21,24 +21,16 @@ def assign_max_iou(
     low_quality: float | None = None,
     valid: Tensor | None = None,
 ) -> Tensor:
-    """Assign each candidate (A, 4) to the object (G, 4) it overlaps most, by two thresholds on that IoU.
+    """Assign the ``candidates`` (A, 4) to the ``objects`` (G, 4) they overlap most, by two thresholds on that IoU.
 
     A candidate whose highest IoU is below ``negative`` is negative. One that reaches ``positive`` is assigned to the
     object of that IoU; of equal ones the first. In between it is ignored.
 
     With ``low_quality``, each object then claims the candidates that tie for its own highest IoU, if that IoU is above
     0 and at least ``low_quality``. A claim overrides the thresholds; of two objects that claim a candidate, the later
-    gets it. Candidates that are not ``valid`` are ignored and never claimed.
+    gets it. Candidates that are not ``valid`` (A,) are ignored and never claimed; by default all are valid.
 
     Takes O(A G) time; memory does not grow with G.
-
-    Args:
-        candidates: boxes (A, 4) to assign.
-        objects: boxes (G, 4) of the objects.
-        positive: minimum IoU of a positive.
-        negative: IoU below which a candidate is negative.
-        low_quality: minimum IoU of a claimed candidate; None for no claims.
-        valid: mask (A,) of valid candidates; by default all.
 
     >>> objects = torch.tensor([[0.0, 0, 4, 4]])
     >>> # The IoUs of the candidates with the object are 1, 1/2, 1/4 and 0.

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bucketrank.detectors.assignment.checks import NEGATIVE, check_levels, precise
+from bucketrank.detectors.assignment.checks import NEGATIVE, check_levels
+from bucketrank.losses.comparison import precise
 
 MAX_ITERATIONS = 100
 TOLERANCE = 1e-3  # convergence: change of the mean log likelihood between two iterations
@@ -19,7 +20,7 @@ CHECK_INTERVAL = 10  # iterations between convergence checks; a check is a devic
 
 
 class Mixture(NamedTuple):
-    """Weights, means and variances of G mixtures, each (G, 2)."""
+    """Weights, means and variances of G mixtures, each (2, G)."""
 
     weights: Tensor
     means: Tensor
@@ -27,7 +28,9 @@ class Mixture(NamedTuple):
 
     def log_densities(self, samples: Tensor) -> Tensor:
         """Compute log(weight * density) under both components: (G, M) to (2, G, M)."""
-        return _log_densities(samples, *(part.T for part in self))
+        weights, means, variances = (part[:, :, None] for part in self)
+        exponents = (samples - means).square_().div_(variances).add_((2 * math.pi * variances).log_()).div_(2)
+        return weights.log() - exponents
 
 
 def fit_mixtures(samples: Tensor, present: Tensor) -> Mixture:
@@ -49,7 +52,7 @@ def fit_mixtures(samples: Tensor, present: Tensor) -> Mixture:
     tiny = 10 * torch.finfo(samples.dtype).eps
 
     for iteration in range(1, MAX_ITERATIONS + 1):
-        logs = _log_densities(samples, *fitted)
+        logs = Mixture(*fitted).log_densities(samples)
         density = torch.logaddexp(logs[0], logs[1])  # (G, M)
         responsibility = (logs - density).exp_().masked_fill_(absent, 0)
         total = responsibility.sum(2).add_(tiny)
@@ -63,14 +66,7 @@ def fit_mixtures(samples: Tensor, present: Tensor) -> Mixture:
         likelihood = reached
         if iteration % CHECK_INTERVAL == 0 and not bool(active.any()):
             break
-    return Mixture(*fitted.transpose(1, 2))
-
-
-def _log_densities(samples: Tensor, weights: Tensor, means: Tensor, variances: Tensor) -> Tensor:
-    """Compute log(weight * density), (2, G, M), of samples (G, M); the parameters are (2, G)."""
-    weights, means, variances = weights[:, :, None], means[:, :, None], variances[:, :, None]
-    exponents = (samples - means).square_().div_(variances).add_((2 * math.pi * variances).log_()).div_(2)
-    return weights.log() - exponents
+    return Mixture(*fitted)
 
 
 # Log densities this close count as equal. If a component has only two losses, they are mirrored about its mean, and
@@ -102,13 +98,6 @@ def assign_paa(
 
     The mixtures of all images are fitted together in float64. Takes O(A log A) time, and at most 100 iterations over
     the losses kept.
-
-    Args:
-        candidates: assignment (A,) or (B, A) to choose from.
-        losses: loss per anchor, in the same shape.
-        per_level: number of anchors per level.
-        topk: candidates kept per object and level.
-        objects: upper bound for the objects per image; by default read from ``candidates``.
 
     >>> candidates = torch.tensor([0, 0, 0, 0, 0, -1, -2])
     >>> # The three low losses of candidates have a mean of 0.53.

@@ -10,8 +10,8 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import box_convert
 
 from bucketrank.detectors.anchors import Anchors, octave
-from bucketrank.detectors.assignment import IGNORED, NEGATIVE
-from bucketrank.detectors.atss import ATSS, anchor_centerness, assign_anchors
+from bucketrank.detectors.assignment import IGNORED, NEGATIVE, assign_atss
+from bucketrank.detectors.atss import ATSS, anchor_centerness
 from bucketrank.detectors.base import Target
 from bucketrank.detectors.box_coder import BoxCoder
 from bucketrank.detectors.co_detr.decoder import BoxEncoding, Queries
@@ -167,7 +167,8 @@ class AuxiliaryATSS(nn.Module):
         output = self.head(maps)
         anchors = torch.cat(self.anchors(maps))
         valid = self.anchors.valid(anchors, images.image_sizes)
-        matches = assign_anchors(anchors, valid, ground_truths, per_level=output.per_level, topk=self.topk)
+        objects = [each["boxes"] for each in ground_truths]
+        matches = list(assign_atss(anchors, objects, per_level=output.per_level, topk=self.topk, valid=valid))
         assigned = assigned_anchors(
             output, anchors, matches=matches, ground_truths=ground_truths, coder=self.coder, quality=anchor_centerness
         )
