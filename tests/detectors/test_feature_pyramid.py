@@ -19,10 +19,10 @@ def maps_of(height: int, width: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("size", [(128, 192), (97, 131), (32, 32)])
 @pytest.mark.parametrize("extra", EXTRAS)
-@pytest.mark.parametrize("first_level", [2, 3])
-def test_returns_five_maps_at_its_strides(first_level, extra, size):
-    neck = FeaturePyramid(CHANNELS, 12, first_level=first_level, extra=extra)
+def test_returns_five_maps_at_its_strides(extra, size):
+    neck = FeaturePyramid(CHANNELS, 12, extra=extra)
     maps = neck(maps_of(*size))
+    first_level = 2 if extra == "pool" else 3
     assert neck.strides == [2**level for level in range(first_level, first_level + 5)]
     expected = [(2, 12, -(-size[0] // stride), -(-size[1] // stride)) for stride in neck.strides]
     assert [tuple(m.shape) for m in maps] == expected
@@ -30,7 +30,7 @@ def test_returns_five_maps_at_its_strides(first_level, extra, size):
 
 
 def test_pool_equals_torchvision():
-    neck = FeaturePyramid(CHANNELS, 12, first_level=2, extra="pool")
+    neck = FeaturePyramid(CHANNELS, 12, extra="pool")
     torchvision_pyramid = FeaturePyramidNetwork(CHANNELS, 12, extra_blocks=LastLevelMaxPool())
     torchvision_pyramid.load_state_dict(neck.pyramid.state_dict())
     features = maps_of(97, 131)
@@ -40,7 +40,7 @@ def test_pool_equals_torchvision():
 
 @pytest.mark.parametrize(("extra", "width"), [("convs_on_output", 12), ("convs_on_input", 12), ("convs_on_input", 32)])
 def test_convolutions_equal_torchvision_except_for_the_relu_before_p7(extra, width):
-    neck = FeaturePyramid(CHANNELS, width, first_level=3, extra=extra)
+    neck = FeaturePyramid(CHANNELS, width, extra=extra)
     on_input = extra == "convs_on_input"
     torchvision_pyramid = FeaturePyramidNetwork(
         CHANNELS[1:], width, extra_blocks=LastLevelP6P7(32 if on_input else width, width)
@@ -59,7 +59,7 @@ def test_convolutions_equal_torchvision_except_for_the_relu_before_p7(extra, wid
 
 
 def test_convolutions_with_relu_equal_torchvision():
-    neck = FeaturePyramid(CHANNELS, 12, first_level=3, extra="convs_on_output_relu")
+    neck = FeaturePyramid(CHANNELS, 12, extra="convs_on_output_relu")
     torchvision_pyramid = FeaturePyramidNetwork(CHANNELS[1:], 12, extra_blocks=LastLevelP6P7(12, 12))
     torchvision_pyramid.load_state_dict(neck.pyramid.state_dict())
     features = maps_of(97, 131)
@@ -69,9 +69,8 @@ def test_convolutions_with_relu_equal_torchvision():
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
-@pytest.mark.parametrize("first_level", [2, 3])
-def test_every_parameter_gets_a_gradient(first_level, extra):
-    neck = FeaturePyramid(CHANNELS, 12, first_level=first_level, extra=extra)
+def test_every_parameter_gets_a_gradient(extra):
+    neck = FeaturePyramid(CHANNELS, 12, extra=extra)
     torch.stack([m.square().sum() for m in neck(maps_of(64, 64))]).sum().backward()
     assert [name for name, p in neck.named_parameters() if p.grad is None or not p.grad.any()] == []
 
@@ -91,8 +90,6 @@ def test_upsampling_is_nearest():
 def test_errors_name_the_setting():
     with pytest.raises(ValueError, match=r"FeaturePyramid: expected extra to be one of pool, .*, got 'none'"):
         FeaturePyramid(CHANNELS, extra="none")
-    with pytest.raises(ValueError, match="FeaturePyramid: expected first_level to be 2 or 3, got 4"):
-        FeaturePyramid(CHANNELS, first_level=4)
     with pytest.raises(ValueError, match=r"FeaturePyramid: expected channels of 4 maps .*got \[8\]"):
         FeaturePyramid([8])
     with pytest.raises(ValueError, match=r"FeaturePyramid: expected 4 maps .*got 3"):

@@ -33,7 +33,7 @@ class ATSS(DenseDetector):
         super().__init__(num_classes, settings=settings, vote=vote, **shared)
         self.topk = settings.topk
         criterion = self.criterion
-        self.neck = FeaturePyramid(self.backbone.channels, settings.channels, first_level=3, extra="convs_on_output")
+        self.neck = FeaturePyramid(self.backbone.channels, settings.channels, extra="convs_on_output")
         quality_branch = criterion.quality_branch if settings.quality_branch is None else settings.quality_branch
         if quality_branch and not criterion.quality_branch:
             raise ValueError(

@@ -7,7 +7,7 @@ transformers models.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -58,53 +58,37 @@ def check_targets(images: Sequence[Tensor], targets: Sequence[Target] | None, nu
         raise ValueError("targets: expected a list in training mode, got None; call model.eval() to detect")
     if len(targets) != len(images):
         raise ValueError(f"targets: expected one for each of {len(images)} images, got {len(targets)}")
-    pairs = zip(images, targets, strict=True)
-    named = [(_TargetName(number, target), image, target) for number, (image, target) in enumerate(pairs)]
-    for name, image, target in named:
-        _check_shapes(name, image, target, masks=masks)
-    checks = [(name, check) for name, image, target in named for check in _value_checks(image, target, num_classes)]
+    checks = []
+    for number, (image, target) in enumerate(zip(images, targets, strict=True)):
+        _check_shapes(number, image, target, masks=masks)
+        checks += [(number, *check) for check in _value_checks(image, target, num_classes)]
     # Read all values at once, because each read is a device sync.
-    if checks and torch.stack([check.invalid.any() for _, check in checks]).any():
-        for name, check in checks:
-            check.raise_if_any(name)
+    if checks and torch.stack([invalid.any() for _, _, invalid, _ in checks]).any():
+        number, values, invalid, expected = next(check for check in checks if check[2].any())
+        box = int(torch.where(invalid)[0][0])
+        value = values[box].tolist()
+        value = [round(side, 3) for side in value] if isinstance(value, list) else value
+        raise ValueError(f"{_name(number, targets[number])}: expected {expected}, got {value} for box {box}")
 
 
-@dataclass(frozen=True)
-class _TargetName:
-    """A target's name in error messages, formatted lazily: reading an image_id from the device is a sync."""
-
-    number: int
-    target: Target
-
-    def __str__(self) -> str:
-        image_id = f" (image_id {_as_number(self.target['image_id'])})" if "image_id" in self.target else ""
-        return f"target of image {self.number}{image_id}"
+def _name(number: int, target: Target) -> str:
+    """Name a target in an error message. Reading an image_id from the device is a sync, so only messages have it."""
+    image_id: object = target.get("image_id")
+    if isinstance(image_id, Tensor) and image_id.numel() == 1:
+        image_id = image_id.item()
+    return f"target of image {number}" + (f" (image_id {image_id})" if "image_id" in target else "")
 
 
-@dataclass(frozen=True)
-class _ValueCheck:
-    """A value check: the rows (n,) of ``values`` that are ``invalid``, and the expectation for the error message."""
-
-    values: Tensor
-    invalid: Tensor
-    expected: str
-
-    def raise_if_any(self, name: _TargetName) -> None:
-        if self.invalid.any():
-            box = int(torch.where(self.invalid)[0][0])
-            value = self.values[box].tolist()
-            value = [round(number, 3) for number in value] if isinstance(value, list) else value
-            raise ValueError(f"{name}: expected {self.expected}, got {value} for box {box}")
-
-
-def _check_shapes(name: _TargetName, image: Tensor, target: Target, *, masks: bool) -> None:
+def _check_shapes(number: int, image: Tensor, target: Target, *, masks: bool) -> None:
     for key in ("boxes", "labels", "masks")[: 3 if masks else 2]:
         if not isinstance(target.get(key), Tensor):
-            raise TypeError(f"{name}: expected a tensor under {key!r}, got {type(target.get(key)).__name__}")
+            got = type(target.get(key)).__name__
+            raise TypeError(f"{_name(number, target)}: expected a tensor under {key!r}, got {got}")
     boxes, labels = target["boxes"], target["labels"]
     if not boxes.is_floating_point() or boxes.dim() != 2 or boxes.shape[1] != 4:
         raise ValueError(
-            f"{name}: expected boxes as floats of shape (objects, 4), got {boxes.dtype} of shape {tuple(boxes.shape)}"
+            f"{_name(number, target)}: expected boxes as floats of shape (objects, 4), got {boxes.dtype} of shape "
+            f"{tuple(boxes.shape)}"
         )
     if (
         labels.is_floating_point()
@@ -113,18 +97,19 @@ def _check_shapes(name: _TargetName, image: Tensor, target: Target, *, masks: bo
         or labels.shape != boxes.shape[:1]
     ):
         raise ValueError(
-            f"{name}: expected labels as integers of shape ({len(boxes)},), one for each box, "
+            f"{_name(number, target)}: expected labels as integers of shape ({len(boxes)},), one for each box, "
             f"got {labels.dtype} of shape {tuple(labels.shape)}"
         )
-    height, width = image.shape[-2:]
-    if masks and target["masks"].shape != (len(boxes), height, width):
+    expected = (len(boxes), *image.shape[-2:])
+    if masks and target["masks"].shape != expected:
         raise ValueError(
-            f"{name}: expected masks of shape {(len(boxes), height, width)}, one for each box, as large as the image, "
+            f"{_name(number, target)}: expected masks of shape {expected}, one for each box, as large as the image, "
             f"got {tuple(target['masks'].shape)}"
         )
 
 
-def _value_checks(image: Tensor, target: Target, num_classes: int) -> list[_ValueCheck]:
+def _value_checks(image: Tensor, target: Target, num_classes: int) -> list[tuple[Tensor, Tensor, str]]:
+    """List the values (n, ...), which of them are invalid (n,), and what was expected."""
     boxes, labels = target["boxes"], target["labels"]
     if not len(boxes):
         return []
@@ -132,15 +117,11 @@ def _value_checks(image: Tensor, target: Target, num_classes: int) -> list[_Valu
     x1, y1, x2, y2 = boxes.unbind(1)
     outside = (x2 <= 0) | (y2 <= 0) | (x1 >= width) | (y1 >= height)
     return [
-        _ValueCheck(boxes, ~boxes.isfinite().all(1), "finite boxes"),
-        _ValueCheck(boxes, (x2 <= x1) | (y2 <= y1), "boxes (x1, y1, x2, y2) with x1 < x2 and y1 < y2"),
-        _ValueCheck(boxes, outside, f"boxes that overlap the image of {width} x {height} pixels"),
-        _ValueCheck(labels, (labels < 1) | (labels > num_classes), f"labels from 1 to {num_classes}"),
+        (boxes, ~boxes.isfinite().all(1), "finite boxes"),
+        (boxes, (x2 <= x1) | (y2 <= y1), "boxes (x1, y1, x2, y2) with x1 < x2 and y1 < y2"),
+        (boxes, outside, f"boxes that overlap the image of {width} x {height} pixels"),
+        (labels, (labels < 1) | (labels > num_classes), f"labels from 1 to {num_classes}"),
     ]
-
-
-def _as_number(image_id: object) -> object:
-    return image_id.item() if isinstance(image_id, Tensor) and image_id.numel() == 1 else image_id
 
 
 class InputTransform(GeneralizedRCNNTransform):
@@ -226,11 +207,6 @@ class Detector(nn.Module):
 
     A subclass adds its neck and heads, :meth:`losses` and :meth:`detect`. A wrapped model has neither ``backbone`` nor
     ``inputs``; it sets its own ``transform`` and overrides :meth:`forward`.
-
-    Args:
-        num_classes: number of object classes, without the background.
-        backbone: backbone settings.
-        inputs: input size and normalisation.
     """
 
     masks = False  # whether targets must have masks
@@ -319,20 +295,12 @@ def build(
     inputs: InputSettings | LibraryInputSettings | None = None,
     **settings: Any,
 ) -> Detector:
-    """Build a detector for ``num_classes`` object classes, to be trained with ``loss``.
+    """Build a detector for ``num_classes`` object classes, without the background, to be trained with ``loss``.
 
-    ``name`` and ``loss`` are registered names, or settings. ``name`` may also be a torchvision or transformers model,
-    like ``"torchvision/retinanet_resnet50_fpn_v2"``, which brings its own backbone. Our own detectors use resnet50
-    unless ``backbone`` says otherwise. Further keywords are settings of the detector, the loss, the backbone or the
-    inputs; these names never clash.
-
-    Args:
-        name: detector name, ``library/model``, or detector settings.
-        num_classes: number of object classes, without the background.
-        backbone: backbone name or settings.
-        loss: loss name or settings.
-        inputs: input size and normalisation.
-        settings: any setting of the detector, the loss, the backbone or the inputs, by name.
+    ``name``, ``backbone`` and ``loss`` are registered names, or settings. ``name`` may also be a torchvision or
+    transformers model, like ``"torchvision/retinanet_resnet50_fpn_v2"``, which brings its own backbone. Our own
+    detectors use resnet50 unless ``backbone`` says otherwise. ``inputs`` are the input size and normalisation. Further
+    keywords, ``settings``, are settings of the detector, the loss, the backbone or the inputs; these names never clash.
 
     >>> size = {"min_size": 320, "max_size": 512}
     >>> model = build("atss", num_classes=3, backbone="resnet18", delta=0.25, **size)
@@ -407,20 +375,17 @@ def ranking_arguments(loss: LossSettings) -> dict[str, Any] | None:
 
     Raise ValueError for settings that wrapped models do not support.
     """
-    ranking = isinstance(loss, RankingSettings)
     loss.require("ranking_scope", "batch for a model of another library", holds=loss.ranking_scope == "batch")
     for name in ("box_balance", "box_confidence"):
         loss.require(name, "null for a model of another library", holds=getattr(loss, name) is None)
     loss.require("smooth_l1_beta", "1 for a model of another library", holds=loss.smooth_l1_beta == 1)
-    if ranking:
-        loss.require("box_loss", "giou or null for a model of another library", holds=loss.box_loss in (None, "giou"))
-    else:
+    if not isinstance(loss, RankingSettings):
         for name in ("box_loss", "box_weight"):
             loss.require(name, "null with the model's own loss", holds=getattr(loss, name) is None)
+        return None
+    loss.require("box_loss", "giou or null for a model of another library", holds=loss.box_loss in (None, "giou"))
     if isinstance(loss, RememberingSettings):
         loss.require("memory", "0 for a model of another library", holds=not loss.memory)
     if isinstance(loss, APSettings):
         loss.require("interpolate", "false for a model of another library", holds=not loss.interpolate)
-    if not isinstance(loss, RankingSettings):
-        return None
     return {"loss": loss.name, "method": loss.method, "delta": loss.delta, "box_weight": loss.box_weight}

@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor, nn
 from torchvision.ops import FeaturePyramidNetwork
-from torchvision.ops.feature_pyramid_network import ExtraFPNBlock
+from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, LastLevelMaxPool
 
 
 def initialise_classifier(layer: nn.Linear | nn.Conv2d, score: float) -> None:
@@ -28,12 +28,10 @@ EXTRAS = ("pool", "convs_on_output", "convs_on_output_relu", "convs_on_input")
 class FeaturePyramid(nn.Module):
     """A feature pyramid: five maps with ``out_channels`` each from the backbone maps C2 to C5 (strides 4 to 32).
 
-    ``first_level=2`` gives P2 to P6 (strides 4 to 64) for two-stage detectors; ``first_level=3`` gives P3 to P7
-    (strides 8 to 128) for one-stage detectors, without C2. The levels up to P5 are torchvision's
-    ``FeaturePyramidNetwork``: 1x1 laterals, nearest-neighbour upsampling, 3x3 outputs, no norms.
-    ``extra`` selects how the levels above P5 are computed:
+    The levels up to P5 are torchvision's ``FeaturePyramidNetwork``: 1x1 laterals, nearest-neighbour upsampling, 3x3
+    outputs, no norms. ``extra`` selects the levels above P5. One-stage detectors use P3 to P7 (strides 8 to 128):
 
-    - ``"pool"``: every second cell of the level below, as in torchvision's ``LastLevelMaxPool`` (a maximum over 1x1);
+    - ``"pool"``: P2 to P6 (strides 4 to 64) for two-stage detectors, P6 by torchvision's ``LastLevelMaxPool``;
     - ``"convs_on_output"``: a 3x3 convolution of stride 2 on P5, and another on P6 (ATSS and PAA in the recipes);
     - ``"convs_on_output_relu"``: the same, with a ReLU between P6 and P7 (torchvision's RetinaNet);
     - ``"convs_on_input"``: as ``"convs_on_output"``, but the first on C5 (RetinaNet in the recipes).
@@ -42,32 +40,27 @@ class FeaturePyramid(nn.Module):
     channels.
 
     >>> import torch
-    >>> neck = FeaturePyramid([64, 128, 256, 512], 32, first_level=3, extra="convs_on_output")
+    >>> neck = FeaturePyramid([64, 128, 256, 512], 32, extra="convs_on_output")
     >>> maps = neck([torch.rand(1, c, 128 // s, 128 // s) for c, s in zip([64, 128, 256, 512], [4, 8, 16, 32])])
     >>> [(stride, *map.shape[1:]) for stride, map in zip(neck.strides, maps)]
     [(8, 32, 16, 16), (16, 32, 8, 8), (32, 32, 4, 4), (64, 32, 2, 2), (128, 32, 1, 1)]
     """
 
-    def __init__(self, channels: list[int], out_channels: int = 256, *, first_level: int = 2, extra: str = "pool"):
+    def __init__(self, channels: list[int], out_channels: int = 256, *, extra: str = "pool") -> None:
         super().__init__()
         if len(channels) != 4:
             raise ValueError(f"FeaturePyramid: expected channels of 4 maps (strides 4 to 32), got {channels}")
-        if first_level not in (2, 3):
-            raise ValueError(f"FeaturePyramid: expected first_level to be 2 or 3, got {first_level!r}")
         if extra not in EXTRAS:
             raise ValueError(f"FeaturePyramid: expected extra to be one of {', '.join(EXTRAS)}, got {extra!r}")
         self.out_channels = out_channels
-        self.strides = [2**level for level in range(first_level, first_level + 5)]
-        self.first_level = first_level
-        used = channels[first_level - 2 :]
-        count = 5 - len(used)
-        top: ExtraFPNBlock
-        if extra == "pool":
-            top = Subsampled(count)
-        else:
+        self.first_level = 2 if extra == "pool" else 3
+        self.strides = [2**level for level in range(self.first_level, self.first_level + 5)]
+        used = channels[self.first_level - 2 :]
+        top: ExtraFPNBlock = LastLevelMaxPool()
+        if extra != "pool":
             on_input = extra == "convs_on_input"
             width = used[-1] if on_input else out_channels
-            top = Strided(width, out_channels, count=count, on_input=on_input, relu=extra == "convs_on_output_relu")
+            top = Strided(width, out_channels, on_input=on_input, relu=extra == "convs_on_output_relu")
         self.pyramid = FeaturePyramidNetwork(used, out_channels, extra_blocks=top)
 
     def forward(self, maps: list[Tensor]) -> list[Tensor]:
@@ -77,27 +70,13 @@ class FeaturePyramid(nn.Module):
         return list(self.pyramid(named).values())
 
 
-class Subsampled(ExtraFPNBlock):
-    """Extra levels by subsampling: each has every second cell of the level below."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.count = count
-
-    def forward(self, results: list[Tensor], x: list[Tensor], names: list[str]) -> tuple[list[Tensor], list[str]]:
-        for level in range(6, 6 + self.count):
-            results.append(results[-1][..., ::2, ::2])
-            names.append(f"p{level}")
-        return results, names
-
-
 class Strided(ExtraFPNBlock):
     """Extra levels by 3x3 convolutions of stride 2: ``p6`` on P5 or C5, ``p7`` on P6, optionally after a ReLU."""
 
-    def __init__(self, in_channels: int, out_channels: int, *, count: int, on_input: bool, relu: bool) -> None:
+    def __init__(self, in_channels: int, out_channels: int, *, on_input: bool, relu: bool) -> None:
         super().__init__()
         self.on_input, self.relu = on_input, relu
-        for level in range(6, 6 + count):
+        for level in (6, 7):
             convolution = nn.Conv2d(in_channels if level == 6 else out_channels, out_channels, 3, stride=2, padding=1)
             nn.init.kaiming_uniform_(convolution.weight, a=1)  # like torchvision's pyramid
             nn.init.constant_(convolution.get_parameter("bias"), 0)

@@ -304,7 +304,7 @@ class RCNN(Detector):
         settings: RCNNSettings,
     ) -> None:
         super().__init__(num_classes, backbone=backbone, inputs=inputs)
-        self.neck = FeaturePyramid(self.backbone.channels, settings.channels, first_level=2, extra="pool")
+        self.neck = FeaturePyramid(self.backbone.channels, settings.channels, extra="pool")
         self.rpn = RPN(
             settings.channels,
             loss=loss,

@@ -28,7 +28,7 @@ class RetinaNet(DenseDetector):
         self.positive_iou, self.negative_iou = settings.positive_iou, settings.negative_iou
         criterion = self.criterion
         extra = EXTRA_LEVELS[settings.extra_levels]
-        self.neck = FeaturePyramid(self.backbone.channels, settings.channels, first_level=3, extra=extra)
+        self.neck = FeaturePyramid(self.backbone.channels, settings.channels, extra=extra)
         steps = (2 if criterion.ranking else 3) if settings.scales is None else settings.scales
         ratios = (0.5, 1.0, 2.0)
         self.anchors = Anchors(
