@@ -169,14 +169,14 @@ class TestCoDETR:
         model = small_detector("co_detr", published=True)
         assert model.proposer.classes.out_features == 3
         assert {module.head.shape for module in model.auxiliary_queries.values()} == {torch.Size([1])}
-        assert model.matching.min_label == 0
+        assert model.min_label == 0
         losses = model(*scene())
         sum(losses.values()).backward()
         assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
         assert not CoDETRSettings().published
         usual = small_detector("co_detr")
         assert usual.proposer.classes.out_features == 1
-        assert usual.matching.min_label > 0
+        assert usual.min_label > 0
 
     @torch.no_grad()
     def test_proposals_are_chosen_by_the_first_logit(self):

@@ -220,7 +220,7 @@ def test_co_deformable_detr(tmp_path):
     # In the first list of objects some matched queries do not overlap their object, so their target is 0 as published.
     for start, objects in (("", "image0"), ("large_", "large")):
         ground_truths = case.ground_truths(objects)
-        assigned = model.matching.assign([QueryLayer(layer, ground_truths) for layer in layers], images.image_sizes)
+        assigned = model.match_queries([QueryLayer(layer, ground_truths) for layer in layers], images.image_sizes)
         for number, own in enumerate(assigned):
             assert_matched(case, f"{start}layer{number}_matched", own)
         expected = case[f"{start}layer_losses"]

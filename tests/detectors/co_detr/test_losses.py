@@ -169,7 +169,7 @@ def test_a_matched_query_whose_box_misses_stays_a_positive():
     logits = torch.zeros(1, 2, CLASSES, requires_grad=True)
     boxes = torch.tensor([[[0.1, 0.1, 0.1, 0.1], [0.15, 0.1, 0.1, 0.1]]])
     ground_truths = [{"boxes": torch.tensor([[80.0, 80, 99, 99]]), "labels": torch.tensor([1])}]
-    (assigned,) = model.matching.assign([QueryLayer(Decoded(logits, boxes), ground_truths)], [(100, 100)])
+    (assigned,) = model.match_queries([QueryLayer(Decoded(logits, boxes), ground_truths)], [(100, 100)])
     terms = model.criterion(assigned)
     (terms["rank"] + terms["sort"]).backward()
     matched = 1  # the nearer query
@@ -190,7 +190,7 @@ def test_the_class_cost_of_matching_is_4_for_ranking_losses_and_2_otherwise(monk
         small_detector("co_detr", loss=loss)(*scene())
         assert calls == [(2 * (1 + 2), cost)]  # images, and the encoder and two layers
         calls.clear()
-    assert small_detector("co_detr", class_cost=3.0).matching.class_cost == 3.0
+    assert small_detector("co_detr", class_cost=3.0).cost_weights.classification == 3.0
 
 
 def test_focal_loss_has_the_weights_of_co_detr():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,10 +13,10 @@ from torchvision.ops import box_iou
 from bucketrank.detectors.base import Target
 from bucketrank.detectors.co_detr.decoder import Decoded
 from bucketrank.detectors.co_detr.denoising import DenoisingQueries
-from bucketrank.detectors.co_detr.model import RECIPE, CollaborativeDETR, QueryLayer, Variant, image_scales
+from bucketrank.detectors.co_detr.model import RECIPE, CollaborativeDETR, QueryLayer, image_scales
 from bucketrank.detectors.co_detr.transformer import Geometry
 from bucketrank.detectors.criterion import Assigned
-from bucketrank.settings import BackboneSettings, InputSettings, LossSettings, RankingSettings
+from bucketrank.settings import LossSettings, RankingSettings
 from bucketrank.settings.detector_specs import CoDINOSettings
 from bucketrank.settings.loss_specs import FocalSettings
 
@@ -33,26 +34,21 @@ class CoDINO(CollaborativeDETR):
     cross-entropy. A ranking loss trains all of them.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        *,
-        backbone: BackboneSettings,
-        loss: LossSettings,
-        inputs: InputSettings,
-        settings: CoDINOSettings,
-    ) -> None:
+    dino = True
+
+    def __init__(self, num_classes: int, *, loss: LossSettings, settings: CoDINOSettings, **shared: Any) -> None:
         ranking = isinstance(loss, RankingSettings)
-        variant = Variant(
+        super().__init__(
+            num_classes,
             # As published, all boxes of queries have the same weight.
-            replace(loss, box_confidence=False) if loss.box_confidence is None else loss,
-            RECIPE if ranking else SCORED_RECIPE,
+            loss=replace(loss, box_confidence=False) if loss.box_confidence is None else loss,
+            settings=settings,
+            recipe=RECIPE if ranking else SCORED_RECIPE,
             auxiliary_loss=loss if ranking else as_focal(loss),
-            dino=True,
-            denoising=settings.denoising > 0,
             proposal_logits=num_classes,
+            denoising=settings.denoising > 0,
+            **shared,
         )
-        super().__init__(num_classes, backbone=backbone, inputs=inputs, settings=settings, variant=variant)
         self.soft_nms = settings.soft_nms
         self.denoising = None
         if settings.denoising:
@@ -75,7 +71,7 @@ class CoDINO(CollaborativeDETR):
         decoded = self.decoder(queries if noisy is None else noisy.before(queries), memory, geometry)
         copies = 0 if noisy is None else noisy.boxes.shape[1]
         layers = [Decoded(each.logits[:, copies:], each.boxes[:, copies:]) for each in decoded]
-        encoder, *decoder = self.matching.assign(
+        encoder, *decoder = self.match_queries(
             [QueryLayer(each, ground_truths) for each in (chosen, *layers)], images.image_sizes
         )
         assigned = {"encoder": [encoder], "decoder": decoder}

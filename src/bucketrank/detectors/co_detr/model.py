@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -70,53 +71,6 @@ class QueryLayer:
     valid: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class QueryMatching:
-    """Hungarian matching with this class cost weight and focal ``alpha`` and ``gamma``.
-
-    ``min_label`` is the target of a matched query that does not overlap its object.
-    """
-
-    class_cost: float
-    alpha: float
-    gamma: float
-    min_label: float = MIN_LABEL
-
-    def assign(self, layers: Sequence[QueryLayer], image_sizes: Sequence[tuple[int, int]]) -> list[Assigned]:
-        """Match each layer separately, one query to one object, and build the criterion's inputs.
-
-        One call matches all layers and images, so the number of device syncs is constant.
-        """
-        scales = image_scales(image_sizes, layers[0].decoded.boxes.device)
-        batch = [
-            ImageQueries(boxes, objects["boxes"], logits, objects["labels"], size, valid)
-            for layer in layers
-            for boxes, logits, objects, size, valid in zip(
-                in_pixels(layer.decoded.boxes.detach(), scales[:, None]),
-                layer.decoded.logits.detach(),
-                layer.ground_truths,
-                image_sizes,
-                [None] * len(image_sizes) if layer.valid is None else layer.valid,
-                strict=True,
-            )
-        ]
-        weights = CostWeights(self.class_cost, L1_COST, GIOU_COST, self.alpha, self.gamma)
-        matched = iter(assign_hungarian(batch, weights))
-        assigned = []
-        for layer in layers:
-            of_images = [next(matched) for _ in image_sizes]
-            queries = layer.decoded.logits.shape[1]
-            assigned += Assigned.from_queries(
-                [(layer.decoded.logits, layer.decoded.boxes)],
-                matches=[each.assignment for each in of_images],
-                rows=torch.cat([each.queries + image * queries for image, each in enumerate(of_images)]),
-                ground_truths=layer.ground_truths,
-                scales=scales,
-                min_label=self.min_label,
-            )
-        return assigned
-
-
 def image_scales(image_sizes: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
     """Convert sizes (height, width) to a tensor (B, 4) of width, height, width and height."""
     sizes = [(width, height) * 2 for height, width in image_sizes]
@@ -136,20 +90,6 @@ RECIPE = HeadRecipe(
 RANKING_CLASS_COST, SCORED_CLASS_COST = 4.0, 2.0
 
 
-@dataclass(frozen=True)
-class Variant:
-    """The differences between Co-DETR and Co-DINO that are no settings of users."""
-
-    loss: LossSettings  # of the queries
-    recipe: HeadRecipe  # of the queries
-    auxiliary_loss: LossSettings
-    dino: bool = False  # whether transformer and queries are Co-DINO's
-    denoising: bool = False  # whether noisy copies of the objects are queries too
-    proposal_logits: int = 1
-    marks: int = 0  # numbers that mark the queries of an auxiliary head
-    min_label: float = MIN_LABEL  # target of a matched query that does not overlap its object
-
-
 class CollaborativeDETR(Detector):
     """Base class of Co-DETR and Co-DINO: two-stage deformable DETRs with auxiliary heads.
 
@@ -158,21 +98,28 @@ class CollaborativeDETR(Detector):
     """
 
     usual_size_divisor = 1
+    dino = False  # whether transformer and queries are Co-DINO's
 
     def __init__(
         self,
         num_classes: int,
         *,
         backbone: BackboneSettings,
+        loss: LossSettings,
         inputs: InputSettings,
         settings: CollaborativeSettings,
-        variant: Variant,
+        recipe: HeadRecipe = RECIPE,
+        auxiliary_loss: LossSettings,
+        proposal_logits: int,
+        denoising: bool = False,  # whether noisy copies of the objects are queries too
+        marks: int = 0,  # numbers that mark the queries of an auxiliary head
+        min_label: float = MIN_LABEL,  # target of a matched query that does not overlap its object
     ) -> None:
         for name in settings.auxiliary:
             require_choice("detector.auxiliary", name, AUXILIARY)
         if len(set(settings.auxiliary)) < len(settings.auxiliary):
             raise ValueError(f"detector.auxiliary: expected each head at most once, got {settings.auxiliary!r}")
-        channels, dino = settings.channels, variant.dino
+        channels, dino = settings.channels, self.dino
         transformer = TransformerSettings(
             width=channels,
             heads=settings.heads,
@@ -192,25 +139,23 @@ class CollaborativeDETR(Detector):
         if self.backbone.freeze_batch_norm and (backbone.weights is not None or dino):
             freeze_affine(self.backbone)
         # The proposals, and the decoder layers with the selected, the noisy and each auxiliary head's queries.
-        rankings = 1 + settings.decoder_layers * (1 + variant.denoising + len(settings.auxiliary))
-        self.criterion = build_criterion(variant.loss, replace(variant.recipe, inputs=rankings))
+        rankings = 1 + settings.decoder_layers * (1 + denoising + len(settings.auxiliary))
+        self.criterion = build_criterion(loss, replace(recipe, inputs=rankings))
         published = RANKING_CLASS_COST if self.criterion.ranking else SCORED_CLASS_COST
-        self.matching = QueryMatching(
-            published if settings.class_cost is None else settings.class_cost,
-            *self.criterion.matching_focal,
-            min_label=variant.min_label,
-        )
+        class_cost = published if settings.class_cost is None else settings.class_cost
+        self.cost_weights = CostWeights(class_cost, L1_COST, GIOU_COST, *self.criterion.matching_focal)
+        self.min_label = min_label
         self.detections = settings.detections
         score = self.criterion.initial_score
         self.encoder = Encoder(transformer)
-        self.proposer = Proposer(channels, score=score, logits=variant.proposal_logits, dino=dino)
+        self.proposer = Proposer(channels, score=score, logits=proposal_logits, dino=dino)
         self.selected = SelectedQueries(channels, settings.queries, dino=dino)
         self.decoder = Decoder(transformer, num_classes=num_classes, score=score)
         shared = AuxiliarySettings(
             width=channels,
             num_classes=num_classes,
             strides=(*self.neck.strides, 2 * self.neck.strides[-1]),
-            loss=variant.auxiliary_loss,
+            loss=auxiliary_loss,
             size_divisor=self.size_divisor,
             weight=settings.auxiliary_weight,
             sampling=settings.sampling,
@@ -222,7 +167,7 @@ class CollaborativeDETR(Detector):
         self.auxiliary = nn.ModuleDict({name: AUXILIARY[name](shared) for name in settings.auxiliary})
         self.auxiliary_queries = nn.ModuleDict(
             {
-                name: AuxiliaryQueries(channels, limit=settings.auxiliary_queries, marks=variant.marks)
+                name: AuxiliaryQueries(channels, limit=settings.auxiliary_queries, marks=marks)
                 for name in settings.auxiliary
             }
         )
@@ -265,10 +210,43 @@ class CollaborativeDETR(Detector):
                 matches=matches,
                 ground_truths=ground_truths,
                 scales=scales,
-                min_label=self.matching.min_label,
+                min_label=self.min_label,
             )
             terms |= head_terms
         return assigned, terms
+
+    def match_queries(self, layers: Sequence[QueryLayer], image_sizes: Sequence[tuple[int, int]]) -> list[Assigned]:
+        """Match each layer separately, one query to one object, and build the criterion's inputs.
+
+        One call matches all layers and images, so the number of device syncs is constant.
+        """
+        scales = image_scales(image_sizes, layers[0].decoded.boxes.device)
+        batch = [
+            ImageQueries(boxes, objects["boxes"], logits, objects["labels"], size, valid)
+            for layer in layers
+            for boxes, logits, objects, size, valid in zip(
+                in_pixels(layer.decoded.boxes.detach(), scales[:, None]),
+                layer.decoded.logits.detach(),
+                layer.ground_truths,
+                image_sizes,
+                [None] * len(image_sizes) if layer.valid is None else layer.valid,
+                strict=True,
+            )
+        ]
+        matched = iter(assign_hungarian(batch, self.cost_weights))
+        assigned = []
+        for layer in layers:
+            of_images = [next(matched) for _ in image_sizes]
+            queries = layer.decoded.logits.shape[1]
+            assigned += Assigned.from_queries(
+                [(layer.decoded.logits, layer.decoded.boxes)],
+                matches=[each.assignment for each in of_images],
+                rows=torch.cat([each.queries + image * queries for image, each in enumerate(of_images)]),
+                ground_truths=layer.ground_truths,
+                scales=scales,
+                min_label=self.min_label,
+            )
+        return assigned
 
     def summed_layers(self, assigned: dict[str, list[Assigned]]) -> LossTerms:
         """Sum the loss terms of each part over its layers. One call ranks all layers, each separately."""
@@ -312,24 +290,17 @@ class CoDETR(CollaborativeDETR):
     Its proposals have a single class, and all tokens are trained.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        *,
-        backbone: BackboneSettings,
-        loss: LossSettings,
-        inputs: InputSettings,
-        settings: CoDETRSettings,
-    ) -> None:
-        variant = Variant(
-            loss,
-            RECIPE,
+    def __init__(self, num_classes: int, *, loss: LossSettings, settings: CoDETRSettings, **shared: Any) -> None:
+        super().__init__(
+            num_classes,
+            loss=loss,
+            settings=settings,
             auxiliary_loss=loss,
             proposal_logits=num_classes if settings.published else 1,
             marks=1 if settings.published else settings.channels,
             min_label=0.0 if settings.published else MIN_LABEL,
+            **shared,
         )
-        super().__init__(num_classes, backbone=backbone, inputs=inputs, settings=settings, variant=variant)
 
     def assigned_queries(
         self, images: ImageList, geometry: Geometry, memory: Tensor, ground_truths: list[Target]
@@ -339,7 +310,7 @@ class CoDETR(CollaborativeDETR):
         decoded = self.decoder(self.selected(proposals.best(self.selected.count)), memory, geometry)
         layers = [QueryLayer(Decoded(proposals.logits, proposals.boxes), one_class, proposals.valid)]
         layers += [QueryLayer(layer, ground_truths) for layer in decoded]
-        encoder, *decoder = self.matching.assign(layers, images.image_sizes)
+        encoder, *decoder = self.match_queries(layers, images.image_sizes)
         return {"encoder": [encoder], "decoder": decoder}
 
 
