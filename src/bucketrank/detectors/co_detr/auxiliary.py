@@ -16,11 +16,12 @@ from bucketrank.detectors.base import Target
 from bucketrank.detectors.box_coder import BoxCoder
 from bucketrank.detectors.co_detr.decoder import BoxEncoding, Queries
 from bucketrank.detectors.co_detr.transformer import EDGE
-from bucketrank.detectors.criterion import LossTerms, build_criterion, named
+from bucketrank.detectors.criterion import HeadRecipe, LossTerms, build_criterion, named
 from bucketrank.detectors.dense import DenseHead, assigned_anchors
 from bucketrank.detectors.layers import initialise_linear
 from bucketrank.detectors.rcnn import BOX_HEAD_RECIPE, RPN, RPN_RECIPE, BoxHead
 from bucketrank.settings import LossSettings
+from bucketrank.settings.detector_specs import CollaborativeSettings
 
 MIN_QUERIES = 9  # minimum queries per head and image, so that a batch without objects has some, too
 PADDING = -1  # row index of a query without a candidate
@@ -104,57 +105,36 @@ RANKING_WEIGHT, SCORED_WEIGHT = 5.0, 12.0
 ROI_BOX_WEIGHT, ATSS_BOX_WEIGHT = 10.0, 2.0
 
 
-@dataclass(frozen=True)
-class AuxiliarySettings:
-    """Settings shared by the auxiliary heads. ``weight`` applies to their losses; None means the published weight.
-
-    ``strides`` are those of the maps; the coarsest map is not pooled.
-    ``sampling`` applies to score-based losses: if true, Faster R-CNN trains with cross-entropy on a sample, otherwise
-    with the decoder's loss on all candidates.
-    """
-
-    width: int
-    num_classes: int
-    strides: tuple[int, ...]
-    loss: LossSettings
-    size_divisor: int
-    weight: float | None = None
-    sampling: bool = True
-    hidden: int = 1024
-    proposals: int = 1000
-    proposal_candidates: int = 4000
-    topk: int = 9
-
-    @property
-    def ranking_weight(self) -> float:
-        return RANKING_WEIGHT if self.weight is None else self.weight
-
-    @property
-    def scored_weight(self) -> float:
-        return SCORED_WEIGHT if self.weight is None else self.weight
+def weighted(recipe: HeadRecipe, settings: CollaborativeSettings) -> HeadRecipe:
+    """Multiply the weights of a head by those of the settings, or by the published ones."""
+    weight = settings.auxiliary_weight
+    ranking, scored = (RANKING_WEIGHT, SCORED_WEIGHT) if weight is None else (weight, weight)
+    return replace(recipe, ranking_weight=ranking * recipe.ranking_weight, scored_weight=scored * recipe.scored_weight)
 
 
 class AuxiliaryATSS(nn.Module):
     """The ATSS head, with one convolution per tower and one anchor per location."""
 
-    def __init__(self, settings: AuxiliarySettings) -> None:
+    def __init__(
+        self,
+        settings: CollaborativeSettings,
+        *,
+        num_classes: int,
+        loss: LossSettings,
+        strides: tuple[int, ...],
+        size_divisor: int,
+    ) -> None:
         super().__init__()
-        recipe = replace(
-            ATSS.recipe,
-            ranking_weight=settings.ranking_weight,
-            scored_weight=settings.scored_weight,
-            ranking_box_weight=ATSS_BOX_WEIGHT,
-            scored_box_weight=ATSS_BOX_WEIGHT,
-        )
-        self.criterion = build_criterion(settings.loss, recipe)
-        self.anchors = Anchors(settings.strides, scales=(8.0,), size_divisor=settings.size_divisor)
+        recipe = replace(ATSS.recipe, ranking_box_weight=ATSS_BOX_WEIGHT, scored_box_weight=ATSS_BOX_WEIGHT)
+        self.criterion = build_criterion(loss, weighted(recipe, settings))
+        self.anchors = Anchors(strides, scales=(8.0,), size_divisor=size_divisor)
         self.coder = BoxCoder(weights=(10.0, 10.0, 5.0, 5.0))
         self.topk = settings.topk
         self.head = DenseHead(
-            settings.width,
-            num_classes=settings.num_classes,
+            settings.channels,
+            num_classes=num_classes,
             anchors=1,
-            levels=len(settings.strides),
+            levels=len(strides),
             convs=1,
             quality=self.criterion.quality_branch,
             prior=self.criterion.initial_score,
@@ -182,42 +162,39 @@ class AuxiliaryRCNN(nn.Module):
     """Faster R-CNN (both stages), with nine anchors per location.
 
     A score-based loss trains them as in Co-DETR, with cross-entropy on a sample of 256 anchors and 512 proposals per
-    image. A ranking loss trains them on all candidates.
+    image, unless ``settings.sampling`` is off. A ranking loss trains them on all candidates. The coarsest of the maps
+    with these ``strides`` is not pooled.
     """
 
-    def __init__(self, settings: AuxiliarySettings) -> None:
+    def __init__(
+        self,
+        settings: CollaborativeSettings,
+        *,
+        num_classes: int,
+        loss: LossSettings,
+        strides: tuple[int, ...],
+        size_divisor: int,
+    ) -> None:
         super().__init__()
-        loss = settings.loss.sampled() if settings.sampling else settings.loss
-        rpn_recipe = replace(
-            RPN_RECIPE,
-            ranking_weight=RPN_RECIPE.ranking_weight * settings.ranking_weight,
-            scored_weight=settings.scored_weight,
-        )
+        loss = loss.sampled() if settings.sampling else loss
         self.rpn = RPN(
-            settings.width,
+            settings.channels,
             loss=loss,
-            strides=list(settings.strides),
+            strides=list(strides),
             scales=octave(4, 3),
             proposals=settings.proposals,
             candidates=settings.proposal_candidates,
-            size_divisor=settings.size_divisor,
+            size_divisor=size_divisor,
             coder_weights=(1.0, 1.0, 1.0, 1.0),
-            recipe=rpn_recipe,
-        )
-        roi_recipe = replace(
-            BOX_HEAD_RECIPE,
-            ranking_weight=settings.ranking_weight,
-            scored_weight=settings.scored_weight,
-            box_loss="giou",
-            scored_box_weight=ROI_BOX_WEIGHT,
+            recipe=weighted(RPN_RECIPE, settings),
         )
         self.roi = BoxHead(
-            settings.width,
-            num_classes=settings.num_classes,
+            settings.channels,
+            num_classes=num_classes,
             loss=loss,
             hidden=settings.hidden,
-            strides=settings.strides[:-1],
-            recipe=roi_recipe,
+            strides=strides[:-1],
+            recipe=weighted(replace(BOX_HEAD_RECIPE, box_loss="giou", scored_box_weight=ROI_BOX_WEIGHT), settings),
         )
 
     def forward(

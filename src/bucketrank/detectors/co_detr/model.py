@@ -16,7 +16,7 @@ from bucketrank.detectors.assignment import assign_hungarian
 from bucketrank.detectors.assignment.hungarian import CostWeights, ImageQueries
 from bucketrank.detectors.backbone import Backbone
 from bucketrank.detectors.base import Detector, Target
-from bucketrank.detectors.co_detr.auxiliary import AUXILIARY, AuxiliaryQueries, AuxiliarySettings
+from bucketrank.detectors.co_detr.auxiliary import AUXILIARY, AuxiliaryQueries
 from bucketrank.detectors.co_detr.decoder import Decoded, Decoder, Proposer, SelectedQueries
 from bucketrank.detectors.co_detr.transformer import Encoder, Geometry, TransformerSettings
 from bucketrank.detectors.criterion import Assigned, Criterion, HeadRecipe, LossTerms, build_criterion, named
@@ -151,20 +151,13 @@ class CollaborativeDETR(Detector):
         self.proposer = Proposer(channels, score=score, logits=proposal_logits, dino=dino)
         self.selected = SelectedQueries(channels, settings.queries, dino=dino)
         self.decoder = Decoder(transformer, num_classes=num_classes, score=score)
-        shared = AuxiliarySettings(
-            width=channels,
-            num_classes=num_classes,
-            strides=(*self.neck.strides, 2 * self.neck.strides[-1]),
-            loss=auxiliary_loss,
-            size_divisor=self.size_divisor,
-            weight=settings.auxiliary_weight,
-            sampling=settings.sampling,
-            hidden=settings.hidden,
-            proposals=settings.proposals,
-            proposal_candidates=settings.proposal_candidates,
-            topk=settings.topk,
-        )
-        self.auxiliary = nn.ModuleDict({name: AUXILIARY[name](shared) for name in settings.auxiliary})
+        shared: dict[str, Any] = {
+            "num_classes": num_classes,
+            "loss": auxiliary_loss,
+            "strides": (*self.neck.strides, 2 * self.neck.strides[-1]),
+            "size_divisor": self.size_divisor,
+        }
+        self.auxiliary = nn.ModuleDict({name: AUXILIARY[name](settings, **shared) for name in settings.auxiliary})
         self.auxiliary_queries = nn.ModuleDict(
             {
                 name: AuxiliaryQueries(channels, limit=settings.auxiliary_queries, marks=marks)
