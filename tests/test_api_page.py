@@ -31,7 +31,7 @@ PACKAGES = [
 ]
 PATHS = re.findall(r"^::: (\S+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
 EXAMPLE = re.compile(r"^>>> .*?(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)  # a paragraph that opens with a prompt
-DELEGATES = re.compile(r":func:`~(bucketrank\.\w+)`")
+DELEGATES = re.compile(r":func:`~(bucketrank\.[\w.]+)`")
 
 
 def resolve(path: str) -> Any:

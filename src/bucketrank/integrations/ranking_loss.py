@@ -92,13 +92,7 @@ def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def query_targets(
-    ranking_loss: RankingLoss,
-    logits: Tensor,
-    boxes: Tensor,
-    targets: Sequence[Target],
-    indices: Matching,
-    *,
-    class_key: str,
+    ranking_loss: RankingLoss, logits: Tensor, boxes: Tensor, targets: Sequence[Target], indices: Matching
 ) -> Tensor:
     """Build the targets of ``logits`` (B, Q, C): the label of each matched (query, class) pair, and 0 elsewhere.
 
@@ -108,7 +102,7 @@ def query_targets(
     matched = list(zip(targets, indices, strict=True))
     image = torch.cat([torch.full_like(queries, b) for b, (queries, _) in enumerate(indices)]).to(logits.device)
     query = torch.cat([queries for queries, _ in indices]).to(logits.device)
-    classes = torch.cat([target[class_key][objects] for target, (_, objects) in matched])
+    classes = torch.cat([target["labels"][objects] for target, (_, objects) in matched])
     object_boxes = torch.cat([target["boxes"][objects] for target, (_, objects) in matched])
     labels = ranking_loss.labels(centre_size_iou(boxes.detach()[image, query], object_boxes))
     if "valid" in targets[0]:

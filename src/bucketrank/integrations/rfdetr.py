@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from bucketrank.integrations import set_criterion
@@ -26,18 +27,11 @@ def use_ranking_loss(
     """Let ``model.train`` use a ranking loss; change the model in place and return it.
 
     ``model`` is a detector of rfdetr, like ``RFDETRNano()``. Everything else about ``train`` stays: its arguments,
-    checkpoints and callbacks, and ``predict`` afterwards. Call this again before you resume a run.
-
-    Args:
-        model: a detector of rfdetr.
-        loss: ``"rs"`` (Rank & Sort, whose labels are the IoUs of matched boxes) or ``"ap"``.
-        method: how the ranks are computed: ``"exact"``, ``"pairwise"`` or ``"bucketed"``.
-        delta: logits closer than this count as partly tied; by default 0.5 for Rank & Sort and 1 for AP loss.
-        box_weight: factor on the model's weights of L1 and GIoU loss; by default both are self-balanced per layer.
+    checkpoints and callbacks, and ``predict`` afterwards. Call this again before you resume a run. The other arguments
+    are those of :func:`~bucketrank.integrations.set_criterion.use_ranking_loss`.
     """
-    RankingLoss(loss, method, delta, box_weight)  # raises now if an argument is wrong
+    settings = asdict(RankingLoss(loss, method, delta, box_weight))  # raises now if an argument is wrong
     own_train = _own_train("use_ranking_loss", model)
-    settings: dict[str, Any] = {"loss": loss, "method": method, "delta": delta, "box_weight": box_weight}
 
     @functools.wraps(own_train)
     def train(**arguments: Any) -> Any:
@@ -49,11 +43,7 @@ def use_ranking_loss(
 
 
 def undo(model: Model) -> Model:
-    """Let ``model.train`` use the model's own loss again; return the model.
-
-    Args:
-        model: a detector of rfdetr with a ranking loss; ValueError without one.
-    """
+    """Let the ``train`` of ``model`` use its own loss again; return the model, or raise ValueError if it has that."""
     _own_train("undo", model)
     if "train" not in vars(model):
         raise ValueError(

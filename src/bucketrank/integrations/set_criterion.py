@@ -40,7 +40,7 @@ class RankingMixin:
         precision = torch.promote_types(outputs["pred_logits"].dtype, torch.float32)
         logits, boxes = (outputs[key].to(precision) for key in ("pred_logits", "pred_boxes"))
         with torch.autocast(logits.device.type, enabled=False):
-            labels = query_targets(self.ranking_loss, logits, boxes, targets, indices, class_key="labels")
+            labels = query_targets(self.ranking_loss, logits, boxes, targets, indices)
             ranking = torch.stack(list(self.ranking_loss.terms(logits, labels).values())).sum()
         self.ranking_value = ranking.detach()
         return ranking
@@ -91,8 +91,7 @@ def use_ranking_loss(
 def undo(criterion: Criterion) -> Criterion:
     """Restore the loss and the weights that ``criterion`` had before :func:`use_ranking_loss`, in place; return it.
 
-    Args:
-        criterion: a criterion with a ranking loss; ValueError without one, TypeError if it is not supported.
+    Raises ``TypeError`` for a criterion that is not supported, and ``ValueError`` for one without a ranking loss.
     """
     _classification("undo", criterion)
     changed: Any = criterion

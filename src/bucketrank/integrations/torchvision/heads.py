@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torchvision.models.detection._utils import BoxCoder
@@ -119,38 +121,33 @@ def named(terms: dict[str, Tensor], scores: str, boxes: str, *, weight: float = 
     return {boxes if name == "box" else f"{scores}_{name}": weight * term for name, term in terms.items()}
 
 
-class DenseBatch:
-    """The A anchors of each of B images with their matched objects; P anchors are positive.
+def dense_terms(
+    ranking_loss: RankingLoss,
+    targets: Targets,
+    head_outputs: dict[str, Tensor],
+    anchors: list[Tensor],
+    matches: list[Tensor],
+    *,
+    decode: Callable[[Tensor, Tensor], Tensor],
+    background: bool = False,
+) -> dict[str, Tensor]:
+    """Compute the loss terms of B images with A anchors each: all anchors and classes form one ranking.
 
-    ``columns`` (B, A) is the logit column of the matched object, BACKGROUND or IGNORED. ``deltas``, ``anchors`` and
-    ``objects`` (P, 4) are the predicted box deltas, the anchors and the object boxes of the positives. All anchors and
-    classes of all levels and images form one ranking.
+    ``matches`` (A,) holds the object of each anchor, BACKGROUND or IGNORED. ``decode`` turns box deltas and anchors
+    (P, 4) of the positives into boxes. With ``background`` the logits are those of a softmax whose class 0 it is.
     """
-
-    def __init__(
-        self,
-        targets: Targets,
-        head_outputs: dict[str, Tensor],
-        anchors: list[Tensor],
-        matches: list[Tensor],
-        *,
-        first_label: int,
-    ) -> None:
-        check_labels(targets, first=first_label, last=head_outputs["cls_logits"].shape[-1] - 1)
-        self.columns = torch.stack(matches)
-        positives = self.columns >= 0
-        matched = [(target, match[match >= 0]) for target, match in zip(targets, matches, strict=True)]
-        labels = torch.cat([target["labels"][objects] for target, objects in matched])
-        self.columns[positives] = labels.to(self.columns.dtype) - first_label
-        self.objects = torch.cat([target["boxes"][objects] for target, objects in matched])
-        self.anchors = torch.stack(anchors)[positives]
-        self.deltas = head_outputs["bbox_regression"][positives].float()
-
-    def terms(self, ranking_loss: RankingLoss, logits: Tensor, boxes: Tensor) -> dict[str, Tensor]:
-        """Compute the loss terms of logits (B, A, C) and the decoded boxes (P, 4) of the positives."""
-        columns = self.columns.flatten()
-        terms = head_terms(ranking_loss, logits.flatten(0, 1), columns, boxes=boxes, objects=self.objects)
-        return named(terms, "classification", "bbox_regression")
+    logits = head_outputs["cls_logits"]
+    check_labels(targets, first=int(background), last=logits.shape[-1] - 1)
+    columns = torch.stack(matches)  # (B, A)
+    positives = columns >= 0
+    matched = [(target, match[match >= 0]) for target, match in zip(targets, matches, strict=True)]
+    labels = torch.cat([target["labels"][objects] for target, objects in matched])
+    columns[positives] = labels.to(columns.dtype) - int(background)
+    objects = torch.cat([target["boxes"][objects] for target, objects in matched])
+    boxes = decode(head_outputs["bbox_regression"][positives].float(), torch.stack(anchors)[positives])
+    logits = log_odds(logits)[..., 1:] if background else logits
+    terms = head_terms(ranking_loss, logits.flatten(0, 1), columns.flatten(), boxes=boxes, objects=objects)
+    return named(terms, "classification", "bbox_regression")
 
 
 class RankingRetinaNetHead(RetinaNetHead):
@@ -161,9 +158,8 @@ class RankingRetinaNetHead(RetinaNetHead):
     def compute_loss(
         self, targets: Targets, head_outputs: dict[str, Tensor], anchors: list[Tensor], matched_idxs: list[Tensor]
     ) -> dict[str, Tensor]:
-        batch = DenseBatch(targets, head_outputs, anchors, matched_idxs, first_label=0)
-        boxes = self.regression_head.box_coder.decode_single(batch.deltas, batch.anchors)
-        return batch.terms(self.ranking_loss, head_outputs["cls_logits"], boxes)
+        decode = self.regression_head.box_coder.decode_single
+        return dense_terms(self.ranking_loss, targets, head_outputs, anchors, matched_idxs, decode=decode)
 
 
 class RankingFCOSHead(FCOSHead):
@@ -174,9 +170,8 @@ class RankingFCOSHead(FCOSHead):
     def compute_loss(
         self, targets: Targets, head_outputs: dict[str, Tensor], anchors: list[Tensor], matched_idxs: list[Tensor]
     ) -> dict[str, Tensor]:
-        batch = DenseBatch(targets, head_outputs, anchors, matched_idxs, first_label=0)
-        boxes = self.box_coder.decode(batch.deltas, batch.anchors)
-        terms = batch.terms(self.ranking_loss, head_outputs["cls_logits"], boxes)
+        decode = self.box_coder.decode
+        terms = dense_terms(self.ranking_loss, targets, head_outputs, anchors, matched_idxs, decode=decode)
         # Only the parent's centerness loss is used. The other outputs are detached to save their graph.
         outputs = {name: value if name == "bbox_ctrness" else value.detach() for name, value in head_outputs.items()}
         own = super().compute_loss(targets, outputs, anchors, matched_idxs)
@@ -191,10 +186,10 @@ class RankingSSD(SSD):
     def compute_loss(
         self, targets: Targets, head_outputs: dict[str, Tensor], anchors: list[Tensor], matched_idxs: list[Tensor]
     ) -> dict[str, Tensor]:
-        batch = DenseBatch(targets, head_outputs, anchors, matched_idxs, first_label=1)
-        boxes = self.box_coder.decode_single(batch.deltas, batch.anchors)
-        logits = log_odds(head_outputs["cls_logits"])[..., 1:]  # drops the background
-        return batch.terms(self.ranking_loss, logits, boxes)
+        decode = self.box_coder.decode_single
+        return dense_terms(
+            self.ranking_loss, targets, head_outputs, anchors, matched_idxs, decode=decode, background=True
+        )
 
 
 class RankingRPN(RegionProposalNetwork):

@@ -29,20 +29,12 @@ def calibrate(
     method: CalibrationMethod = "platt",
     max_images: int | None = MAX_IMAGES,
 ) -> Calibration:
-    """Turn the scores of a torchvision detector into probabilities, in place; return the fitted map with its errors.
+    """Turn the scores of a torchvision ``model`` into probabilities, in place; return the fitted map with its errors.
 
     ``data`` is an iterable of (image, target) as in training, such as a data set without augmentation or a DataLoader.
     The other arguments are those of :func:`~bucketrank.evaluation.calibration.calibrate`. RetinaNet takes
     ``method="platt"``; the R-CNNs and SSD have softmax scores and take ``method="temperature"``. FCOS is refused: its
     score is a product.
-
-    Args:
-        model: a torchvision detector.
-        data: pairs of image and target, single or in batches.
-        target: ``"match"``, the probability of a match at an IoU of 0.5, or ``"iou"``, the expected IoU.
-        per_class: fit each class separately.
-        method: ``"platt"`` for sigmoid scores, ``"temperature"`` for a softmax.
-        max_images: maximum number of images; None for all.
     """
     untyped_model: Any = model
     head = score_head(model)
@@ -60,11 +52,7 @@ def calibrate(
 
 
 def score_head(model: nn.Module) -> ScoreHead:
-    """Describe the last classification layers of a torchvision detector; labels are columns of their outputs.
-
-    Args:
-        model: a torchvision detector.
-    """
+    """Describe the last classification layers of a torchvision ``model``; labels are columns of their outputs."""
     untyped_model: Any = model
     if isinstance(model, RetinaNet):
         layer = untyped_model.head.classification_head.cls_logits

@@ -60,9 +60,8 @@ def use_ranking_loss(
 ) -> Model:
     """Give ``model`` a ranking loss, in place: FasterRCNN, MaskRCNN, KeypointRCNN, RetinaNet, FCOS or SSD.
 
-    ``loss`` is ``"rs"`` (Rank & Sort) or ``"ap"``. ``method`` and ``delta`` are passed to the loss. The logits of all
-    classes, anchors and images in a batch form one ranking, without sampling. In the loss dict ``<name>_rank`` and
-    ``<name>_sort`` replace the classification loss.
+    The logits of all classes, anchors and images in a batch form one ranking, without sampling. In the loss dict
+    ``<name>_rank`` and ``<name>_sort`` replace the classification loss.
 
     Boxes are trained with GIoU loss. By default it is self-balanced to the ranking terms of the same head, for both
     ``"rs"`` and ``"ap"``. The published code self-balances only Rank & Sort and gives AP loss a weight tuned per
@@ -99,13 +98,10 @@ def use_ranking_loss(
 
 
 def undo(model: Model) -> Model:
-    """Restore the model's own loss and score thresholds, in place; the parameters keep their values.
+    """Restore the loss and score thresholds of ``model``, in place; the parameters keep their values.
 
     Raises ``TypeError`` for a model that :func:`use_ranking_loss` does not support, and ``ValueError`` for a supported
     model that has no ranking loss.
-
-    Args:
-        model: a detector with a ranking loss.
     """
     _check_model("undo", model)
     if ORIGINAL not in vars(model):

@@ -131,10 +131,6 @@ def use_ranking_loss(
 ) -> Model:
     """Replace the classification loss of ``model`` by a ranking loss; change the model in place and return it.
 
-    ``loss`` is ``"rs"`` (Rank & Sort, whose labels are the IoUs of matched boxes) or ``"ap"``. ``method`` and ``delta``
-    are passed to the loss. ``class_cost`` replaces the class weight in the Hungarian matching; the paper doubles it,
-    from 2 to 4.
-
     By default L1 and GIoU loss are each self-balanced to the ranking loss of the same layer, for both ``"rs"`` and
     ``"ap"``, so the model's weights for them have no effect. The published code self-balances only Rank & Sort and
     gives AP loss a fixed weight. With a number for ``box_weight``, L1 and GIoU loss keep the model's weights,
@@ -145,11 +141,12 @@ def use_ranking_loss(
 
     Args:
         model: a detection transformer.
-        loss: ``"rs"`` (Rank & Sort) or ``"ap"``.
+        loss: ``"rs"`` (Rank & Sort, whose labels are the IoUs of matched boxes) or ``"ap"``.
         method: how the ranks are computed: ``"exact"``, ``"pairwise"`` or ``"bucketed"``.
         delta: logits closer than this count as partly tied; by default 0.5 for Rank & Sort and 1 for AP loss.
         box_weight: factor on the box losses; by default they are self-balanced.
-        class_cost: class weight in the Hungarian matching; by default the model's own.
+        class_cost: class weight in the Hungarian matching; by default the model's own. The paper doubles it, from 2 to
+            4.
     """
     settings = Settings(RankingLoss(loss, method, delta, box_weight), class_cost)
     family_loss = supported_family("use_ranking_loss", model)
@@ -176,9 +173,6 @@ def undo(model: Model) -> Model:
 
     Raises ``TypeError`` for a model that :func:`use_ranking_loss` does not support, and ``ValueError`` for a supported
     model that has no ranking loss.
-
-    Args:
-        model: a detection transformer with a ranking loss.
     """
     supported_family("undo", model)
     function = _ranking_function(model)

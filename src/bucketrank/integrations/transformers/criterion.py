@@ -192,16 +192,11 @@ class RankingCriterion:
         terms: dict[str, Tensor] = self.library_loss(loss, outputs, targets, matching, num_boxes)
         return terms
 
-    def box_losses(self, outputs: dict[str, Any], targets: Sequence[Target]) -> dict[str, Tensor]:
-        """Compute the library's terms for all layers, except the classification terms."""
-        losses: dict[str, Tensor] = self.library(outputs, targets)
-        return losses
-
     def with_rankings(self, losses: dict[str, Tensor], *, weight: float = 1) -> dict[str, Tensor]:
         """Add the ranking terms of all layers, times ``weight``, before the box terms of their layer.
 
-        ``losses`` are the terms of :meth:`box_losses`. L1 and GIoU loss of every layer are each self-balanced to the
-        layer's ranking loss. With a ``box_weight`` they stay unchanged: the sum applies the fixed weights.
+        ``losses`` are the terms that ``library`` returned. L1 and GIoU loss of every layer are each self-balanced to
+        the layer's ranking loss. With a ``box_weight`` they stay unchanged: the sum applies the fixed weights.
         """
         suffixes = [key.removeprefix("loss_bbox") for key in losses if key.startswith("loss_bbox")]
         values = [weight * term for term in rank_layers(self.ranking_loss, self.layers).values()]

@@ -50,9 +50,10 @@ class LossInput:
 
 def detr_loss(inputs: LossInput, settings: Settings) -> LossOutput:
     """Compute the loss of Deformable DETR, DAB-DETR and Conditional DETR."""
-    criterion = RankingCriterion(_detr_criterion(inputs.config), settings.ranking_loss, settings.class_cost)
+    library = _image_loss("loss_deformable_detr", "DeformableDetr", inputs.config)
+    criterion = RankingCriterion(library, settings.ranking_loss, settings.class_cost)
     outputs, auxiliary = _layers_first(inputs)
-    losses = criterion.box_losses(outputs, inputs.labels)
+    losses = library(outputs, inputs.labels)
     if inputs.proposals is not None:
         losses |= _proposal_losses(criterion, inputs.proposals, inputs.labels)
     losses = criterion.with_rankings(losses)
@@ -63,19 +64,11 @@ def grouped_detr_loss(inputs: LossInput, settings: Settings) -> LossOutput:
     """Compute the loss of LW-DETR and RF-DETR."""
     config = inputs.config
     groups = inputs.logits.shape[1] // config.num_queries  # group_detr in training, 1 in evaluation
-    matcher = library_class("loss_lw_detr", "LwDetrHungarianMatcher")(
-        class_cost=config.class_cost, bbox_cost=config.bbox_cost, giou_cost=config.giou_cost
-    )
-    criterion = RankingCriterion(
-        library_class("loss_lw_detr", "LwDetrImageLoss")(
-            matcher, config.num_labels, config.focal_alpha, ["labels", "boxes", "cardinality"], groups
-        ),
-        settings.ranking_loss,
-        settings.class_cost,
-    )
+    library = _image_loss("loss_lw_detr", "LwDetr", config, groups)
+    criterion = RankingCriterion(library, settings.ranking_loss, settings.class_cost)
     outputs, auxiliary = _layers_first(inputs)
     outputs["enc_outputs"] = _layer(inputs.extras["enc_outputs_class"], inputs.extras["enc_outputs_coord"])
-    losses = criterion.with_rankings(criterion.box_losses(outputs, inputs.labels))
+    losses = criterion.with_rankings(library(outputs, inputs.labels))
     class_weight = getattr(config, "class_loss_coefficient", 1)  # transformers 5.0 has no such setting
     return weighted_sum(losses, _weights(config, settings.ranking_loss, class_weight)), losses, auxiliary
 
@@ -104,12 +97,13 @@ def _weights(config: Any, ranking_loss: RankingLoss, class_weight: float) -> dic
     return weights
 
 
-def _detr_criterion(config: Any) -> Any:
-    matcher = library_class("loss_deformable_detr", "DeformableDetrHungarianMatcher")(
+def _image_loss(module: str, family: str, config: Any, *groups: int) -> Any:
+    """Build the library's criterion of a family, with its matcher."""
+    matcher = library_class(module, f"{family}HungarianMatcher")(
         class_cost=config.class_cost, bbox_cost=config.bbox_cost, giou_cost=config.giou_cost
     )
-    criterion = library_class("loss_deformable_detr", "DeformableDetrImageLoss")
-    return criterion(matcher, config.num_labels, config.focal_alpha, ["labels", "boxes", "cardinality"])
+    criterion = library_class(module, f"{family}ImageLoss")
+    return criterion(matcher, config.num_labels, config.focal_alpha, ["labels", "boxes", "cardinality"], *groups)
 
 
 def _layer(logits: Tensor, boxes: Tensor) -> dict[str, Tensor]:
@@ -135,7 +129,7 @@ def _proposal_losses(
     logits, box_logits = proposals
     objects = [{**target, "class_labels": torch.zeros_like(target["class_labels"])} for target in labels]
     criterion.library.losses = ["labels", "boxes"]
-    losses = criterion.box_losses(_layer(logits[..., :1], box_logits.sigmoid()), objects)
+    losses: dict[str, Tensor] = criterion.library(_layer(logits[..., :1], box_logits.sigmoid()), objects)
     return {f"{key}_enc": value for key, value in losses.items()}
 
 
@@ -176,7 +170,7 @@ def _denoising_detr_loss(
         if counts is not None:
             denoised = {n: stack.split(counts, 2)[0] for n, stack in present.items()}
             outputs |= {"dn_auxiliary_outputs": _unstacked(denoised), "denoising_meta_values": denoising}
-    losses = criterion.with_rankings(criterion.box_losses(outputs, inputs.labels), weight=weights[classification])
+    losses = criterion.with_rankings(criterion.library(outputs, inputs.labels), weight=weights[classification])
     return torch.stack(list(losses.values())).sum(), losses, auxiliary
 
 

@@ -24,18 +24,11 @@ def calibrate(
     per_class: bool = False,
     max_images: int | None = MAX_IMAGES,
 ) -> Calibration:
-    """Turn the scores of a detection transformer into probabilities, in place; return the fitted map with its errors.
+    """Turn the scores of a transformers ``model`` into probabilities, in place; return the fitted map with its errors.
 
     ``batches`` are training batches without augmentation: mappings with ``pixel_values``, optional ``pixel_mask``, and
     ``labels`` with ``class_labels`` and ``boxes`` per image. The detections in an image are the top 100 over all
     queries and classes. The other arguments are those of :func:`~bucketrank.evaluation.calibration.calibrate`.
-
-    Args:
-        model: a detection transformer.
-        batches: training batches without augmentation.
-        target: ``"match"``, the probability of a match at an IoU of 0.5, or ``"iou"``, the expected IoU.
-        per_class: fit each class separately.
-        max_images: maximum number of images; None for all.
     """
     head = score_head(model)
     untyped_model: Any = model
@@ -54,11 +47,7 @@ def calibrate(
 
 
 def score_head(model: nn.Module) -> ScoreHead:
-    """Describe the classification layer whose logits a detection transformer returns; labels count from 0.
-
-    Args:
-        model: a detection transformer.
-    """
+    """Describe the classification layer whose logits ``model`` returns; labels count from 0."""
     supported_family("calibrate", model)
     untyped_model: Any = model
     columns = int(untyped_model.config.num_labels)
