@@ -69,15 +69,10 @@ def multilabel_ap_loss(
 ) -> Tensor:
     """Multi-label AP loss, ``1/|C| sum_c AP loss of column c``, over the classes c that have positives.
 
-    With a ``memory``, the samples in the queue take part in the rankings, without a gradient. The batch joins the queue
-    afterwards. Without any positive the loss is 0, with gradient 0.
-
-    Args:
-        logits: scores before the sigmoid, of shape (B, C), or (B,) for a binary classifier.
-        targets: of the same shape: above 0 for a positive, 0 for a negative, below 0 for an ignored entry.
-        delta: two logits closer than this count as partly tied; at 0 logits are compared with ``>=``.
-        reduction: ``"mean"`` over the classes that have positives, or ``"none"``, one value per class.
-        memory: the queue of earlier samples.
+    ``logits`` has the shape (B, C), or (B,) for a binary classifier. With a ``memory``, the samples in the queue take
+    part in the rankings, without a gradient. The batch joins the queue afterwards. Without any positive the loss is 0,
+    with gradient 0. ``reduction="none"`` gives one value per class. The other arguments are those of
+    :func:`~bucketrank.ap_loss`.
 
     >>> logits = torch.tensor([[3.0, 0.0], [2.0, 1.0], [1.0, 2.0]])
     >>> targets = torch.tensor([[1, 1], [0, 0], [1, 0]])

@@ -16,20 +16,14 @@ MAX_CACHED = 8  # cached anchor sets, one per combination of map shapes; 6 MB ea
 class Anchors(AnchorGenerator):
     """The anchors of a batch, per pyramid level; all images share them, because they are padded to one size.
 
-    Each cell of a level has one anchor per ratio (height / width) and scale (side in units of the stride), ordered by
-    ratio, then by scale. Their centre is the cell's index times the stride. There are three differences from
-    torchvision's generator. The strides are arguments: image size divided by map size is wrong where a map was rounded
-    up. The anchors are not rounded. They are always float32: float16 cannot represent every pixel beyond 2048.
+    Each cell of a level has one anchor for each of the ``ratios`` (height / width) and ``scales`` (side in units of the
+    stride), ordered by ratio, then by scale. Their centre is the cell's index times the stride. There are three
+    differences from torchvision's generator. The ``strides`` are arguments: image size divided by map size is wrong
+    where a map was rounded up. The anchors are not rounded. They are always float32: float16 cannot represent every
+    pixel beyond 2048.
 
     Usual settings: scale 8 and ratios 1/2, 1 and 2 for an RPN; one anchor of scale 8, or ``octave(4, 3)``, for ATSS and
     PAA; ``octave(4, 3)`` and three ratios for RetinaNet. :meth:`valid` uses ``size_divisor`` and ``border``.
-
-    Args:
-        strides: stride of each pyramid level in pixels.
-        scales: sides in units of the stride.
-        ratios: height divided by width.
-        size_divisor: padded sizes are multiples of it.
-        border: how far valid anchors may reach beyond their image, in pixels; None for any distance.
 
     >>> anchors = Anchors([8, 16], scales=[4])
     >>> first, second = anchors([torch.zeros(1, 256, 2, 3), torch.zeros(1, 256, 1, 2)])

@@ -157,12 +157,11 @@ class DeformableConv2d(DeformConv2d):
         return sampled
 
 
-def make_deformable(body: nn.Module, *, groups: int) -> list[str]:
-    """Make every 3x3 convolution in stages 3 to 5 of a timm ResNet deformable, in place; return their names.
+def make_deformable(body: nn.Module, *, groups: int) -> None:
+    """Make every 3x3 convolution in stages 3 to 5 of a timm ResNet deformable, in place.
 
     A bottleneck (ResNet-50 and deeper) has one such convolution, a basic block (ResNet-18 and -34) two.
     """
-    names: list[str] = []
     for stage in STAGES:
         blocks = getattr(body, stage, None)
         if blocks is None or not all(isinstance(block, BasicBlock | Bottleneck) for block in blocks):
@@ -179,8 +178,6 @@ def make_deformable(body: nn.Module, *, groups: int) -> list[str]:
                 )
             parent, _, child = name.rpartition(".")
             setattr(body.get_submodule(parent), child, DeformableConv2d(module, offset_groups=groups))
-            names.append(name)
-    return names
 
 
 # Published configurations, with the drop path rate used in detectors.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torchvision
@@ -19,25 +20,15 @@ from bucketrank.detectors.criterion import Assigned, HeadRecipe, build_criterion
 from bucketrank.detectors.criterion.base import Quality
 from bucketrank.detectors.layers import initialise_classifier
 from bucketrank.evaluation.calibration.mapping import ScoreHead
-from bucketrank.settings import BackboneSettings, InputSettings, LossSettings
+from bucketrank.settings import LossSettings
 from bucketrank.settings.detector_specs import DenseSettings
 
 MIN_SIDE = 1e-2  # minimum width and height of a detection, in pixels
 FIRST_ENTRIES = 5000  # top-k scores that enter NMS at first
 TRACED_ENTRIES = 20_000  # top-k scores that enter NMS in an exported graph, which cannot retry
 
-# Maps rows and columns (K,) of a score matrix to the boxes (K, 4) with these scores.
-Boxes = Callable[[Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class ByRow:
-    """Class-agnostic boxes (R, 4)."""
-
-    boxes: Tensor
-
-    def __call__(self, rows: Tensor, _labels: Tensor) -> Tensor:
-        return self.boxes[rows]
+# The box of each row of a score matrix, or a function of rows and columns (K,) that returns their boxes (K, 4).
+Boxes = Tensor | Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -80,7 +71,8 @@ def detect(scores: Tensor, boxes: Boxes, *, threshold: float, iou: float, limit:
     entries = TRACED_ENTRIES if tracing else FIRST_ENTRIES
     while True:
         values, rows, labels = top_scores(scores, limit=entries, threshold=threshold)
-        detections = class_nms(boxes(rows, labels), values, labels, iou=iou, limit=limit)
+        found = boxes[rows] if isinstance(boxes, Tensor) else boxes(rows, labels)
+        detections = class_nms(found, values, labels, iou=iou, limit=limit)
         if tracing or len(detections["scores"]) >= limit or len(values) < entries:
             return detections
         entries *= 4
@@ -209,16 +201,9 @@ class DenseDetector(Detector):
     coder: BoxCoder
 
     def __init__(
-        self,
-        num_classes: int,
-        *,
-        backbone: BackboneSettings,
-        loss: LossSettings,
-        inputs: InputSettings,
-        settings: DenseSettings,
-        vote: bool,
+        self, num_classes: int, *, loss: LossSettings, settings: DenseSettings, vote: bool, **shared: Any
     ) -> None:
-        super().__init__(num_classes, backbone=backbone, inputs=inputs)
+        super().__init__(num_classes, **shared)
         self.criterion = build_criterion(loss, self.recipe)
         self.backbone.freeze_only_finest()  # the pyramid starts at stride 8
         self.candidates, self.score_threshold = settings.candidates, settings.score_threshold
@@ -290,6 +275,6 @@ class DenseDetector(Detector):
             rows, candidates = self.candidate_scores(class_scores[image], scores[image], output.per_level)
             boxes = self.coder.decode_single(output.box_deltas[image, rows].float(), anchors[rows])
             boxes = clip_boxes_to_image(boxes, size)
-            detections = detect(candidates, ByRow(boxes), threshold=0.0, iou=self.nms, limit=self.detections)
+            detections = detect(candidates, boxes, threshold=0.0, iou=self.nms, limit=self.detections)
             results.append(vote(detections, boxes, candidates) if self.vote else detections)
         return results

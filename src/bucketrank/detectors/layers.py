@@ -16,10 +16,12 @@ def initialise_classifier(layer: nn.Linear | nn.Conv2d, score: float) -> None:
         nn.init.constant_(layer.bias, math.log(score / (1 - score)))
 
 
-def initialise_linear(layer: nn.Linear) -> None:
-    """Initialise with Xavier-uniform weights and zero bias, as usual in transformers."""
-    nn.init.xavier_uniform_(layer.weight)
-    nn.init.zeros_(layer.bias)
+def initialise_linears(module: nn.Module) -> None:
+    """Initialise all linear layers with Xavier-uniform weights and zero bias, as usual in transformers."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
 
 
 EXTRAS = ("pool", "convs_on_output", "convs_on_output_relu", "convs_on_input")

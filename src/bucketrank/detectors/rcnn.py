@@ -26,9 +26,9 @@ from bucketrank.detectors.base import Detector, Target
 from bucketrank.detectors.box_coder import BoxCoder
 from bucketrank.detectors.criterion import Assigned, HeadRecipe, LossTerms, build_criterion, named
 from bucketrank.detectors.dense import Decoded, detect
-from bucketrank.detectors.layers import FeaturePyramid, initialise_classifier
+from bucketrank.detectors.layers import FeaturePyramid, initialise_classifier, initialise_linears
 from bucketrank.evaluation.calibration.mapping import ScoreHead
-from bucketrank.settings import BackboneSettings, InputSettings, LossSettings
+from bucketrank.settings import LossSettings
 from bucketrank.settings.detector_specs import CascadeRCNNSettings, RCNNSettings
 
 
@@ -223,9 +223,7 @@ class BoxHead(nn.Module):
         self.layers = TwoMLPHead(channels * 7 * 7, hidden)
         self.classes = nn.Linear(hidden, num_classes + (1 if self.criterion.softmax else 0))
         self.boxes = nn.Linear(hidden, 4 * (1 if class_agnostic else num_classes))
-        for layer in (self.layers.fc6, self.layers.fc7):
-            nn.init.xavier_uniform_(layer.weight)
-            nn.init.zeros_(layer.bias)
+        initialise_linears(self.layers)
         initialise_classifier(self.classes, self.criterion.initial_score)
         nn.init.normal_(self.boxes.weight, std=0.001)
         nn.init.zeros_(self.boxes.bias)
@@ -294,16 +292,8 @@ class RCNN(Detector):
 
     border: int | None = None  # maximum distance in pixels of a training anchor beyond its image; None: no limit
 
-    def __init__(
-        self,
-        num_classes: int,
-        *,
-        backbone: BackboneSettings,
-        loss: LossSettings,
-        inputs: InputSettings,
-        settings: RCNNSettings,
-    ) -> None:
-        super().__init__(num_classes, backbone=backbone, inputs=inputs)
+    def __init__(self, num_classes: int, *, loss: LossSettings, settings: RCNNSettings, **shared: Any) -> None:
+        super().__init__(num_classes, **shared)
         self.neck = FeaturePyramid(self.backbone.channels, settings.channels, extra="pool")
         self.rpn = RPN(
             settings.channels,

@@ -138,13 +138,13 @@ class TorchvisionDetector(LibraryDetector):
 def _build(outputs: int, settings: TorchvisionSettings, inputs: LibraryInputSettings) -> Any:
     """Build a torchvision model with this number of class scores, load its weights and freeze layers."""
     name = settings.model
-    model: Any = torchvision.models.get_model(
-        name,
-        weights=None,
-        weights_backbone=None,
-        num_classes=outputs,
-        **_arguments(settings, inputs),
-    )
+    arguments = {
+        "image_mean": inputs.image_mean and list(inputs.image_mean),
+        "image_std": inputs.image_std and list(inputs.image_std),
+        "rpn_post_nms_top_n_train": settings.proposals,
+    }
+    given = {key: value for key, value in arguments.items() if value is not None}
+    model: Any = torchvision.models.get_model(name, weights=None, weights_backbone=None, num_classes=outputs, **given)
     resolved = settings.without_weights()
     if resolved.batch_norm == "frozen":
         epsilon = 0.0 if name in MODELS_WITHOUT_EPSILON else DEFAULT_EPSILON
@@ -154,18 +154,6 @@ def _build(outputs: int, settings: TorchvisionSettings, inputs: LibraryInputSett
     if resolved.trainable_layers is not None:
         freeze_layers(model, trained=resolved.trainable_layers)
     return model
-
-
-def _arguments(settings: TorchvisionSettings, inputs: LibraryInputSettings) -> dict[str, Any]:
-    """Return the arguments of torchvision's constructor that differ from its defaults."""
-    arguments: dict[str, Any] = {"image_mean": inputs.image_mean, "image_std": inputs.image_std}
-    if settings.proposals is not None:
-        arguments["rpn_post_nms_top_n_train"] = settings.proposals
-    return {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in arguments.items()
-        if value is not None
-    }
 
 
 def _input_transform(usual: Any, inputs: LibraryInputSettings) -> LibraryTransform:

@@ -31,13 +31,10 @@ _backend: Backend = "auto"
 
 @contextmanager
 def use_backend(name: Backend) -> Iterator[None]:
-    """Force the implementation of ``method="exact"`` inside a ``with`` block, in the whole process.
+    """Force the implementation ``name`` of ``method="exact"`` inside a ``with`` block, in the whole process.
 
     Meant for tests and benchmarks. ``"fused"`` is the numba kernel, for CPU tensors; ``"triton"`` are the GPU kernels;
     ``"torch"`` is plain torch operations; ``"auto"`` chooses.
-
-    Args:
-        name: ``"auto"``, ``"fused"``, ``"triton"`` or ``"torch"``.
 
     >>> import torch
     >>> from bucketrank import ap_loss, use_backend

@@ -21,7 +21,7 @@ from bucketrank.losses.comparison import (
 )
 from bucketrank.losses.pairwise import Pairwise
 from bucketrank.losses.ragged import MAX_PAIRS, Ragged, groups
-from bucketrank.losses.terms import RANKING_LOSSES, Gradients
+from bucketrank.losses.terms import RANKING_LOSSES, Gradients, check_localisation
 
 if TYPE_CHECKING:
     from bucketrank.losses.fused import Fused  # imports numba, which is optional
@@ -78,7 +78,7 @@ def rank_all(
     parts = _split(logits, targets, settings.sizes)
     comparisons = _compare_each(logits, targets, parts, settings)
     counts = [len(comparison.scores) for comparison in comparisons]
-    _check_localisation(localisation, sum(counts))
+    check_localisation(localisation, sum(counts))
     errors = localisation.split(counts) if localisation is not None and counts else [None] * len(parts)
     overfull = settings.max_positives is not None and sum(counts) > settings.max_positives
     ranked = [
@@ -94,7 +94,7 @@ def _rank_in_groups(
     """Rank groups of small rankings together, and large rankings alone."""
     starts = torch.tensor([0, *accumulate(sizes)])
     before = torch.searchsorted((targets > 0).nonzero().squeeze(1), starts).tolist()
-    _check_localisation(localisation, before[-1])
+    check_localisation(localisation, before[-1])
     overfull = settings.max_positives is not None and before[-1] > settings.max_positives
     ranked = []
     for first, stop in groups(sizes, [after - own for own, after in pairwise(before)]):
@@ -115,7 +115,7 @@ def _rank_together(
 ) -> tuple[tuple[Tensor, ...], Prepared]:
     """Rank all rankings in compiled loops, or each separately if delta is too small for some logits."""
     comparison = method(logits, targets, settings.delta, settings.sizes, settings.max_positives)
-    _check_localisation(localisation, len(comparison.scores))
+    check_localisation(localisation, len(comparison.scores))
     if comparison.is_accurate():
         return _compute(comparison, targets, localisation, settings.loss)
     if settings.sizes is None:
@@ -134,7 +134,7 @@ def _rank_alone(
     if not comparison.is_accurate():
         comparison = Pairwise(logits, targets, settings.delta)
     positives = len(comparison.scores)
-    _check_localisation(localisation, positives)
+    check_localisation(localisation, positives)
     overfull = settings.max_positives is not None and positives > settings.max_positives
     return rank_one(logits, targets, comparison, localisation, settings.loss, overfull=overfull)
 
@@ -308,11 +308,3 @@ def _compare_each(
         comparison.finite, comparison.taint = check_finite(*part)
         comparisons.append(comparison)
     return comparisons
-
-
-def _check_localisation(localisation: Tensor | None, positives: int) -> None:
-    if localisation is not None and localisation.numel() != positives:
-        raise ValueError(
-            "alrp_loss: expected one localisation error for each of logits[targets > 0], "
-            f"{positives} of them, got {localisation.numel()}"
-        )

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from torch import Tensor
+
 from bucketrank.losses.comparison import Array, Comparison, step_at_tie
 
 # aLRP passes no gradient from a positive with fewer false positives than this, as in its published code.
@@ -74,6 +76,15 @@ def rank_sort(comparison: Comparison) -> Terms:
     sorting_error = share * worse_count
     demotion = comparison.below_better(share)
     return Terms(ranking.first, sorting_error, ranking.gradients._replace(second_positives=demotion - sorting_error))
+
+
+def check_localisation(localisation: Tensor | None, positives: int) -> None:
+    """Raise ValueError unless every positive has one localisation error."""
+    if localisation is not None and localisation.numel() != positives:
+        raise ValueError(
+            "alrp_loss: expected one localisation error for each of logits[targets > 0], "
+            f"{positives} of them, got {localisation.numel()}"
+        )
 
 
 def alrp(comparison: Comparison, localisation: Array) -> Terms:

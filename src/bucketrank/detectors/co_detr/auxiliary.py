@@ -18,7 +18,7 @@ from bucketrank.detectors.co_detr.decoder import BoxEncoding, Queries
 from bucketrank.detectors.co_detr.transformer import EDGE
 from bucketrank.detectors.criterion import HeadRecipe, LossTerms, build_criterion, named
 from bucketrank.detectors.dense import DenseHead, assigned_anchors
-from bucketrank.detectors.layers import initialise_linear
+from bucketrank.detectors.layers import initialise_linears
 from bucketrank.detectors.rcnn import BOX_HEAD_RECIPE, RPN, RPN_RECIPE, BoxHead
 from bucketrank.settings import LossSettings
 from bucketrank.settings.detector_specs import CollaborativeSettings
@@ -52,7 +52,7 @@ class AuxiliaryQueries(nn.Module):
             self.project = nn.Linear(width, width)
             self.norm = nn.LayerNorm(width)
             self.head = nn.Parameter(torch.randn(marks))
-            initialise_linear(self.project)
+            initialise_linears(self.project)
 
     def forward(self, candidates: Candidates, image_sizes: list[tuple[int, int]]) -> tuple[Queries, list[Tensor]]:
         """Build K queries for each image; also return their object indices (K,) per image."""

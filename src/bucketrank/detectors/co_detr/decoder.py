@@ -25,7 +25,7 @@ from bucketrank.detectors.co_detr.transformer import (
     run_layer,
     sine_encoding,
 )
-from bucketrank.detectors.layers import initialise_linear
+from bucketrank.detectors.layers import initialise_linears
 
 
 @dataclass(frozen=True)
@@ -96,16 +96,13 @@ class PositionHead(nn.Sequential):
     def __init__(self, width: int) -> None:
         super().__init__(nn.Linear(2 * width, width), nn.ReLU(), nn.Linear(width, width))
         self.width = width
-        for layer in self:
-            if isinstance(layer, nn.Linear):
-                initialise_linear(layer)
+        initialise_linears(self)
 
     def forward(self, boxes: Tensor) -> Tensor:
         """Compute positions (B, K, C) of boxes (B, K, 4), relative to the finest map."""
-        hidden = sine_encoding(boxes[..., [1, 0, 2, 3]], self.width // 2)
-        for layer in self:
-            hidden = layer(hidden)
-        return hidden
+        encoded = sine_encoding(boxes[..., [1, 0, 2, 3]], self.width // 2)
+        positions: Tensor = super().forward(encoded)  # type: ignore[no-untyped-call]
+        return positions
 
 
 class BoxEncoding(nn.Module):
@@ -116,7 +113,7 @@ class BoxEncoding(nn.Module):
         self.width, self.vectors = width, vectors
         self.project = nn.Linear(2 * width, vectors * width)
         self.norm = nn.LayerNorm(vectors * width)
-        initialise_linear(self.project)
+        initialise_linears(self.project)
 
     def forward(self, boxes: Tensor) -> Sequence[Tensor]:
         """Compute the encodings (B, K, C) of relative ``boxes`` (B, K, 4)."""
@@ -184,7 +181,7 @@ class Proposer(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.classes = class_branch(width, logits, score=score)
         self.boxes = box_branch(width)
-        initialise_linear(self.project)
+        initialise_linears(self.project)
 
     def forward(self, memory: Tensor, geometry: Geometry) -> Proposals:
         initial, valid = initial_boxes(geometry)

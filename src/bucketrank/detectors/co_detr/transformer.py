@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import DeformableDetrConfig
 from transformers.models.deformable_detr.modeling_deformable_detr import DeformableDetrMultiscaleDeformableAttention
 
-from bucketrank.detectors.layers import initialise_classifier, initialise_linear
+from bucketrank.detectors.layers import initialise_classifier, initialise_linears
 
 EDGE, DINO_EDGE = 1e-5, 1e-3  # minimum distance of a coordinate from 0 and 1 when its logit is computed
 TEMPERATURE = 10000.0  # ratio of the longest to the shortest wavelength
@@ -58,11 +58,11 @@ class Geometry:
             ]  # (B, rows) and (B, columns)
             covered = [axis.sum(1, keepdim=True) for axis in inside]
             y, x = ((cells + 0.5) / count for cells, count in zip((rows, columns), covered, strict=True))
-            valid.append((inside[0][:, :, None] & inside[1][:, None]).flatten(1))
+            on_rows, on_columns = inside[0][:, :, None], inside[1][:, None]
+            valid.append((on_rows & on_columns).flatten(1))
             grid = torch.broadcast_tensors(x[:, None], y[:, :, None])
             centres.append(torch.stack(grid, -1).flatten(1, 2))
             y, x = (((cells + 1) / count).clamp(max=1) for cells, count in zip((rows, columns), covered, strict=True))
-            on_rows, on_columns = inside[0][:, :, None], inside[1][:, None]
             ends.append(torch.stack([x[:, None] * on_rows, y[:, :, None] * on_columns], -1).flatten(1, 2))
             ratios.append(torch.cat([covered[1] / shape[1], covered[0] / shape[0]], 1))
             levels.append(torch.full((shape[0] * shape[1],), number, device=device))
@@ -116,9 +116,7 @@ def box_branch(width: int) -> nn.Sequential:
     """Build an MLP that predicts logit offsets (..., 4) of (cx, cy, w, h), initially 0."""
     last = nn.Linear(width, 4)
     branch = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), last)
-    for layer in branch:
-        if isinstance(layer, nn.Linear):
-            initialise_linear(layer)
+    initialise_linears(branch)
     nn.init.zeros_(last.weight)
     return branch
 
@@ -206,9 +204,7 @@ class FeedForward(nn.Module):
             nn.Dropout(settings.dropout),
         )
         self.norm = nn.LayerNorm(settings.width)
-        for layer in self.layers:
-            if isinstance(layer, nn.Linear):
-                initialise_linear(layer)
+        initialise_linears(self.layers)
 
     def forward(self, hidden: Tensor) -> Tensor:
         output: Tensor = self.norm(hidden + self.layers(hidden))

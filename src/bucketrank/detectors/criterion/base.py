@@ -307,6 +307,8 @@ class Criterion(nn.Module):
     ranking = False  # whether this is a ranking loss; ranking losses need no sampling
     quality_branch = False  # whether scores are multiplied by a predicted quality, since the loss ignores the IoU
     always_giou = True  # whether the published box loss is always GIoU; otherwise it is the head recipe's
+    samples = False  # whether the head trains on a sample of its candidates
+    softmax = False  # whether classes are mutually exclusive and the last logit is the background's
     self_balanced = False  # whether box and mask losses are scaled to the classification loss, as published
     prior: float | None = None  # initial score that the loss requires; None: the head recipe's
     classification_terms: ClassVar[tuple[str, ...]] = ("cls",)  # names of the terms that train the logits
@@ -321,16 +323,6 @@ class Criterion(nn.Module):
         self.box_loss = settings.box_loss or ("giou" if self.always_giou else recipe.box_loss)
         balanced = self.self_balanced and settings.box_weight is None
         self.box_balance = balanced if settings.box_balance is None else settings.box_balance
-
-    @property
-    def samples(self) -> bool:
-        """Whether the head trains on a sample of its candidates."""
-        return False
-
-    @property
-    def softmax(self) -> bool:
-        """Whether classes are mutually exclusive and the last logit is the background's."""
-        return False
 
     @property
     def initial_score(self) -> float:

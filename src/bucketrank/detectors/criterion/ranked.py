@@ -26,7 +26,6 @@ class Ranked(Criterion):
     ranks_parts = False  # whether the loss takes ``sizes``, to rank parts of a list separately
 
     def terms(self, assigned: Assigned) -> LossTerms:
-        """Compute the ranking loss and the box losses."""
         (rank,) = self.rank(assigned, assigned.targets(1.0))
         return {"rank": rank, **self.box_terms(assigned, rank)}
 

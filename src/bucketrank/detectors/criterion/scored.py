@@ -73,13 +73,9 @@ class Focal(Scored):
 class CrossEntropy(Scored):
     """Cross-entropy. The R-CNNs compute it over a balanced sample; their box heads have a softmax with background."""
 
-    @property
-    def samples(self) -> bool:
-        return self.recipe.samples
-
-    @property
-    def softmax(self) -> bool:
-        return self.recipe.softmax
+    def __init__(self, settings: LossSettings, recipe: HeadRecipe) -> None:
+        super().__init__(settings, recipe)
+        self.samples, self.softmax = recipe.samples, recipe.softmax
 
     def classification(self, logits: Tensor, labels: Tensor) -> Tensor:
         if self.softmax:

@@ -100,9 +100,9 @@ def on_device(device: torch.device) -> AbstractContextManager[Any]:
     return torch.cuda.device(device)
 
 
-def is_aligned(*tensors: Tensor | None) -> tuple[bool, ...]:
+def is_aligned(*tensors: Tensor) -> tuple[bool, ...]:
     """Return for each tensor whether Triton considers its address aligned."""
-    return tuple(tensor is None or tensor.data_ptr() % ALIGNMENT == 0 for tensor in tensors)
+    return tuple(tensor.data_ptr() % ALIGNMENT == 0 for tensor in tensors)
 
 
 def float64_bits(value: float) -> int:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bucketrank.losses.terms import check_localisation
 from bucketrank.losses.triton.launch import Launcher, float64_bits, is_aligned, on_device
 from bucketrank.losses.triton.logits import fill_buckets, write_gradient
 from bucketrank.losses.triton.memory import Layout, pad, upload_starts
@@ -363,12 +364,9 @@ def rank_with_triton(
         mask = targets > 0
         index = _positions(mask, max_positives)
         positives = index.numel()
+        if max_positives is None:
+            check_localisation(localisation, positives)
         if localisation is not None:
-            if localisation.numel() != positives and max_positives is None:
-                raise ValueError(
-                    "alrp_loss: expected one localisation error for each of logits[targets > 0], "
-                    f"{positives} of them, got {localisation.numel()}"
-                )
             # Triton 3.2 ends the process at some conversions of half precision.
             dtype = localisation.dtype
             localisation = localisation.detach().to(torch.float64 if dtype == torch.float64 else torch.float32)
