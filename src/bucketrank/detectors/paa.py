@@ -8,7 +8,8 @@ from torchvision.models.detection._utils import _topk_min
 from torchvision.ops import sigmoid_focal_loss
 
 from bucketrank.boxes import giou_loss, paired_iou
-from bucketrank.detectors.assignment import assign_max_iou, assign_paa
+from bucketrank.detectors.assignment import assign_paa
+from bucketrank.detectors.assignment.max_iou import assign_each_image
 from bucketrank.detectors.atss import ATSS
 from bucketrank.detectors.base import Target
 from bucketrank.detectors.criterion import Assigned, HeadRecipe
@@ -23,14 +24,8 @@ class PAA(ATSS):
 
     @torch.no_grad()
     def assign(self, output: DenseOutput, anchors: Tensor, valid: Tensor, ground_truths: list[Target]) -> list[Tensor]:
-        nearest = torch.stack(
-            [
-                assign_max_iou(
-                    anchors, ground_truth["boxes"], positive=0.1, negative=0.1, low_quality=0.0, valid=valid_here
-                )
-                for valid_here, ground_truth in zip(valid, ground_truths, strict=True)
-            ]
-        )
+        thresholds = {"positive": 0.1, "negative": 0.1, "low_quality": 0.0}
+        nearest = torch.stack(assign_each_image(anchors, ground_truths, valid, **thresholds))
         losses = self.candidate_losses(output, anchors, nearest, ground_truths)
         max_objects = max(len(ground_truth["labels"]) for ground_truth in ground_truths)
         return list(assign_paa(nearest, losses, per_level=output.per_level, topk=self.topk, objects=max_objects))

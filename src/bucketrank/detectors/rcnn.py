@@ -22,6 +22,7 @@ from torchvision.ops.poolers import _onnx_merge_levels, initLevelMapper
 
 from bucketrank.detectors.anchors import Anchors
 from bucketrank.detectors.assignment import IGNORED, NEGATIVE, assign_max_iou
+from bucketrank.detectors.assignment.max_iou import assign_each_image
 from bucketrank.detectors.base import Detector, Target
 from bucketrank.detectors.box_coder import BoxCoder
 from bucketrank.detectors.criterion import Assigned, HeadRecipe, LossTerms, build_criterion, named
@@ -119,12 +120,7 @@ class RPN(RegionProposalNetwork):
         if ground_truths is None:
             return proposals, {}
         valid = self.anchor_generator.valid(anchors, images.image_sizes)
-        matches = [
-            assign_max_iou(
-                anchors, ground_truth["boxes"], positive=0.7, negative=0.3, low_quality=0.3, valid=valid_here
-            )
-            for ground_truth, valid_here in zip(ground_truths, valid, strict=True)
-        ]
+        matches = assign_each_image(anchors, ground_truths, valid, positive=0.7, negative=0.3, low_quality=0.3)
         if self.criterion.samples:
             matches = [self.sampler.subsample(match) for match in matches]
         one_class = [each | {"labels": torch.zeros_like(each["labels"])} for each in ground_truths]

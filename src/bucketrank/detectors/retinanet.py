@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from bucketrank.detectors.anchors import Anchors, octave
-from bucketrank.detectors.assignment import assign_max_iou
+from bucketrank.detectors.assignment.max_iou import assign_each_image
 from bucketrank.detectors.base import Target
 from bucketrank.detectors.box_coder import BoxCoder
 from bucketrank.detectors.criterion import HeadRecipe
@@ -50,14 +50,5 @@ class RetinaNet(DenseDetector):
         )
 
     def assign(self, output: DenseOutput, anchors: Tensor, valid: Tensor, ground_truths: list[Target]) -> list[Tensor]:
-        return [
-            assign_max_iou(
-                anchors,
-                ground_truth["boxes"],
-                positive=self.positive_iou,
-                negative=self.negative_iou,
-                low_quality=0.0,
-                valid=valid_here,
-            )
-            for ground_truth, valid_here in zip(ground_truths, valid, strict=True)
-        ]
+        thresholds = {"positive": self.positive_iou, "negative": self.negative_iou, "low_quality": 0.0}
+        return assign_each_image(anchors, ground_truths, valid, **thresholds)

@@ -78,16 +78,12 @@ class Comparison(ABC):
     finite: bool = True
     # The same on a device, without a device sync: 0 if all of them are finite, otherwise NaN.
     taint: Tensor | None = None
-    # The logits of the positives.
+    # The flat positions of the positives, sorted by ascending logit, and their logits.
+    index: Tensor
     scores: Array
 
     @abstractmethod
     def __init__(self, logits: Tensor, targets: Tensor, delta: float) -> None: ...
-
-    @property
-    @abstractmethod
-    def index(self) -> Tensor:
-        """The flat positions of the positives, sorted by ascending logit."""
 
     @cached_property
     @abstractmethod
@@ -171,12 +167,8 @@ class TorchComparison(Comparison):
         if index is None:
             index = positives_by_score(logits, (targets > 0).nonzero().squeeze(1))
             self.finite, self.taint = check_finite(logits, targets)
-        self._index = index
+        self.index = index
         self.scores = precise(comparable(logits[index]))
-
-    @property
-    def index(self) -> Tensor:
-        return self._index
 
     @cached_property
     def labels(self) -> Array:

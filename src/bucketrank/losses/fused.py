@@ -52,7 +52,6 @@ class Fused(Comparison):
     """
 
     xp: Any = np
-    has_edges = True
     takes_sizes = True
     # Memory for the gradient. Until the backward pass returns it, it holds the bucket of every negative.
     gradient: Array | None = None
@@ -97,8 +96,8 @@ class Fused(Comparison):
             self.gradient = np.empty_like(self.logits)
             self._fill(self.gradient)
 
-    @property
-    def index(self) -> Tensor:
+    @cached_property
+    def index(self) -> Tensor:  # type: ignore[override]
         return torch.from_numpy(self.at)
 
     @cached_property

@@ -48,8 +48,6 @@ class Ragged(TorchComparison):
     The value of a ranking with NaN or Inf is NaN; ``overfull`` makes all values NaN.
     """
 
-    takes_sizes = True
-
     def __init__(
         self, logits: Tensor, targets: Tensor, delta: float, sizes: Sequence[int], *, overfull: bool = False
     ) -> None:
@@ -64,9 +62,9 @@ class Ragged(TorchComparison):
         positives = (targets > 0).nonzero().squeeze(1)
         order = self.values[positives].argsort(stable=True)
         self.order = order[ranking[positives[order]].argsort(stable=True)]
-        self._index = positives[self.order]
-        self.scores = self.values[self._index]
-        self.ranking = ranking[self._index]
+        self.index = positives[self.order]
+        self.scores = self.values[self.index]
+        self.ranking = ranking[self.index]
         self.counts = torch.bincount(self.ranking, minlength=len(sizes))
         self.entry_ranking = ranking
 

@@ -154,8 +154,6 @@ def _join(logits: Tensor, ranked: Sequence[tuple[tuple[Tensor, ...], Prepared]])
 class DegenerateRanking:
     """A ranking without positives, or with an undefined loss. All its values are ``value``, which is 0 or NaN."""
 
-    gradients = None
-
     def __init__(self, logits: Tensor, targets: Tensor, value: Tensor, positives: int) -> None:
         self.logits, self.targets, self.positives = logits, targets, positives
         self.zero_or_nan = value * 0

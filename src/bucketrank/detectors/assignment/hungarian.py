@@ -70,7 +70,10 @@ def assign_hungarian(batch: Sequence[ImageQueries], weights: CostWeights) -> lis
         return []
     device = batch[0].boxes.device
     rows = _valid_rows(batch)
-    matchable = [each if own is None else _select(each, own) for each, own in zip(batch, rows, strict=True)]
+    matchable = [
+        each if own is None else each._replace(boxes=each.boxes[own], logits=each.logits[own])
+        for each, own in zip(batch, rows, strict=True)
+    ]
     sizes = [(width, height) * 2 for height, width in (each.image_size for each in batch)]
     scales = torch.tensor(sizes, dtype=torch.float32).to(device, non_blocking=True)
     costs = [matching_costs(each, scale, weights) for each, scale in zip(matchable, scales, strict=True)]
@@ -121,10 +124,6 @@ def _to_device(integers: Sequence[Any], device: torch.device) -> Sequence[Tensor
     joined = torch.from_numpy(np.concatenate(integers, -1).astype(np.int64, copy=False))
     parts: Sequence[Tensor] = joined.to(device, non_blocking=True).split([each.shape[-1] for each in integers], -1)
     return parts
-
-
-def _select(queries: ImageQueries, rows: Tensor) -> ImageQueries:
-    return queries._replace(boxes=queries.boxes[rows], logits=queries.logits[rows])
 
 
 def matching_costs(queries: ImageQueries, scale: Tensor, weights: CostWeights) -> Tensor:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -77,3 +80,13 @@ def assign_max_iou(
     if low_quality is not None:
         owner = torch.where(claimed >= 0, claimed, owner)
     return owner if valid is None else torch.where(assignment == IGNORED, assignment, owner)
+
+
+def assign_each_image(
+    anchors: Tensor, ground_truths: Sequence[dict[str, Tensor]], valid: Tensor, **thresholds: Any
+) -> list[Tensor]:
+    """Call :func:`assign_max_iou` for each image of a batch; all share the anchors, and ``valid`` is (B, A)."""
+    return [
+        assign_max_iou(anchors, ground_truth["boxes"], valid=valid_here, **thresholds)
+        for ground_truth, valid_here in zip(ground_truths, valid, strict=True)
+    ]
