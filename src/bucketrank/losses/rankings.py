@@ -155,17 +155,13 @@ class DegenerateRanking:
     """A ranking without positives, or with an undefined loss. All its values are ``value``, which is 0 or NaN."""
 
     def __init__(self, logits: Tensor, targets: Tensor, value: Tensor, positives: int) -> None:
-        self.logits, self.targets, self.positives = logits, targets, positives
+        self.logits, self.targets, self.counts = logits, targets, [positives]
         self.zero_or_nan = value * 0
-
-    @property
-    def counts(self) -> Sequence[int]:
-        return [self.positives]
 
     def backward(self, first: Tensor | None, second: Tensor | None) -> tuple[Tensor, Tensor | None]:  # noqa: ARG002
         # 0, or NaN at each entry that is not ignored. The localisation errors get a gradient too, as DDP waits for it.
         at_logits = self.zero_or_nan.expand_as(self.logits).masked_fill(self.targets < 0, 0)
-        return at_logits, self.zero_or_nan.repeat(self.positives)
+        return at_logits, self.zero_or_nan.repeat(self.counts[0])
 
 
 class Ranking:

@@ -30,7 +30,6 @@ class Geometry:
     The images of a batch are padded to one size; locations are relative to the image without padding.
     """
 
-    image_sizes: list[tuple[int, int]]  # height and width without padding
     shapes: list[tuple[int, int]]  # height and width of the maps
     extents: Tensor  # (L, 2) shapes as a tensor
     starts: Tensor  # (L,) first token of each map
@@ -69,7 +68,6 @@ class Geometry:
         extents = torch.tensor(shapes, device=device)
         counts = extents.prod(1)
         return cls(
-            image_sizes=image_sizes,
             shapes=shapes,
             extents=extents,
             starts=counts.cumsum(0) - counts,

@@ -13,7 +13,6 @@ from bucketrank.integrations.transformers.criterion import check_targets
 from bucketrank.integrations.transformers.layouts import (
     LossInput,
     LossOutput,
-    Settings,
     d_fine_loss,
     deimv2_loss,
     detr_loss,
@@ -25,7 +24,7 @@ from bucketrank.settings.choices import Method
 
 Model = TypeVar("Model", bound=nn.Module)
 
-FamilyLoss = Callable[[LossInput, Settings], LossOutput]
+FamilyLoss = Callable[[LossInput], LossOutput]
 
 FAMILY_LOSSES: dict[str, FamilyLoss] = {
     "DeformableDetrForObjectDetection": detr_loss,
@@ -70,8 +69,8 @@ class LossFunction:
     closure, so the model can be copied and pickled.
     """
 
-    def __init__(self, family_loss: FamilyLoss, settings: Settings) -> None:
-        self.family_loss, self.settings = family_loss, settings
+    def __init__(self, family_loss: FamilyLoss, ranking_loss: RankingLoss, class_cost: float | None) -> None:
+        self.family_loss, self.ranking_loss, self.class_cost = family_loss, ranking_loss, class_cost
         self.replaced: dict[str, Any] = {}
         self.hooks: list[Any] = []
         self.proposals: tuple[Tensor, Tensor] | None = None
@@ -94,6 +93,8 @@ class LossFunction:
         # bfloat16 is too coarse for matching costs, box losses and rankings.
         with torch.autocast(logits.device.type, enabled=False):
             inputs = LossInput(
+                ranking_loss=self.ranking_loss,
+                class_cost=self.class_cost,
                 logits=_at_least_float32(logits),
                 labels=[{**target, "boxes": _at_least_float32(target["boxes"])} for target in labels],
                 boxes=_at_least_float32(pred_boxes),
@@ -103,7 +104,7 @@ class LossFunction:
                 extras={name: _at_least_float32(value) for name, value in extras.items()},
                 proposals=_at_least_float32(self.proposals),
             )
-            return self.family_loss(inputs, self.settings)
+            return self.family_loss(inputs)
 
     def check_before_denoising(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Check the targets before the model builds denoising queries from them: a pre-forward hook of the model."""
@@ -148,13 +149,13 @@ def use_ranking_loss(
         class_cost: class weight in the Hungarian matching; by default the model's own. The paper doubles it, from 2 to
             4.
     """
-    settings = Settings(RankingLoss(loss, method, delta, box_weight), class_cost)
+    ranking_loss = RankingLoss(loss, method, delta, box_weight)
     family_loss = supported_family("use_ranking_loss", model)
     if class_cost is not None:
         check_number("use_ranking_loss", "class_cost", class_cost)
     if _ranking_function(model) is not None:
         undo(model)
-    function = LossFunction(family_loss, settings)
+    function = LossFunction(family_loss, ranking_loss, class_cost)
     function.replaced = {name: model.__dict__[name] for name in ("_loss_function",) if name in model.__dict__}
     untyped_model: Any = model
     if family_loss is detr_loss and getattr(untyped_model.config, "two_stage", False):

@@ -27,17 +27,11 @@ LossOutput = tuple[Tensor, dict[str, Tensor], list[dict[str, Tensor]] | None]  #
 
 
 @dataclass(frozen=True)
-class Settings:
-    """The ranking loss and the matcher's class cost, as given to ``use_ranking_loss``."""
+class LossInput:
+    """The arguments that a model passes to its loss, in float32 or a wider dtype, and those of ``use_ranking_loss``."""
 
     ranking_loss: RankingLoss
     class_cost: float | None
-
-
-@dataclass(frozen=True)
-class LossInput:
-    """The arguments that a model passes to its loss, in float32 or a wider dtype."""
-
     logits: Tensor
     labels: list[Target]
     boxes: Tensor
@@ -48,44 +42,44 @@ class LossInput:
     proposals: tuple[Tensor, Tensor] | None  # two-stage Deformable DETR: logits and box logits of every encoder token
 
 
-def detr_loss(inputs: LossInput, settings: Settings) -> LossOutput:
+def detr_loss(inputs: LossInput) -> LossOutput:
     """Compute the loss of Deformable DETR, DAB-DETR and Conditional DETR."""
     library = _image_loss("loss_deformable_detr", "DeformableDetr", inputs.config)
-    criterion = RankingCriterion(library, settings.ranking_loss, settings.class_cost)
+    criterion = RankingCriterion(library, inputs.ranking_loss, inputs.class_cost)
     outputs, auxiliary = _layers_first(inputs)
     losses = library(outputs, inputs.labels)
     if inputs.proposals is not None:
         losses |= _proposal_losses(criterion, inputs.proposals, inputs.labels)
     losses = criterion.with_rankings(losses)
-    return weighted_sum(losses, _weights(inputs.config, settings.ranking_loss, class_weight=1)), losses, auxiliary
+    return weighted_sum(losses, _weights(inputs.config, inputs.ranking_loss, class_weight=1)), losses, auxiliary
 
 
-def grouped_detr_loss(inputs: LossInput, settings: Settings) -> LossOutput:
+def grouped_detr_loss(inputs: LossInput) -> LossOutput:
     """Compute the loss of LW-DETR and RF-DETR."""
     config = inputs.config
     groups = inputs.logits.shape[1] // config.num_queries  # group_detr in training, 1 in evaluation
     library = _image_loss("loss_lw_detr", "LwDetr", config, groups)
-    criterion = RankingCriterion(library, settings.ranking_loss, settings.class_cost)
+    criterion = RankingCriterion(library, inputs.ranking_loss, inputs.class_cost)
     outputs, auxiliary = _layers_first(inputs)
     outputs["enc_outputs"] = _layer(inputs.extras["enc_outputs_class"], inputs.extras["enc_outputs_coord"])
     losses = criterion.with_rankings(library(outputs, inputs.labels))
     class_weight = getattr(config, "class_loss_coefficient", 1)  # transformers 5.0 has no such setting
-    return weighted_sum(losses, _weights(config, settings.ranking_loss, class_weight)), losses, auxiliary
+    return weighted_sum(losses, _weights(config, inputs.ranking_loss, class_weight)), losses, auxiliary
 
 
-def rt_detr_loss(inputs: LossInput, settings: Settings) -> LossOutput:
+def rt_detr_loss(inputs: LossInput) -> LossOutput:
     """Compute the loss of RT-DETR and RT-DETRv2."""
-    return _denoising_detr_loss(inputs, settings, library_class("loss_rt_detr", "RTDetrLoss"), "loss_vfl")
+    return _denoising_detr_loss(inputs, library_class("loss_rt_detr", "RTDetrLoss"), "loss_vfl")
 
 
-def d_fine_loss(inputs: LossInput, settings: Settings) -> LossOutput:
+def d_fine_loss(inputs: LossInput) -> LossOutput:
     """Compute the loss of D-FINE."""
-    return _denoising_detr_loss(_clamped(inputs), settings, library_class("loss_d_fine", "DFineLoss"), "loss_vfl")
+    return _denoising_detr_loss(_clamped(inputs), library_class("loss_d_fine", "DFineLoss"), "loss_vfl")
 
 
-def deimv2_loss(inputs: LossInput, settings: Settings) -> LossOutput:
+def deimv2_loss(inputs: LossInput) -> LossOutput:
     """Compute the loss of DEIMv2."""
-    return _denoising_detr_loss(_clamped(inputs), settings, library_class("loss_deimv2", "Deimv2Loss"), "loss_mal")
+    return _denoising_detr_loss(_clamped(inputs), library_class("loss_deimv2", "Deimv2Loss"), "loss_mal")
 
 
 def _weights(config: Any, ranking_loss: RankingLoss, class_weight: float) -> dict[str, float]:
@@ -142,11 +136,9 @@ def _clamped(inputs: LossInput) -> LossInput:
     return replace(inputs, boxes=inputs.boxes.clamp(0, 1), layer_boxes=layer_boxes, extras=extras)
 
 
-def _denoising_detr_loss(
-    inputs: LossInput, settings: Settings, library_criterion: Any, classification: str
-) -> LossOutput:
-    ranking_loss = settings.ranking_loss
-    criterion = RankingCriterion(library_criterion(inputs.config), ranking_loss, settings.class_cost)
+def _denoising_detr_loss(inputs: LossInput, library_criterion: Any, classification: str) -> LossOutput:
+    ranking_loss = inputs.ranking_loss
+    criterion = RankingCriterion(library_criterion(inputs.config), ranking_loss, inputs.class_cost)
     weights = criterion.library.weight_dict  # these criteria apply their weights themselves
     if ranking_loss.box_weight is not None:
         weights |= {term: ranking_loss.box_weight * weights[term] for term in BOX_TERMS}
