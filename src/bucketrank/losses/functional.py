@@ -32,27 +32,17 @@ MAX_PRINTED_BITS = 128
 
 
 class RankSortTerms(NamedTuple):
-    """The two terms of Rank & Sort loss. Each has its own gradient, so they can be weighted separately.
+    """The two terms of Rank & Sort loss. Each has its own gradient, so they can be weighted separately."""
 
-    Attributes:
-        ranking: AP loss.
-        sorting: the sorting error of the positives.
-    """
-
-    ranking: Tensor
-    sorting: Tensor
+    ranking: Tensor  # AP loss
+    sorting: Tensor  # the sorting error of the positives
 
 
 class ALRPTerms(NamedTuple):
-    """The two terms of aLRP loss: the first trains the logits, the second the localisation errors.
+    """The two terms of aLRP loss: the first trains the logits, the second the localisation errors."""
 
-    Attributes:
-        classification: the ranking error, with its gradient at the logits.
-        localisation: the localisation error, with its gradient at the localisation errors.
-    """
-
-    classification: Tensor
-    localisation: Tensor
+    classification: Tensor  # the ranking error, with its gradient at the logits
+    localisation: Tensor  # the localisation error, with its gradient at the localisation errors
 
 
 def ap_loss(

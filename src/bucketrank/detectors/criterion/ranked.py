@@ -132,9 +132,8 @@ class AveragePrecision(Remembering):
         return [{"rank": rank, **self.box_terms(assigned, rank)} for assigned, (rank,) in pairs]
 
     def loss(self, logits: Tensor, targets: Tensor, errors: Tensor | None, **parts: Any) -> Sequence[Tensor]:
-        settings = self.settings
-        shared: dict[str, Any] = {"delta": self.delta, "method": settings.method, "interpolate": settings.interpolate}
-        return (ap_loss(logits, targets, **shared, **parts),)
+        options: dict[str, Any] = {"method": self.settings.method, "interpolate": self.settings.interpolate, **parts}
+        return (ap_loss(logits, targets, delta=self.delta, **options),)
 
 
 class ALRP(SmoothedRanked):
