@@ -68,6 +68,18 @@ def test_memory_keeps_the_last_samples(size: int) -> None:
     assert torch.equal(memory.targets[kept], (memory.logits[kept] > 20).float())
 
 
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, 1e300])
+def test_memory_ignores_what_is_not_finite(wrong: float) -> None:
+    logits, targets = _batch()
+    loss = MultilabelAPLoss(5, memory_size=64)
+    broken, stored = logits.clone(), targets.clone()
+    broken[2, 3], targets[2, 3], stored[2, 3] = wrong, 1, -1
+    loss(broken, targets)
+    assert loss.memory is not None
+    assert torch.equal(loss.memory.targets[: len(stored)], stored.float())
+    assert loss(logits, targets).isfinite()
+
+
 def test_a_resumed_run_continues_with_the_same_memory() -> None:
     def module() -> MultilabelAPLoss:
         return MultilabelAPLoss(5, memory_size=30).double()

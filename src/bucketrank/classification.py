@@ -24,7 +24,7 @@ class ScoreMemory(nn.Module):
     """A queue of the last ``size`` samples: their detached logits and their targets.
 
     It is part of the state of the module that holds it, so that a resumed run continues with the same queue. Empty
-    places have target -1, which every loss ignores.
+    places, and entries that are NaN or infinite, have target -1, which every loss ignores.
 
     >>> memory = ScoreMemory(size=2, classes=1)
     >>> memory.push(torch.tensor([[0.1], [0.2], [0.3]]), torch.tensor([[1.0], [0.0], [1.0]]))
@@ -49,10 +49,11 @@ class ScoreMemory(nn.Module):
     def push(self, logits: Tensor, targets: Tensor) -> None:
         """Replace the oldest samples by these, of shape (B, C). Of more than ``size`` samples, the last ones stay."""
         size = len(self.logits)
-        logits, targets = logits.detach()[-size:], targets[-size:]
+        logits, targets = logits.detach()[-size:].to(self.logits), targets[-size:].to(self.targets)
+        broken = ~(logits.isfinite() & targets.isfinite())
         places = (self.next + torch.arange(len(logits), device=self.next.device)) % size
-        self.logits[places] = logits.to(self.logits)
-        self.targets[places] = targets.to(self.targets)
+        self.logits[places] = logits.masked_fill(broken, 0)
+        self.targets[places] = targets.masked_fill(broken, -1)
         self.next.copy_((self.next + len(logits)) % size)
 
     def extra_repr(self) -> str:
