@@ -142,6 +142,18 @@ def test_images_are_prepared_as_the_folder_says(folders, tmp_path):
     assert (usual.transform.min_size, usual.transform.image_std) == ((640,), [1.0] * 3)
 
 
+@pytest.mark.parametrize(
+    ("name", "described", "shorter", "longest"),
+    [("deformable_detr", {"size": 60, "max_size": 100}, 60, 100), ("rt_detr", {"size": 96}, 96, 96)],
+)
+def test_a_size_may_be_a_number_as_older_versions_wrote_it(name, described, shorter, longest, folders, tmp_path):
+    for file in transformers_folder(name, folders).iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(described))
+    detector: Any = build(f"transformers/{tmp_path}", num_classes=2)
+    assert (detector.transform.min_size, detector.transform.max_size) == ((shorter,), longest)
+
+
 def from_dict_settings(folder: Path) -> Any:
     return from_dict({"detector": {"name": f"transformers/{folder}"}}).detector
 

@@ -19,6 +19,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torchvision.ops import box_convert, clip_boxes_to_image
+from transformers.image_processing_utils import get_size_dict
 from transformers.utils import logging as library_logging
 
 from bucketrank.detectors.backbone import IMAGENET_MEAN, IMAGENET_STD
@@ -265,6 +266,9 @@ def _read_processor(name: str) -> dict[str, Any]:
         content, _ = transformers.ImageProcessingMixin.get_image_processor_dict(name)
     except OSError:
         return {}
+    if isinstance(content.get("size"), int):  # older versions wrote a number, and the longer side as max_size
+        longest = content.get("max_size")
+        content["size"] = get_size_dict(content["size"], max_size=longest, default_to_square=longest is None)
     return {key: content[key] for key in PROCESSOR_KEYS if key in content}
 
 
