@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bucketrank import ap_loss
 from bucketrank.classification import MultilabelAPLoss, ScoreMemory, fit_score_map, multilabel_ap_loss
+from bucketrank.errors import CannotCalibrateError
 
 from .losses import oracle
 
@@ -104,6 +105,12 @@ def test_scores_become_probabilities() -> None:
     fitted = fit_score_map(logits, targets)
     np.testing.assert_allclose(fitted.a, [0.4, 0.2], rtol=0.1)
     np.testing.assert_allclose(fitted.b, [-1, 0.5], atol=0.15)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (0,), (5,)])
+def test_too_few_samples_for_probabilities(shape: tuple[int, ...]) -> None:
+    with pytest.raises(CannotCalibrateError, match="at least 10 detections that are right .* got 0 and"):
+        fit_score_map(torch.zeros(shape), torch.zeros(shape))
 
 
 def test_errors() -> None:

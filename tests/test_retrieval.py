@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from bucketrank import retrieval
 from bucketrank.retrieval import SIMILARITIES, RetrievalAPLoss, retrieval_ap_loss
@@ -110,6 +111,18 @@ def test_half_precision() -> None:
     assert leaf.grad is not None
     assert leaf.grad.dtype == torch.bfloat16
     assert leaf.grad.isfinite().all()
+
+
+def test_autocast_does_not_round_the_similarities() -> None:
+    embeddings, labels = _batch(20, 3, seed=2)
+    results = []
+    for enabled in (False, True):
+        leaf = embeddings.float().requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            loss = retrieval_ap_loss(leaf, labels)
+        loss.backward()
+        results.append((loss.detach(), leaf.grad))
+    assert_close(results[1], results[0], rtol=0, atol=0)
 
 
 def test_the_module_has_the_interface_of_pytorch_metric_learning() -> None:

@@ -140,7 +140,8 @@ def fit_score_map(logits: Tensor, targets: Tensor) -> ScoreMap:
 
     check_logits("fit_score_map", logits, targets)
     pairs = []
-    for column, labels in zip(logits.detach().view(len(logits), -1).T, targets.view(len(targets), -1).T, strict=True):
+    of_classes = (each[:, None] if each.dim() == 1 else each.flatten(1) for each in (logits.detach(), targets))
+    for column, labels in zip(*(each.T for each in of_classes), strict=True):
         used = labels >= 0
         right = (labels[used] > 0).cpu().numpy()
         require_both(right)

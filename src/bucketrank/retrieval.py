@@ -129,7 +129,8 @@ class _RetrievalAP(torch.autograd.Function):
             chunk = slice(start, start + rows)
             targets = compared.targets(start, start + rows, dtype)
             matched += (targets > 0).any(1).sum()
-            with torch.enable_grad():
+            # In half precision, similarities of neighbours would become equal.
+            with torch.enable_grad(), torch.autocast(queries.device.type, enabled=False):
                 leaf, other = (part.detach().to(dtype).requires_grad_() for part in (queries[chunk], references))
                 scores = _compare(leaf, other, compared.similarity)
                 sizes = [len(references)] * len(scores)
