@@ -109,7 +109,7 @@ def test_scores_become_probabilities() -> None:
 
 @pytest.mark.parametrize("shape", [(0, 3), (0,), (5,)])
 def test_too_few_samples_for_probabilities(shape: tuple[int, ...]) -> None:
-    with pytest.raises(CannotCalibrateError, match="at least 10 detections that are right .* got 0 and"):
+    with pytest.raises(CannotCalibrateError, match=r"at least 10 detections that are right .* got 0 and"):
         fit_score_map(torch.zeros(shape), torch.zeros(shape))
 
 
