@@ -299,9 +299,13 @@ def test_another_time_extends_a_finished_run(shapes, tmp_path, monkeypatch):
     SlowSteps(monkeypatch)
     assert tiny.run(tmp_path / "run", shapes, "--trainer.max_time 12s").steps == 12
     first = (tmp_path / "run" / "weights.safetensors").read_bytes()
+    assert checkpoint(tmp_path / "run")["epoch"] == 4, "of 3 steps each"
     assert tiny.run(tmp_path / "run", shapes, "--trainer.max_time 20s", resume=True).steps == 20
+    assert checkpoint(tmp_path / "run")["epoch"] == 7, "the last one is cut short"
+    assert tiny.run(tmp_path / "run", shapes, "--trainer.max_time 24s", resume=True).steps == 24
+    assert checkpoint(tmp_path / "run")["epoch"] == 8, "the seventh was reopened"
     assert (tmp_path / "run" / "weights.safetensors").read_bytes() != first
-    assert tiny.run(tmp_path / "run", shapes, "--trainer.max_time 16s", resume=True).steps == 20, "over already"
+    assert tiny.run(tmp_path / "run", shapes, "--trainer.max_time 16s", resume=True).steps == 24, "over already"
 
 
 @pytest.mark.parametrize("time", ["2", "0h", "-1h", "2 hours", "nan", "1d"])

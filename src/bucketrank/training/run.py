@@ -53,7 +53,7 @@ from bucketrank.training.processes import (
     stop_signals,
 )
 from bucketrank.weights.atomic import write
-from bucketrank.weights.files import Meta, read_weights, save_weights
+from bucketrank.weights.files import Meta, describe_scores, read_weights, save_weights
 from bucketrank.weights.load import build_detector, load_initial_weights, load_model, without_weights
 
 if TYPE_CHECKING:
@@ -312,6 +312,12 @@ def _continue_plan(
         progress.planned = None if limit is None else fitting_steps(progress, limit)
         progress.out_of_time = limit is not None and progress.seconds >= limit
     schedule.planned_steps = progress.planned
+    missing = progress.epoch * schedule.steps_per_epoch - progress.step
+    if (
+        missing > 0 and progress.batch == 0 and not progress.is_finished(schedule)
+    ):  # reopen the epoch that was cut short
+        progress.epoch -= 1
+        progress.batch = (schedule.steps_per_epoch - missing) * schedule.settings.accumulate
 
 
 def _launch(fabric: Fabric, stop: StopSignals, folder: Path) -> None:
@@ -385,8 +391,8 @@ def _write_final_weights(
         except CannotCalibrateError as error:
             say(console, f"The scores are not calibrated: {str(error).removeprefix('calibrate: ')}")
         else:
-            say(console, f"Calibrated the scores: {calibration}")
             meta = meta.calibrated(calibration)
+            say(console, describe_scores(meta))
             if best.is_file():
                 _calibrate_best(best, before, detector, calibration, images, settings)
     save_weights(folder / "weights.safetensors", detector, meta)
