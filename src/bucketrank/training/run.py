@@ -312,12 +312,10 @@ def _continue_plan(
         progress.planned = None if limit is None else fitting_steps(progress, limit)
         progress.out_of_time = limit is not None and progress.seconds >= limit
     schedule.planned_steps = progress.planned
-    missing = progress.epoch * schedule.steps_per_epoch - progress.step
-    if (
-        missing > 0 and progress.batch == 0 and not progress.is_finished(schedule)
-    ):  # reopen the epoch that was cut short
-        progress.epoch -= 1
-        progress.batch = (schedule.steps_per_epoch - missing) * schedule.settings.accumulate
+    steps, missing = schedule.steps_per_epoch, progress.epoch * schedule.steps_per_epoch - progress.step
+    if 0 < missing < steps and progress.batch == 0 and not progress.is_finished(schedule):
+        # Reopen the epoch that the earlier budget cut short.
+        progress.epoch, progress.batch = progress.epoch - 1, (steps - missing) * schedule.settings.accumulate
 
 
 def _launch(fabric: Fabric, stop: StopSignals, folder: Path) -> None:
