@@ -1,4 +1,7 @@
-"""Sets docstrings as Markdown for the API page: examples as code blocks, roles as links, fields with their help."""
+"""Sets docstrings as Markdown for the API page: examples as code blocks, roles as links, fields with their help.
+
+Defaults that are constants appear as their values.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ EXAMPLE = re.compile(r"^>>> .*?(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)
 ROLE = re.compile(r":\w+:`~?([\w.]+)`")
 SECTION = re.compile(r"^(Args|Attributes):$", re.MULTILINE)
 COMMENT = re.compile(r"  # (.+)$")
+CONSTANT = re.compile(r"""([A-Z][A-Z_]+)(?:\[['"](\w+)['"]\])?""")  # MAX_IMAGES or DEFAULT_DELTAS["rs"]
 
 
 def _help(attr: griffe.Attribute) -> str:
@@ -54,6 +58,13 @@ class Markdown(griffe.Extension):
         if fields and cls.docstring and not SECTION.search(cls.docstring.value):
             lines = [f"    {name}: {text}" for name, text in fields.items()]
             cls.docstring.value = "\n".join([cls.docstring.value.rstrip(), "", "Attributes:", *lines])
+
+    def on_function(self, *, func: griffe.Function, **_: Any) -> None:
+        """Called by griffe with every function: show the value of a default that is a constant."""
+        for parameter in func.parameters:
+            if match := CONSTANT.fullmatch(str(parameter.default)):
+                value = getattr(import_module(func.module.path), match[1])
+                parameter.default = repr(value[match[2]] if match[2] else value)
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Called by griffe with every module, class, function and attribute."""
