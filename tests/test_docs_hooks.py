@@ -37,10 +37,12 @@ def test_flags_stay_whole_and_long_names_may_break() -> None:
 def test_short_code_and_the_ends_of_file_names_stay_whole() -> None:
     shown = line_breaks.on_page_content(
         "<code>classes[label - 1]</code> <code>annotations/instances_train2017.json</code>"
+        '<code>pip install ".[torchvision,fast]"</code>'
     )
     assert shown == (
         '<code><span class="whole">classes[label - 1]</span></code> '
         "<code>annotations/<wbr>instances_train2017.json</code>"
+        '<code>pip install <span class="whole">".[torchvision,fast]"</span></code>'
     )
 
 
@@ -59,10 +61,14 @@ def test_code_blocks_and_formulas_are_left_alone() -> None:
 
 
 def test_cells_are_marked_by_their_length() -> None:
-    row = "<td>54.0</td><td>blood cells</td><td>chosen on held-out training images</td><th>blood cells</th>"
+    row = (
+        "<td>54.0</td><td>blood cells</td><td>score-based</td><td>chosen on held-out training images</td>"
+        "<td>+0.3 (-1.3 to +2.0) level</td><th>blood cells</th>"
+    )
     assert tables.on_page_content(row) == (
-        '<td>54.0</td><td class="short">blood cells</td>'
-        '<td class="sentence">chosen on held-out training images</td><th>blood cells</th>'
+        '<td>54.0</td><td class="short">blood cells</td><td class="short">score-based</td>'
+        '<td class="sentence">chosen on held-out training images</td>'
+        '<td class="verdict">+0.3 (-1.3 to +2.0) level</td><th>blood cells</th>'
     )
 
 
@@ -70,3 +76,12 @@ def test_sections_between_the_marks_become_tabs() -> None:
     page = "## Before\n\n<!-- tabs -->\n\n## One\n\nfirst\n\n## Two\n\nsecond\n\n<!-- end tabs -->\n\n## After\n"
     shown = tabs.on_page_markdown(page)
     assert " ".join(shown.split()) == "## Before /// tab | One first /// /// tab | Two second /// ## After"
+
+
+def test_defaults_that_are_constants_appear_as_their_values() -> None:
+    griffe = pytest.importorskip("griffe")
+    from docs.hooks.docstrings import Markdown
+
+    module = griffe.load("bucketrank.losses.functional", extensions=griffe.load_extensions(Markdown))
+    assert str(module["rank_sort_loss"].parameters["delta"].default) == "0.5"
+    assert str(module["rank_sort_loss"].parameters["method"].default) == "'exact'"

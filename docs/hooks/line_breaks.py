@@ -13,6 +13,7 @@ BLOCK = re.compile(r"(<pre.*?</pre>|<math.*?</math>|<[^>]*>)", re.DOTALL)  # eve
 INLINE_CODE = re.compile(r"(?<!<pre>)<code>([^<\n]+)</code>")
 HYPHENATED = re.compile(r"(?<![\w./:*,-])[\w./:*,]*-[\w./:*,-]{1,40}")
 LONG_NAME = re.compile(r"[\w./:(]{26,}")
+EXTRAS = re.compile(r"(?:\"|&quot;)\.\[[\w,]+\](?:\"|&quot;)")  # ".[fast,detect]"
 BREAK = re.compile(r"(?<=\w)([/(]|\.(?!json\b))(?=\w{4})")  # where a long name may end a line
 UNIT = r"(?<=\d) (?=(?:%|s|ms|µs|MB|KB|TB/s)(?![\w/]))"
 DEVIATION = r"(?<=\d) (?=± \d)|(?<=\d ±) (?=\d)"
@@ -50,6 +51,8 @@ def _code(code: re.Match[str]) -> str:
 
 
 def _word(word: str) -> str:
+    if EXTRAS.fullmatch(word):
+        return f'<span class="whole">{word}</span>'
     if "-" in word:
         return HYPHENATED.sub(_whole, word)
     return LONG_NAME.sub(lambda name: BREAK.sub(r"\1<wbr>", name[0]), word)
