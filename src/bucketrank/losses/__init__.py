@@ -15,11 +15,25 @@ From ``ap_loss`` to its gradient:
 DR loss (``dr.py``) and the score-based rivals (``quality.py``) use ordinary autograd.
 """
 
-from bucketrank.losses import backend, dr, functional, modules, quality
-from bucketrank.losses.backend import *
-from bucketrank.losses.dr import *
-from bucketrank.losses.functional import *
-from bucketrank.losses.modules import *
-from bucketrank.losses.quality import *
-
-__all__ = [*backend.__all__, *dr.__all__, *functional.__all__, *modules.__all__, *quality.__all__]
+from bucketrank.losses.backend import use_backend as use_backend
+from bucketrank.losses.dr import dr_loss as dr_loss
+from bucketrank.losses.functional import ALRPTerms as ALRPTerms
+from bucketrank.losses.functional import RankSortTerms as RankSortTerms
+from bucketrank.losses.functional import alrp_loss as alrp_loss
+from bucketrank.losses.functional import ap_loss as ap_loss
+from bucketrank.losses.functional import rank_sort_loss as rank_sort_loss
+from bucketrank.losses.functional import self_balance as self_balance
+from bucketrank.losses.modules import ALRPLoss as ALRPLoss
+from bucketrank.losses.modules import APLoss as APLoss
+from bucketrank.losses.modules import DRLoss as DRLoss
+from bucketrank.losses.modules import RankSortLoss as RankSortLoss
+from bucketrank.losses.quality import IoUAwareBCELoss as IoUAwareBCELoss
+from bucketrank.losses.quality import MALLoss as MALLoss
+from bucketrank.losses.quality import QualityFocalLoss as QualityFocalLoss
+from bucketrank.losses.quality import SoftBCELoss as SoftBCELoss
+from bucketrank.losses.quality import VarifocalLoss as VarifocalLoss
+from bucketrank.losses.quality import iou_aware_bce_loss as iou_aware_bce_loss
+from bucketrank.losses.quality import mal_loss as mal_loss
+from bucketrank.losses.quality import quality_focal_loss as quality_focal_loss
+from bucketrank.losses.quality import soft_bce_loss as soft_bce_loss
+from bucketrank.losses.quality import varifocal_loss as varifocal_loss

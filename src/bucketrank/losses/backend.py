@@ -18,8 +18,6 @@ from bucketrank.losses.exact import Exact
 from bucketrank.losses.pairwise import Bucketed, Pairwise
 from bucketrank.settings.choices import Backend
 
-__all__ = ["use_backend"]
-
 METHODS: dict[str, type[TorchComparison]] = {"exact": Exact, "bucketed": Bucketed, "pairwise": Pairwise}
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 

@@ -10,8 +10,6 @@ from torch.nn.functional import softplus
 
 from bucketrank.losses.functional import check_logits, format_value, is_finite_number
 
-__all__ = ["dr_loss"]
-
 
 def dr_loss(
     logits: Tensor,

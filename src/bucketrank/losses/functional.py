@@ -22,8 +22,6 @@ from torch import Tensor
 from bucketrank.losses.autograd import Ranked, rank
 from bucketrank.settings.choices import DEFAULT_DELTAS, ALRPMethod, Method, Reduction
 
-__all__ = ["ALRPTerms", "RankSortTerms", "alrp_loss", "ap_loss", "rank_sort_loss", "self_balance"]
-
 METHODS: tuple[Method, ...] = get_args(Method)
 ALRP_METHODS: tuple[ALRPMethod, ...] = get_args(ALRPMethod)
 REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)

@@ -12,8 +12,6 @@ from bucketrank.losses.dr import check_dr_settings, dr_loss
 from bucketrank.losses.functional import ALRP_METHODS, METHODS, alrp_loss, ap_loss, check_settings, rank_sort_loss
 from bucketrank.settings.choices import DEFAULT_DELTAS, ALRPMethod, Method, Reduction
 
-__all__ = ["ALRPLoss", "APLoss", "DRLoss", "RankSortLoss"]
-
 
 class _RankingLossModule(nn.Module):
     """Base class of the ranking losses, which checks and holds the settings that they share."""

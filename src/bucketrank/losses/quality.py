@@ -17,19 +17,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits as bce
 
 from bucketrank.losses.functional import check_choice, check_logits, check_number
 
-__all__ = [
-    "IoUAwareBCELoss",
-    "MALLoss",
-    "QualityFocalLoss",
-    "SoftBCELoss",
-    "VarifocalLoss",
-    "iou_aware_bce_loss",
-    "mal_loss",
-    "quality_focal_loss",
-    "soft_bce_loss",
-    "varifocal_loss",
-]
-
 QualityReduction = Literal["mean", "sum", "none"]
 QUALITY_REDUCTIONS: tuple[QualityReduction, ...] = get_args(QualityReduction)
 
