@@ -101,12 +101,17 @@ class Estimate:
 
 @dataclass(frozen=True)
 class LossRegret:
-    """The regret of one loss: by data set, the worst and the mean."""
+    """The regret of one loss: by data set, the worst and the mean.
+
+    ``smallest_worst`` and ``smallest_mean`` are the shares of the replicates in which no other loss has a smaller one.
+    """
 
     loss: str
     by_set: dict[str, float]
     worst: Estimate
     mean: Estimate
+    smallest_worst: float
+    smallest_mean: float
 
 
 @dataclass(frozen=True)
@@ -211,7 +216,8 @@ def _regrets(losses: Sequence[str], sets: Sequence[SetRuns]) -> tuple[LossRegret
             for summary in (np.max, np.mean)
         )
         by_set = {each.data: float(value) for each, value in zip(sets, own, strict=True)}
-        regrets.append(LossRegret(loss, by_set, worst, mean))
+        smallest = (float((of_all[number] <= of_all.min(0)).mean()) for of_all in (drawn.max(0), drawn.mean(0)))
+        regrets.append(LossRegret(loss, by_set, worst, mean, *smallest))
     return tuple(regrets)
 
 
@@ -242,7 +248,7 @@ def set_rows(regret: Regret) -> list[list[str]]:
 
 
 SUMMARY_COLUMNS = (
-    *("worst (95 %)", "without one set", "mean (95 %)", "without one set"),
+    *("worst (95 %)", "without one set", "smallest in", "mean (95 %)", "without one set", "smallest in"),
     *("at a quarter: worst (95 %)", "mean (95 %)"),
 )
 
@@ -252,7 +258,8 @@ def summary_rows(regret: Regret) -> list[list[str]]:
     return [
         [
             LOSS_TITLES[late.loss],
-            *(late.worst.cell(), late.worst.range_cell(), late.mean.cell(), late.mean.range_cell()),
+            *(late.worst.cell(), late.worst.range_cell(), f"{late.smallest_worst:.0%}"),
+            *(late.mean.cell(), late.mean.range_cell(), f"{late.smallest_mean:.0%}"),
             *(early.worst.cell(), early.mean.cell()),
         ]
         for late, early in zip(regret.end, regret.quarter, strict=True)
@@ -277,7 +284,8 @@ def to_markdown(regret: Regret) -> str:
         "",
         "Regret is the best mean AP of any loss on a data set minus this loss's; small is good. Intervals: "
         f"{NUM_REPLICATES:,} draws of images and seeds, the same for all losses; the best loss of a set is chosen in "
-        "each draw. A regret is never negative, so noise moves the draws up: an interval may begin above the value.",
+        "each draw; *smallest in* is the share of draws in which no other loss has a smaller one. A regret is never "
+        "negative, so noise moves the draws up: an interval may begin above the value.",
         "",
         f"Seeds: {seeds}.",
     ]

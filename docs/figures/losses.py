@@ -21,7 +21,14 @@ from docs.figures.theme import ASSETS, Palette, save
 
 STUDY = ASSETS / "losses-atss.json"
 STUDIES = sorted(ASSETS.glob("losses-atss*.json"), key=lambda path: (len(path.name), path.name))
-NAMES = {"bccd": "blood cells", "road_signs": "road signs", "nuclei": "nuclei", "cacao": "cacao", "apples": "apples"}
+NAMES = {
+    "bccd": "blood cells",
+    "road_signs": "road signs",
+    "nuclei": "nuclei",
+    "cacao": "cacao",
+    "apples": "apples",
+    "raccoon": "raccoon",
+}
 SIZE = (3.1, 2.6)  # inches; three of them stand in a row, or below each other on a phone
 DRAWN = ("rs", "focal", "qfl", "vfl", "bce")  # RS and its rivals, in the order of the legend; the tables have more
 

@@ -85,6 +85,8 @@ def test_the_best_loss_is_chosen_in_each_draw(tmp_path: Path) -> None:
     for each in regret.end:
         assert (each.worst.value, each.worst.low, each.worst.high) == (0.0, 0.0, 10.0)
         assert each.worst.without_one is None
+        assert each.smallest_worst == each.smallest_mean == pytest.approx(0.5, abs=0.05)
+    assert sum(each.smallest_mean for each in regret.end) == pytest.approx(1.0)
 
 
 def test_losses_share_images_and_seeds(tmp_path: Path) -> None:
@@ -97,6 +99,7 @@ def test_losses_share_images_and_seeds(tmp_path: Path) -> None:
     rs, focal = regret_of(tmp_path, runs).end
     assert (rs.worst.low, rs.worst.high) == (0.0, 0.0)
     assert (focal.worst.low, focal.worst.high) == pytest.approx((2.0, 2.0))
+    assert [(each.smallest_worst, each.smallest_mean) for each in (rs, focal)] == [(1.0, 1.0), (0.0, 0.0)]
 
 
 def test_draws_without_objects_are_not_used(tmp_path: Path) -> None:
