@@ -24,11 +24,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from PIL import Image
-from pycocotools import mask as rle
 from torch import Tensor, nn
 
 from benchmarks.rankings.contenders import MovingAverageAP
 from bucketrank.classification import MultilabelAPLoss
+from bucketrank.data.coco import decode_masks
 
 RADIUS = 5
 BATCH = 256
@@ -65,7 +65,7 @@ def read_pixels(folder: Path, split: str, *, keep: Callable[[int], bool] = lambd
         contour = torch.zeros(pixels.shape, dtype=torch.bool)
         for annotation in content["annotations"]:
             if annotation["image_id"] == record["id"]:
-                inside = torch.from_numpy(rle.decode(annotation["segmentation"])).float()
+                (inside,) = decode_masks([annotation["segmentation"]], (len(pixels), len(pixels[0]))).float()
                 # A pixel whose 3 x 3 neighbourhood lies inside is not on the contour.
                 core = -nn.functional.max_pool2d(-inside[None], 3, stride=1, padding=1)[0]
                 contour |= (inside > 0) & (core == 0)
