@@ -15,7 +15,7 @@ from bucketrank.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from benchmarks.study.plan import LossPlan, PaperPlan, StudyPlan
-    from benchmarks.study.runs import RunRecord
+    from benchmarks.study.runs import Choice, RunRecord
 
 
 def losses(
@@ -152,6 +152,10 @@ def study(
         "JSON files of this study from other machines, separated by commas; their runs count. regret: the losses.json "
         "files to summarise",
     ] = None,
+    rates_of: Annotated[
+        str | None,
+        "losses: train at the rates that another study's trials chose on a data set, as FILE:SET, separated by commas",
+    ] = None,
     rounds: Annotated[int, "timed steps, in which the losses of a detector take turns"] = 12,
     dry_run: Annotated[bool, "print the commands of the runs instead of running them"] = False,
     settings: Annotated[Changes, "settings of every run"],
@@ -174,7 +178,7 @@ def study(
         raise UsageError(f"expected {expected}, got {chosen_seeds}, {rounds} and {rates}")
     given = {"data": data, "seeds": seeds, "budget": budget, "only": only, "rates": rates, "rounds": rounds}
     given |= {"dry_run": dry_run, "merge": merge}
-    given |= {"recipe": recipe, "head": head, "steps": steps, "trial_steps": trial_steps}
+    given |= {"recipe": recipe, "head": head, "steps": steps, "trial_steps": trial_steps, "rates_of": rates_of}
     if name in (SYNTHETIC, REGRET):
         taken, words = (("merge",), "--merge and --out") if name == REGRET else ((), "--out alone")
         unused = _changed(given, tuple(each for each in given if each not in taken)) + ["settings"] * bool(settings)
@@ -184,8 +188,12 @@ def study(
         return _regret(merge, out) if name == REGRET else _synthetic(out)
     if data is None:
         raise UsageError("expected --data, the folder of the data set")
-    if unused := _changed(given, ("budget",) if name == LOSSES else ("recipe", "head", "steps", "trial_steps")):
+    if unused := _changed(
+        given, ("budget",) if name == LOSSES else ("recipe", "head", "steps", "trial_steps", "rates_of")
+    ):
         raise UsageError(f"{name} does not use {', '.join(unused)}; remove it")
+    if rates and rates_of:
+        raise UsageError("expected --rates to try or --rates-of another study, got both; remove one")
     _require_free_settings(name, settings, SET_BY_LOSSES if name == LOSSES else SET_BY_STUDIES)
     with _named_errors():
         shared: dict[str, Any] = {
@@ -197,6 +205,7 @@ def study(
         plan: StudyPlan
         if name == LOSSES:
             shared |= {"steps": steps, "trial_steps": steps // 8 if trial_steps is None else trial_steps}
+            shared["choices"] = _choices(rates_of)
             out = out or Path("runs") / f"study-losses-{recipe}-{head}"
             plan = _loss_plan(tuple(map(Path, data.split(","))), recipe, head, only, out=out, **shared)
         else:
@@ -237,6 +246,19 @@ def _records(merge: str | None) -> dict[str, RunRecord]:
     for file in merge.split(",") if merge else ():
         records |= read_records(Path(file))
     return records
+
+
+def _choices(rates_of: str | None) -> dict[str, Choice]:
+    """Read the settings in the files after ``--rates-of``, by loss; later files win."""
+    from benchmarks.study.plan import read_choices
+
+    choices: dict[str, Choice] = {}
+    for word in rates_of.split(",") if rates_of else ():
+        file, colon, name = word.rpartition(":")
+        if not colon:
+            raise UsageError(f"--rates-of: expected FILE:SET, like losses.json:bccd, got {word}")
+        choices |= read_choices(Path(file), name)
+    return choices
 
 
 def _paper_plan(name: str, data: Path, only: str | None, *, paper: bool, out: Path, **shared: Any) -> PaperPlan:
@@ -284,6 +306,8 @@ def _loss_plan(data: tuple[Path, ...], recipe: str, head: str, only: str | None,
         losses = compared.default_losses(chosen) if only is None else tuple(only.split(","))
         for loss in losses:
             require_choice("--only", loss, tuple(LOSS_TITLES))
+        if missing := [loss for loss in losses if shared["choices"] and loss not in shared["choices"]]:
+            raise UsageError(f"--rates-of: expected a rate for {', '.join(missing)}, got none; name another file too")
         plan = LossPlan(data=data, detector=compared, losses=losses, head=chosen, **shared)
         plan.require_data()
     except ValueError as error:

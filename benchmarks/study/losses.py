@@ -297,6 +297,12 @@ def _blind_losses(plan: LossPlan) -> list[str]:
 
 def _protocol(plan: LossPlan) -> str:
     rates = ", ".join(f"{rate:g}" for rate in plan.rates(plan.arms[0]))
+    trials = (
+        f"(of {rates}) {{chosen}}: the best of {plan.trials_per_family} trials of {plan.trial_steps} steps, by AP on "
+        f"{HOLDOUT:.0%} of the training images, which were held out"
+    )
+    if plan.choices:
+        trials = "{chosen} were chosen by the trials of another study"
     if plan.head == "same":
         same = "Architecture, anchors, assignment and box loss are the same for all losses. Learning rate"
         chosen = "and box balance (fixed or balanced) of each loss"
@@ -307,8 +313,7 @@ def _protocol(plan: LossPlan) -> str:
     if plan.seeds > 1:
         covered = "over images and seeds; a loss with fewer seeds is compared on those"
     return (
-        f"{same} (of {rates}) {chosen}: the best of {plan.trials_per_family} trials of {plan.trial_steps} steps, by AP "
-        f"on {HOLDOUT:.0%} of the training images, which were held out. Then {plan.steps} steps with {plan.seeds} "
+        f"{same} {trials.format(chosen=chosen)}. Then {plan.steps} steps with {plan.seeds} "
         f"seeds, evaluated on the validation images. 95 % intervals of paired differences: {covered}."
     )
 

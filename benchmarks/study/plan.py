@@ -6,6 +6,7 @@ losses in one detector. Neither tunes anything on the images that the tables rep
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -240,7 +241,8 @@ class LossPlan(StudyPlan):
 
     With the head ``"same"``, only the loss, the learning rate and the box balance differ. With ``"published"``, each
     loss has the head, box loss and box balance of its publication, and the trials only choose the learning rate. A
-    trial has ``trial_steps`` steps, a final run ``steps``, with evaluations in between.
+    trial has ``trial_steps`` steps, a final run ``steps``, with evaluations in between. ``choices``, by loss, were made
+    by the trials of another study; there are no trials then.
     """
 
     data: tuple[Path, ...]
@@ -251,6 +253,7 @@ class LossPlan(StudyPlan):
     steps: int = 1000
     trial_steps: int = 125
     factors: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+    choices: Mapping[str, Choice] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -275,6 +278,13 @@ class LossPlan(StudyPlan):
 
     def usual_rate(self, _arm: Arm) -> float:
         return self.recipe.schedule.lr
+
+    @property
+    def trials_per_family(self) -> int:
+        return 0 if self.choices else super().trials_per_family
+
+    def chosen(self, arm: Arm) -> Choice | None:
+        return self.choices[arm.row.loss] if self.choices else super().chosen(arm)
 
     def balances(self, arm: Arm) -> tuple[bool | None, ...]:
         usual = arm.row.loss in BALANCED
@@ -310,6 +320,21 @@ class LossPlan(StudyPlan):
     def _epochs_between_evaluations(self, data: Path) -> int:
         images = _training_images(data, self.recipe.data.chosen_layout)
         return max(1, round(self.steps / EVALUATIONS / math.ceil(images / self.recipe.data.batch_size)))
+
+
+def read_choices(file: Path, data: str) -> dict[str, Choice]:
+    """Read the settings that the trials of another study chose on a data set, by loss; StudyError if there are none."""
+    try:
+        sets = json.loads(file.read_text(encoding="utf-8"))["sets"]
+        found = {each["data"]: each["losses"] for each in sets}
+        if data not in found:
+            raise StudyError(f"--rates-of: {file}: expected a set among {', '.join(found)}, got {data!r}")
+        balances = {"balanced": True, "fixed": False, "published": None}
+        return {each["loss"]: Choice(float(each["lr"]), balances[each["boxes"]]) for each in found[data]}
+    except OSError as error:
+        raise StudyError(f"--rates-of: {file}: cannot be read ({error.strerror})") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise StudyError(f"--rates-of: {file}: expected the losses.json of a study, got something else") from error
 
 
 @cache

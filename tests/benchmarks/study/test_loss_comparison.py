@@ -28,7 +28,7 @@ from benchmarks.study.losses import (
     to_markdown,
     write_losses,
 )
-from benchmarks.study.plan import LossPlan
+from benchmarks.study.plan import LossPlan, read_choices
 from benchmarks.study.runs import StudyError, StudyRun, portable_command, read_records
 from benchmarks.study.steps import measure_steps
 from bucketrank.data import find_splits
@@ -511,6 +511,33 @@ def test_merged_trials_are_not_printed_again(finished, shapes, tmp_path, capsys)
     assert main(["study", "losses", "--data", str(shapes), *flags, *merge]) == 0
     (left,) = capsys.readouterr().out.splitlines()
     assert "--schedule.lr 0.004" in left
+
+
+def test_runs_at_the_rates_of_another_study_need_no_trials(finished, shapes, tmp_path, capsys):
+    document = write_json(finished)
+    flags = ["study", "losses", "--data", str(shapes), "--seeds", "2", "--out", str(tmp_path / "new"), "--dry-run"]
+    rates = ["--rates-of", f"{document}:{shapes.name}"]
+    assert main([*flags, "--only", "qfl,rs", *rates]) == 0
+    commands = capsys.readouterr().out.splitlines()
+    plan = replace(finished, choices=read_choices(document, shapes.name))
+    assert len(commands) == plan.trials_per_family + 4 == 4
+    for loss, line in zip(("qfl", "rs", "qfl", "rs"), sorted(commands, key=lambda each: each[-1]), strict=True):
+        chosen = finished.chosen(finished.arm(shapes, loss))
+        assert chosen is not None
+        assert chosen == plan.chosen(plan.arm(shapes, loss))
+        assert f"--loss.box_balance {str(chosen.balanced).lower()}" in line
+        assert f"--schedule.lr {chosen.rate:g} " in line
+    assert "chosen by the trials of another study" in to_markdown(plan, [])
+    for wrong, status, message in (
+        (["--only", "mal", *rates], 2, "--rates-of: expected a rate for mal, got none"),
+        (["--rates-of", str(document)], 2, "--rates-of: expected FILE:SET"),
+        (["--rates-of", f"{document}:bccd"], 1, f"expected a set among {shapes.name}, got 'bccd'"),
+        (["--rates-of", f"{shapes / 'train.json'}:bccd"], 1, "expected the losses.json of a study"),
+        (["--rates-of", f"{tmp_path / 'none.json'}:bccd"], 1, "cannot be read"),
+        (["--rates", "1,2", *rates], 2, "expected --rates to try or --rates-of another study, got both"),
+    ):
+        assert main([*flags, *wrong]) == status
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow
