@@ -22,6 +22,11 @@ def test_a_file_is_one_subject_of_at_most_600_lines():
     assert {path: length for path, length in lengths.items() if length > 600} == {}
 
 
+def test_no_file_is_too_small_to_be_a_subject():
+    modules = [path for path in SOURCE.rglob("*.py") if path.name != "__init__.py"]
+    assert [path.name for path in modules if len(path.read_text().splitlines()) < 25] == []
+
+
 FOLDERS = (".ci", "benchmarks", "docs", "examples", "src", "tests")
 FILES = [f"/{path.relative_to(ROOT).as_posix()}" for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")]
 FILES += [f"/{path.name}" for path in ROOT.iterdir()]

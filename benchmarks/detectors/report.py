@@ -33,7 +33,7 @@ from benchmarks.documents import (
 from benchmarks.figures import DARK, METHOD_COLOURS, save_figure
 from benchmarks.session import device_type
 from benchmarks.timing import Spread
-from bucketrank.figures import GREY, GRID, INK, STYLE
+from bucketrank.output import GREY, GRID, INK, STYLE
 from bucketrank.provenance import format_machine
 from bucketrank.settings.paper import SCORE_BASED, PaperRow, paper_rows
 

@@ -44,7 +44,7 @@ from benchmarks.losses.flops import sort
 from benchmarks.losses.results import DISTURBED, LossBench, LossResult, loss_targets, speedup
 from benchmarks.session import device_type
 from benchmarks.timing import Spread
-from bucketrank.figures import GRID, INK, SKY, STYLE
+from bucketrank.output import GRID, INK, SKY, STYLE
 from bucketrank.provenance import format_machine
 from bucketrank.settings.paper import OPERATIONS
 

@@ -30,7 +30,7 @@ from benchmarks.timing import ratio
 from bucketrank.data import find_splits
 from bucketrank.evaluation import BootstrapAP, Difference, Evaluator, ImageAP, paired_difference
 from bucketrank.evaluation.evaluator import IouType
-from bucketrank.figures import STYLE
+from bucketrank.output import STYLE
 from bucketrank.settings.training import DataSettings
 from bucketrank.weights.atomic import write_text
 

@@ -28,7 +28,7 @@ from benchmarks.study.losses import QUARTER, step_at
 from benchmarks.study.runs import RunRecord, StudyError, read_records
 from benchmarks.study.tables import DASH
 from bucketrank.evaluation.bootstrap import Values
-from bucketrank.figures import BLUE, GREY, INK, STYLE
+from bucketrank.output import BLUE, GREY, INK, STYLE
 from bucketrank.weights.atomic import write_text
 
 NUM_REPLICATES = 10_000

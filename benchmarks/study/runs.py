@@ -23,10 +23,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.study.grid import Row
-from bucketrank.console import format_duration
 from bucketrank.errors import RecipeError, short_repr
 from bucketrank.evaluation import BootstrapAP
 from bucketrank.evaluation.bootstrap import NUM_DRAWS
+from bucketrank.output import format_duration
 from bucketrank.settings import Recipe, load_recipe, parse_flags
 from bucketrank.settings.paper import SIZES
 from bucketrank.settings.recipe import differences, fixed_differences

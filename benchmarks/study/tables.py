@@ -27,7 +27,7 @@ from benchmarks.study.plan import Arm, PaperPlan, scored
 from benchmarks.study.runs import RunRecord, StudyRun
 from benchmarks.study.steps import StepMeasurements
 from benchmarks.timing import Samples, Spread, ratio
-from bucketrank.figures import STYLE
+from bucketrank.output import STYLE
 from bucketrank.settings.paper import paper_rows
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from bucketrank.figures import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, YELLOW
+from bucketrank.output import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, YELLOW
 
 Colour = tuple[int, int, int]
 Detections = Mapping[str, Tensor]

@@ -132,8 +132,8 @@ def calibrate(
     """Turn the scores of a detector into probabilities, without changing their order or AP."""
     from rich.console import Console
 
-    from bucketrank.console import say
     from bucketrank.inference.evaluation import calibrate_weights
+    from bucketrank.output import say
     from bucketrank.weights.files import find_weights
 
     require_min("--max-images", max_images, 1)
@@ -221,7 +221,7 @@ def convert_weights(
     """Convert a published checkpoint to a model file for eval, predict, train --init, export and report."""
     from rich.console import Console
 
-    from bucketrank.console import say
+    from bucketrank.output import say
     from bucketrank.weights.atomic import require_no_folder, require_no_input
     from bucketrank.weights.published import convert_published
 

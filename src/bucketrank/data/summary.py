@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from bucketrank.console import progress_bar, say
 from bucketrank.data.annotations import Split, is_yaml
 from bucketrank.data.checks import Content, check, check_pair
 from bucketrank.data.convert.writer import Written
 from bucketrank.data.layouts import find_splits
 from bucketrank.data.problems import Problem, counted
 from bucketrank.errors import DataError, printable
+from bucketrank.output import progress_bar, say
 
 
 def check_folder(folder: Path, *, layout: str | None, masks: bool, decode: bool, show: int, workers: int | None) -> int:

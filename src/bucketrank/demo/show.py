@@ -19,7 +19,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bucketrank.console import format_duration, progress_bar, say
 from bucketrank.demo.runs import (
     LOSSES,
     ComparedImage,
@@ -31,7 +30,7 @@ from bucketrank.demo.runs import (
     recipe_for,
 )
 from bucketrank.drawing import grid
-from bucketrank.figures import BLUE, GRID, INK, ORANGE, STYLE
+from bucketrank.output import BLUE, GRID, INK, ORANGE, STYLE, format_duration, progress_bar, say
 from bucketrank.provenance import describe, format_machine
 
 NUM_IMAGES = 4  # images in the figure and the tables

@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from bucketrank.console import say
 from bucketrank.data import CocoDataset, eval_transform, require_sound
 from bucketrank.data.batches import ImageLoader
 from bucketrank.data.layouts import find_split
@@ -23,6 +22,7 @@ from bucketrank.errors import DataError, WeightsError, printable
 from bucketrank.evaluation import CalibrationErrors, EvaluationResult, Evaluator
 from bucketrank.evaluation.calibration import Calibration, calibrate
 from bucketrank.evaluation.calibration.fitting import MAX_IMAGES
+from bucketrank.output import say
 from bucketrank.settings import from_dict
 from bucketrank.settings.choices import CalibrationMethod, CalibrationTarget
 from bucketrank.weights.atomic import require_no_folder, write_text

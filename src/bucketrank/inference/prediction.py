@@ -20,7 +20,6 @@ from PIL import Image
 from rich.console import Console
 from torch import Tensor, nn
 
-from bucketrank.console import progress_bar, say
 from bucketrank.data.images import BROKEN, SUFFIXES, Pixels, read_image, rgb8
 from bucketrank.data.problems import counted
 from bucketrank.detectors import Detector
@@ -29,6 +28,7 @@ from bucketrank.drawing import draw
 from bucketrank.errors import DataError, first_line, printable
 from bucketrank.evaluation.evaluator import coco_records
 from bucketrank.inference.detections import Detections
+from bucketrank.output import progress_bar, say
 from bucketrank.weights.atomic import MAX_NAME_BYTES, TEMPORARY, shortened, write, write_text
 from bucketrank.weights.files import Meta, describe_scores
 from bucketrank.weights.load import load_model

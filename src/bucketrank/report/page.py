@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from bucketrank import __version__
-from bucketrank.console import progress_bar, say
 from bucketrank.devices import resolve_device
 from bucketrank.errors import DataError, printable
+from bucketrank.output import progress_bar, say
 from bucketrank.report.built import describe_loss
 from bucketrank.report.chart import COLOURS, Html, control, join, keys, table, tag
 from bucketrank.report.confusion import confusion_section

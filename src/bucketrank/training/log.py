@@ -19,9 +19,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as ProgressBar
 
-from bucketrank.console import format_duration, say
 from bucketrank.errors import MAX_QUOTED, DataError, RecipeError, printable
-from bucketrank.figures import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, STYLE, VERMILION
+from bucketrank.output import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, STYLE, VERMILION, format_duration, say
 from bucketrank.settings.choices import TRAIN_COLUMNS
 from bucketrank.training.checkpoints import Progress
 from bucketrank.training.optimiser import Schedule

@@ -14,12 +14,12 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from bucketrank.console import say
 from bucketrank.data import CocoDataset, eval_transform, find_splits
 from bucketrank.detectors import Detector
 from bucketrank.errors import CannotCalibrateError, RecipeError, WeightsError
 from bucketrank.evaluation import Evaluator
 from bucketrank.evaluation.calibration import Calibration, calibrate
+from bucketrank.output import say
 from bucketrank.settings import RankingSettings, Recipe, detector_spec, load_recipe
 from bucketrank.settings.recipe import MAY_CHANGE, fixed_differences, from_dict, require_init
 from bucketrank.settings.training import TrainerSettings

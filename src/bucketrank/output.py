@@ -1,9 +1,28 @@
-"""Terminal output that the commands share: plain text, durations and the progress bar."""
+"""Terminal output and figures: plain text, durations, the progress bar, colours and matplotlib settings."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+# Okabe and Ito's palette, colour-blind safe.
+BLUE, SKY, GREEN, YELLOW = "#0072B2", "#56B4E9", "#009E73", "#F0E442"
+ORANGE, VERMILION, PURPLE = "#E69F00", "#D55E00", "#CC79A7"
+INK, GREY, GRID = "#333333", "#888888", "#E8E8E8"
+STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.edgecolor": "#BBBBBB",
+    "axes.labelcolor": INK,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    # Fixed, so that the same numbers give the same file.
+    "svg.hashsalt": "bucketrank",
+}
 
 
 def say(console: Console, text: str, *, style: str | None = None) -> None:
