@@ -148,15 +148,8 @@ def compute_regret(runs: Mapping[RunKey, RunRecord]) -> Regret:
 
     On a data set, the seeds that all these losses have in common count.
     """
-    by_set: dict[str, dict[str, dict[int, RunRecord]]] = {}
-    for key, record in runs.items():
-        by_set.setdefault(key.data, {}).setdefault(key.loss, {})[key.seed] = record
-    every = list(dict.fromkeys(key.loss for key in runs))
-    losses = [loss for loss in every if all(loss in of_set for of_set in by_set.values())]
-    if len(losses) < 2:
-        raise StudyError(
-            f"--merge: expected at least two losses with runs on all of {', '.join(by_set)}, got {len(losses)}"
-        )
+    by_set = _by_set(runs)
+    losses, every = _common_losses(by_set), list(dict.fromkeys(key.loss for key in runs))
     early, late = (
         [_set_runs(data, {loss: of_set[loss] for loss in losses}, share) for data, of_set in by_set.items()]
         for share in (QUARTER, 1.0)
@@ -170,7 +163,44 @@ def compute_regret(runs: Mapping[RunKey, RunRecord]) -> Regret:
     )
 
 
-def _set_runs(data: str, records: Mapping[str, Mapping[int, RunRecord]], share: float) -> SetRuns:
+def regret_after(runs: Mapping[RunKey, RunRecord], step: int) -> tuple[tuple[LossRegret, ...], dict[str, int]]:
+    """Compute the regrets at the evaluations nearest to a step, and return these by data set.
+
+    The intervals are over seeds alone: records have bootstrap draws of the images only at a quarter and at the end.
+    """
+    by_set = _by_set(runs)
+    losses = _common_losses(by_set)
+    sets = []
+    for data, of_set in by_set.items():
+        seeds, chosen, steps = _matched(data, {loss: of_set[loss] for loss in losses})
+        position = min(range(len(steps)), key=lambda number: abs(steps[number] - step))
+        aps = np.array([[record.curve[1][position] for record in of_loss] for of_loss in chosen])
+        sets.append(SetRuns(data, seeds, steps[position], aps, aps[..., None]))
+    return _regrets(losses, sets), {each.data: each.step for each in sets}
+
+
+def _by_set(runs: Mapping[RunKey, RunRecord]) -> dict[str, dict[str, dict[int, RunRecord]]]:
+    by_set: dict[str, dict[str, dict[int, RunRecord]]] = {}
+    for key, record in runs.items():
+        by_set.setdefault(key.data, {}).setdefault(key.loss, {})[key.seed] = record
+    return by_set
+
+
+def _common_losses(by_set: Mapping[str, Mapping[str, object]]) -> list[str]:
+    """Return the losses with runs on every data set; StudyError if there are fewer than two."""
+    every = dict.fromkeys(loss for of_set in by_set.values() for loss in of_set)
+    losses = [loss for loss in every if all(loss in of_set for of_set in by_set.values())]
+    if len(losses) < 2:
+        raise StudyError(
+            f"--merge: expected at least two losses with runs on all of {', '.join(by_set)}, got {len(losses)}"
+        )
+    return losses
+
+
+def _matched(
+    data: str, records: Mapping[str, Mapping[int, RunRecord]]
+) -> tuple[tuple[int, ...], list[list[RunRecord]], list[int]]:
+    """Return the seeds that all losses have, their records (losses, seeds), and the steps of their evaluations."""
     seeds = sorted(set.intersection(*(set(of_loss) for of_loss in records.values())))
     if not seeds:
         raise StudyError(f"--merge: {data}: expected a seed that all losses have, got none; train the missing runs")
@@ -183,7 +213,12 @@ def _set_runs(data: str, records: Mapping[str, Mapping[int, RunRecord]], share: 
             f"{lengths} steps; leave one of the files out"
         )
     (steps,) = evaluations
-    step = step_at(list(steps), share)
+    return tuple(seeds), chosen, list(steps)
+
+
+def _set_runs(data: str, records: Mapping[str, Mapping[int, RunRecord]], share: float) -> SetRuns:
+    seeds, chosen, steps = _matched(data, records)
+    step = step_at(steps, share)
     for record in (each for of_loss in chosen for each in of_loss):
         if step not in record.bootstrap:
             raise StudyError(
@@ -192,7 +227,7 @@ def _set_runs(data: str, records: Mapping[str, Mapping[int, RunRecord]], share: 
     position = steps.index(step)
     aps = np.array([[record.curve[1][position] for record in of_loss] for of_loss in chosen])
     draws = np.array([[record.bootstrap[step].draws for record in of_loss] for of_loss in chosen])
-    return SetRuns(data, tuple(seeds), step, aps, draws)
+    return SetRuns(data, seeds, step, aps, draws)
 
 
 def _regrets(losses: Sequence[str], sets: Sequence[SetRuns]) -> tuple[LossRegret, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.study.regret import Regret, compute_regret, read_runs, set_rows
+from benchmarks.study.regret import Regret, compute_regret, read_runs, regret_after, set_rows
 from benchmarks.study.runs import StudyError
 from bucketrank.evaluation.bootstrap import NUM_DRAWS
 
@@ -75,6 +75,28 @@ def test_regret_by_hand(tmp_path: Path) -> None:
     # On nuclei, focal is 3 ahead with seed 0 and 5 with seed 1; on the other sets, RS is at most 2 behind.
     assert (rs.worst.low, rs.worst.high) == (3.0, 5.0)
     assert (focal.worst.low, focal.worst.high) == (3.0, 3.0)
+
+
+def test_regret_after_some_steps_varies_over_seeds_alone(tmp_path: Path) -> None:
+    noise = [0.0, 90.0] * (NUM_DRAWS // 2)  # draws of images, which do not count
+    aps = {
+        ("cells", "rs"): (30, 40),
+        ("cells", "focal"): (35, 34),
+        ("apples", "rs"): (50, 50),
+        ("apples", "focal"): (48, 45),
+    }
+    steps = {"cells": (80, 1000), "apples": (130, 600)}
+    runs = [
+        record(data, loss, seed, (ap, 60), draws=noise, steps=steps[data])
+        for (data, loss), of_seeds in aps.items()
+        for seed, ap in enumerate(of_seeds)
+    ]
+    (rs, focal), evaluations = regret_after(read_runs([write(tmp_path / "losses.json", runs)]), 100)
+    assert evaluations == {"cells": 80, "apples": 130}
+    assert (rs.by_set, focal.by_set) == ({"cells": 0, "apples": 0}, {"cells": 0.5, "apples": 3.5})
+    # With seed 0 alone RS is 5 behind on cells, with seed 1 alone 0.
+    assert (rs.worst.low, rs.worst.high) == (0, 5)
+    assert (focal.worst.low, focal.worst.high) == (2, 6)
 
 
 def test_the_best_loss_is_chosen_in_each_draw(tmp_path: Path) -> None:
