@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.documents import markdown_table
+from benchmarks.study.grid import LOSS_TITLES, OURS
 from benchmarks.study.losses import COLUMNS, difference_cells
-from benchmarks.study.regret import Regret, compute_regret, read_runs, set_rows, title_of
+from benchmarks.study.regret import Regret, RunKey, compute_regret, read_runs, regret_after, set_rows, title_of
 from benchmarks.study.runs import RunRecord
 from benchmarks.study.tables import DASH, SeedMean, with_deviation
 from bucketrank.evaluation import Difference, paired_difference
@@ -24,6 +26,7 @@ from docs.figures.theme import ASSETS
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "docs" / "results.md",)
+EARLY = 100  # steps of the table of the first steps
 BLOCK = re.compile(r"(?<=^<!-- losses: )([\w ]+) -->\n.*?(?=^<!-- end -->$)", re.MULTILINE | re.DOTALL)
 PUBLISHED = {  # detector: its study of losses as published
     "ATSS": "losses-published-atss.json",
@@ -36,33 +39,32 @@ PUBLISHED = {  # detector: its study of losses as published
 
 @dataclass(frozen=True)
 class Studies:
-    """The studies behind the tables.
+    """The studies behind the tables."""
 
-    ``one_head`` has seven losses in one head of ATSS, ``more`` the same on other data sets, and ``regret`` summarises
-    all of these. ``retinanet`` has the losses in one head of RetinaNet. ``masks`` is Mask
-    R-CNN for 228 steps, ``longer_masks`` for 456. ``published`` has the other detectors as published, by their titles,
-    ``co_detr`` is Co-DETR, and ``bucketed`` is ATSS with the bucketed approximation of RS.
-    """
-
-    one_head: dict[str, Any]
-    more: list[dict[str, Any]]
-    regret: Regret
-    retinanet: dict[str, Any]
-    masks: dict[str, Any]
-    longer_masks: dict[str, Any]
-    published: dict[str, dict[str, Any]]
+    one_head: dict[str, Any]  # seven losses in one head of ATSS
+    more: list[dict[str, Any]]  # the same on other data sets
+    runs: dict[RunKey, RunRecord]  # of all these
+    regret: Regret  # of all these
+    published: dict[str, dict[str, Any]]  # losses as published, by detector
+    retinanet: dict[str, Any]  # one head of RetinaNet
+    masks: dict[str, Any]  # Mask R-CNN for 228 steps
+    longer_masks: dict[str, Any]  # for 456 steps
     co_detr: dict[str, Any]
-    bucketed: dict[str, Any]
+    bucketed: dict[str, Any]  # ATSS with the bucketed approximation of RS
 
     @classmethod
     def read(cls) -> Studies:
         """Read the files of the assets."""
-        published = {detector: _read(ASSETS / name) for detector, name in PUBLISHED.items()}
+        runs = read_runs(STUDIES)
         names = ("retinanet", "mask-rcnn", "mask-rcnn-456", "published-brs-detr", "bucketed-atss")
-        retinanet, masks, longer_masks, co_detr, bucketed = (_read(ASSETS / f"losses-{name}.json") for name in names)
-        more = [_read(path) for path in STUDIES if path != STUDY]
-        regret = compute_regret(read_runs(STUDIES))
-        return cls(_read(STUDY), more, regret, retinanet, masks, longer_masks, published, co_detr, bucketed)
+        return cls(
+            _read(STUDY),
+            [_read(path) for path in STUDIES if path != STUDY],
+            runs,
+            compute_regret(runs),
+            {detector: _read(ASSETS / name) for detector, name in PUBLISHED.items()},
+            *(_read(ASSETS / f"losses-{name}.json") for name in names),
+        )
 
     @property
     def every(self) -> list[dict[str, Any]]:
@@ -78,9 +80,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 def tables(studies: Studies) -> dict[str, str]:
     """Return the Markdown tables by name."""
-    study = studies.one_head
-    by_name = {"regret": regret_table(studies.regret)}
-    by_name |= {NAMES[each["data"]]: set_table(each) for each in study["sets"]}
+    by_name = {"regret": regret_table(studies.regret), "differences": differences_table(studies)}
+    by_name["first steps"] = early_table(studies.runs)
     (nuclei,), (longer_nuclei,) = studies.masks["sets"], studies.longer_masks["sets"]
     columns, *rows = longer_nuclei["masks_and_boxes"]
     doubling = [rows[number] for number in (0, 1, 3, 7, -1)]  # after 38, 76, 152, 304 and 456 steps
@@ -96,11 +97,30 @@ def tables(studies: Studies) -> dict[str, str]:
     return by_name
 
 
-def set_table(of_set: dict[str, Any]) -> str:
-    """Return one row per loss with the columns that a reader compares; the file of the study has the others."""
-    shown = ("loss", "lr", "AP at a quarter", "AP", "RS minus this", "steps to 80%")
-    rows = [dict(zip(COLUMNS, row, strict=True)) for row in of_set["rows"]]
-    return markdown_table(list(shown), [[row[name] for name in shown] for row in rows])
+def differences_table(studies: Studies) -> str:
+    """Return the AP of RS on every data set, and one row per other loss with the differences of RS to it."""
+    sets = [of_set for study in (studies.one_head, *studies.more) for of_set in study["sets"]]
+    own = [SeedMean.of([run[-1] for run in each["losses"][0]["curve"][1]]) for each in sets]
+    rows = [["RS", *(with_deviation(mean.mean, mean.deviation) for mean in own)]]
+    for loss in (entry["loss"] for entry in sets[0]["losses"][1:]):
+        rows += [[f"RS minus {LOSS_TITLES[loss]}", *(rs_minus(each, "end", loss) for each in sets)]]
+    return markdown_table(["AP", *(NAMES[each["data"]] for each in sets)], rows)
+
+
+def early_table(runs: Mapping[RunKey, RunRecord]) -> str:
+    """Return, for each loss, how far it is behind the best loss of each data set after about EARLY steps."""
+    regrets, steps = regret_after(runs, EARLY)
+    rows = [
+        [
+            LOSS_TITLES[of_loss.loss],
+            *(f"{value:.1f}" for value in of_loss.by_set.values()),
+            of_loss.worst.cell(),
+            of_loss.mean.cell(),
+        ]
+        for of_loss in regrets
+    ]
+    names = (f"{NAMES[data]} ({step})" for data, step in steps.items())
+    return markdown_table(["AP behind the best", *names, "worst (95 %)", "mean (95 %)"], rows)
 
 
 def regret_table(regret: Regret) -> str:
@@ -121,7 +141,7 @@ def detector_table(studies: dict[str, dict[str, Any]]) -> str:
         ratios = {title: ratio for title, _, ratio in study["steps"]["rows"]}
         for number, (entry, row) in enumerate(zip(of_set["losses"], of_set["rows"], strict=True)):
             shown = dict(zip(COLUMNS, row, strict=True))
-            early, late = (_rs_minus(of_set["rs_minus"][share], entry["loss"]) for share in ("quarter", "end"))
+            early, late = (rs_minus(of_set, share, entry["loss"]) for share in ("quarter", "end"))
             results = [shown["AP at a quarter"], early, shown["AP"], late]
             time, _, _ = ratios[shown["loss"]].partition(" ")  # drops the quartiles
             rows.append(["" if number else detector, shown["loss"], shown["lr"], *results, time])
@@ -129,8 +149,9 @@ def detector_table(studies: dict[str, dict[str, Any]]) -> str:
     return markdown_table(["detector", "loss", "lr", *names], rows)
 
 
-def _rs_minus(differences: dict[str, dict[str, float]], loss: str) -> str:
-    return " ".join(difference_cells(Difference(**differences[loss]))) if loss in differences else DASH
+def rs_minus(of_set: Mapping[str, Any], share: str, loss: str) -> str:
+    """Return the cell with the difference of RS to a loss, at a quarter or at the end; a dash for RS itself."""
+    return DASH if loss == OURS else " ".join(difference_cells(Difference(**of_set["rs_minus"][share][loss])))
 
 
 def bucketed_table(exact: dict[str, Any], bucketed: dict[str, Any]) -> str:
