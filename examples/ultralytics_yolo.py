@@ -1,7 +1,7 @@
-"""Train YOLOv8, YOLO11 or YOLO26 of Ultralytics with Rank & Sort loss in place of BCE, then calibrate its scores."""
+"""Train YOLOv8, YOLO11 or YOLO26 of Ultralytics with Rank & Sort loss instead of BCE, then calibrate its scores."""
 # python examples/ultralytics_yolo.py yolo11n.yaml data.yaml epochs=25 imgsz=192  (and other settings of Ultralytics)
-# Licence: Ultralytics is AGPL-3.0, or commercial. A program that imports it, as this one does, has to follow that
-# licence where it is distributed or served. bucketrank is Apache-2.0 and does not import it; nothing is copied from it.
+# Licence: Ultralytics is AGPL-3.0 or commercial. A program that imports it, like this one, must follow that licence
+# when you distribute or serve it. bucketrank is Apache-2.0, does not import Ultralytics and copies nothing from it.
 
 import sys
 from importlib.metadata import version
@@ -55,7 +55,7 @@ class RankingLoss:
 
 
 def mark_models(trainer):
-    """Mark every model of the run, so that no run is resumed without these callbacks: it would go on with BCE."""
+    """Mark every model of the run, because a run resumed without these callbacks would continue with BCE."""
     build = trainer.get_model
 
     def build_marked(*args, **kwargs):
@@ -67,7 +67,7 @@ def mark_models(trainer):
 
 
 def use_ranking_loss(trainer):
-    """Put the ranking loss into the model and into its moving average, which computes the validation loss."""
+    """Put the ranking loss into the model and its EMA, which computes the validation loss."""
     for model in (unwrap_model(trainer.model), trainer.ema.ema):
         model.criterion = getattr(model, "criterion", None) or model.init_criterion()
         heads = [getattr(model.criterion, name, None) for name in ("one2many", "one2one")]  # YOLO26 has both
@@ -77,7 +77,7 @@ def use_ranking_loss(trainer):
 
 def train(model, **settings):
     """Train ``model``, a ``YOLO``, with Rank & Sort loss; ``settings`` are those of ``model.train``."""
-    if not version("ultralytics").startswith("8.4."):  # what is replaced here is not documented
+    if not version("ultralytics").startswith("8.4."):  # patches undocumented attributes
         raise ImportError(f"ultralytics_yolo: expected ultralytics 8.4, got {version('ultralytics')}; install 8.4")
     if "," in str(settings.get("device")):
         raise ValueError(f"ultralytics_yolo: expected one device, got {settings['device']}; others get no callbacks")
