@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,3 +150,31 @@ def test_a_stopped_run_says_how_to_continue(recipes: list[Any], monkeypatch: pyt
     monkeypatch.setattr(training, "train", stopped)
     with pytest.raises(KeyboardInterrupt, match="resume with: bucketrank train --resume --out runs/atss-laptop"):
         bucketrank.train("atss-laptop", "my-data")
+
+
+PY = re.compile(r"^```py\n(.*?)^```$", re.MULTILINE | re.DOTALL)  # code in docs that tests/test_docs.py does not run
+
+
+@pytest.mark.parametrize(
+    ("page", "call"),
+    [
+        pytest.param("getting-started", "bucketrank.train(", marks=pytest.mark.slow),
+        ("deploy", "bucketrank.load("),
+        ("sharing", "save_pretrained("),
+    ],
+)
+def test_code_in_docs_that_needs_a_run(
+    page: str, call: str, run: Run, shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs").mkdir()
+    shutil.copytree(run.folder, tmp_path / "runs" / "first")
+    (tmp_path / "my-data").symlink_to(shapes)
+    with Image.open(next((shapes / "images").iterdir())) as image:
+        image.save(tmp_path / "street.jpg")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bucketrank, "train", partial(bucketrank.train, settings=TINY, workers=0, quiet=True))
+    text = (Path(__file__).parents[1] / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    (code,) = (block for block in PY.findall(text) if call in block)
+    before = set(tmp_path.rglob("*"))
+    exec(compile(code, page, "exec"), {"bucketrank": bucketrank, "detector": run.model})
+    assert set(tmp_path.rglob("*")) > before, "each of them writes files"

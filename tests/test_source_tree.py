@@ -12,7 +12,6 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src/bucketrank"
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md")] + sorted((ROOT / "docs").rglob("*.md"))
 NAMED_FILE = re.compile(r"`((?:[\w.-]+/)*[\w-]+\.(?:py|yaml|toml|csv|css|js))(?::(\d+))?`")
-LINE_COUNT = re.compile(r"`((?:[\w.-]+/)*[\w-]+\.py)` \((\d+) lines\)")
 # Files of a user or of a run, or that must not exist, not of this repository.
 FOREIGN = {"utils.py", "recipe.yaml", "data.yaml", "train.csv", "validation.csv", "mine.yaml"}
 
@@ -42,10 +41,6 @@ def missing_files(text: str) -> list[str]:
 def test_documents_name_files_that_exist(document):
     text = document.read_text(encoding="utf-8")
     assert missing_files(text) == []
-    for name, count in LINE_COUNT.findall(text):
-        (path,) = [each for each in SOURCE.rglob("*.py") if each.as_posix().endswith(f"/{name}")]
-        length = len(path.read_text().splitlines())
-        assert abs(length - int(count)) <= 0.2 * length, f"{name} has {length} lines"
 
 
 def test_that_test_bites():
