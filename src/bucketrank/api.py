@@ -41,12 +41,10 @@ class Run(RunResult):
         return self.model.predict(images, **options)
 
     def report(self, *others: Run | Path | str, out: Path | str | None = None, **options: Any) -> Path:
-        """Write an HTML report and return its path, by default ``report.html`` in the run folder.
+        """Write an HTML report to ``out``, by default ``report.html`` in the run folder, and return its path.
 
-        Args:
-            others: further runs or run folders to compare with.
-            out: file to write.
-            options: further arguments of :func:`bucketrank.report.write_report`.
+        ``others`` are further runs or run folders to compare with, and ``options`` further arguments of
+        :func:`bucketrank.report.write_report`.
         """
         folders = [self.folder, *(each.folder if isinstance(each, Run) else each for each in others)]
         console = Console(quiet=True) if self.quiet else None
@@ -123,8 +121,8 @@ def train(
 def load(weights: Path | str) -> TrainedDetector:
     """Load a trained detector: ``bucketrank.load("runs/first").predict("street.jpg")``.
 
-    Args:
-        weights: run folder, weights file, ``save_pretrained`` folder, or hub repository like ``"owner/name"``.
+    ``weights`` is a run folder, a weights file, a ``save_pretrained`` folder, or a hub repository like
+    ``"owner/name"``.
     """
     return TrainedDetector.from_pretrained(weights)
 

@@ -64,11 +64,7 @@ class Settings:
 
 
 def describe(settings: type[Settings]) -> tuple[Setting, ...]:
-    """Return the declared settings of a group, in order.
-
-    Args:
-        settings: settings class.
-    """
+    """Return the declared settings of the group ``settings``, in order."""
     if settings not in _described:
         _described[settings] = tuple(_read_fields(settings))
     return _described[settings]

@@ -96,10 +96,7 @@ def normalised(word: str) -> str:
 
 
 def parse_flags(words: Sequence[str]) -> dict[str, FlagText]:
-    """Parse flags like ``--loss.delta 0.25`` or ``--loss.delta=0.25`` to recipe changes.
-
-    Args:
-        words: flags and values, as on the command line.
+    """Parse flags like ``--loss.delta 0.25`` or ``--loss.delta=0.25`` to recipe changes; ``words`` is a command line.
 
     >>> parse_flags(["--loss.delta", "0.25", "--data.jitter"])
     {'loss.delta': '0.25', 'data.jitter': 'true'}
@@ -196,14 +193,11 @@ class ShortNames:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def changes(self, recipe: str | Path, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return the changes to a recipe by short names and by ``settings``, which are changes by key.
+        """Return the changes to ``recipe``, a name or a file, by short names and by ``settings``, changes by key.
 
-        Milestones scale with the number of epochs, and the upper limit of the longer side with that of the shorter.
-        UsageError names a setting that is given twice, under both of its names.
-
-        Args:
-            recipe: name or file of the recipe.
-            settings: further changes; they take precedence over values that are only scaled.
+        Milestones scale with the number of epochs, and the upper limit of the longer side with that of the shorter;
+        ``settings`` take precedence over these scaled values. UsageError names a setting that is given twice, under
+        both of its names.
         """
         settings = settings or {}
         given = self.given()

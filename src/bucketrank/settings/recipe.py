@@ -77,11 +77,7 @@ class Recipe:
 
 
 def load_recipe(recipe: str | Path, changes: Mapping[str, Any] | None = None) -> Recipe:
-    """Load a packaged recipe by name, or a recipe file by path, and apply changes.
-
-    Args:
-        recipe: name of a packaged recipe, or path of a file.
-        changes: new values by key.
+    """Load ``recipe``, the name of a packaged recipe or the path of a file, and apply ``changes``, values by key.
 
     >>> load_recipe("atss-laptop", {"loss.name": "ap", "loss.delta": 0.25}).loss.delta
     0.25
@@ -94,11 +90,9 @@ def load_recipe(recipe: str | Path, changes: Mapping[str, Any] | None = None) ->
 
 
 def from_dict(content: Mapping[str, Any], *, source: str = "recipe") -> Recipe:
-    """Build a recipe from groups of values; everything else has its default.
+    """Build a recipe from ``content``, groups of settings as in a recipe file; everything else has its default.
 
-    Args:
-        content: groups of settings, as in a recipe file.
-        source: recipe name in error messages.
+    ``source`` names the recipe in error messages.
 
     >>> from_dict({"detector": {"name": "atss"}, "loss": {"delta": 0.25}}).loss.delta
     0.25
@@ -229,11 +223,7 @@ def recipe_text(recipe: str | Path) -> str:
 
 
 def recipe_to_yaml(recipe: Recipe) -> str:
-    """Format a recipe as YAML, with every setting.
-
-    Args:
-        recipe: the recipe to write.
-    """
+    """Format ``recipe`` as YAML, with every setting."""
     text: str = yaml.safe_dump(recipe.to_dict(), sort_keys=False, width=110)
     return text
 

@@ -112,21 +112,17 @@ DETECTORS = Registry("detector", "bucketrank.detectors", DetectorSpec, DetectorS
 
 
 def register_loss(spec: LossSpec, *, replace: bool = False) -> None:
-    """Register a loss, so that ``build``, recipes, flags, training, weights files and reports know it.
+    """Register the loss ``spec``, so that ``build``, recipes, flags, training, weights files and reports know it.
 
-    Args:
-        spec: loss specification.
-        replace: replace a loss of the same name.
+    With ``replace``, it replaces a loss of the same name.
     """
     LOSSES.register(spec, replace=replace)
 
 
 def register_detector(spec: DetectorSpec, *, replace: bool = False) -> None:
-    """Register a detector, so that ``build``, recipes, flags, training, weights files and reports know it.
+    """Register the detector ``spec``, so that ``build``, recipes, flags, training, weights files and reports know it.
 
-    Args:
-        spec: detector specification.
-        replace: replace a detector of the same name.
+    With ``replace``, it replaces a detector of the same name.
     """
     DETECTORS.register(spec, replace=replace)
 
@@ -159,19 +155,12 @@ def libraries() -> Mapping[str, LibrarySpec]:
 
 
 def loss_spec(name: str) -> LossSpec:
-    """Look up a loss. ValueError suggests the nearest name.
-
-    Args:
-        name: loss name.
-    """
+    """Look up the loss ``name``. ValueError suggests the nearest name."""
     return LOSSES.get(name, setting="loss.name")
 
 
 def detector_spec(name: str) -> DetectorSpec:
-    """Look up a detector, or its library. ValueError suggests the nearest name.
-
-    Args:
-        name: detector name.
+    """Look up the detector ``name``, or its library. ValueError suggests the nearest name.
 
     >>> detector_spec("torchvision/fcos_resnet50_fpn").name
     'torchvision'
@@ -190,10 +179,7 @@ def detector_spec(name: str) -> DetectorSpec:
 
 
 def loss_names(detector: str) -> tuple[str, ...]:
-    """Return the losses that a detector can be trained with.
-
-    Args:
-        detector: detector name.
+    """Return the losses that ``detector`` can be trained with.
 
     >>> loss_names("torchvision/fcos_resnet50_fpn")
     ('own', 'rs', 'ap')
@@ -206,11 +192,7 @@ def loss_names(detector: str) -> tuple[str, ...]:
 
 
 def loss_settings(name: str = "rs", **settings: object) -> LossSettings:
-    """Build the settings of a loss.
-
-    Args:
-        name: loss name.
-        settings: settings that differ from the defaults.
+    """Build the settings of the loss ``name``; ``settings`` are those that differ from the defaults.
 
     >>> loss_settings("ap", delta=0.25).delta
     0.25
@@ -219,11 +201,7 @@ def loss_settings(name: str = "rs", **settings: object) -> LossSettings:
 
 
 def detector_settings(name: str, **settings: object) -> DetectorSettings:
-    """Build the settings of a detector.
-
-    Args:
-        name: detector name.
-        settings: settings that differ from the defaults.
+    """Build the settings of the detector ``name``; ``settings`` are those that differ from the defaults.
 
     >>> detector_settings("atss", channels=64).topk
     9

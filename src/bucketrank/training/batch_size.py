@@ -92,10 +92,7 @@ def build_meter(device: torch.device) -> Meter:
 def largest_batch(peak: Callable[[int], int | None], *, budget: int, limit: int) -> int:
     """Return the largest number of images, up to ``limit``, whose step needs at most ``budget`` bytes.
 
-    Args:
-        peak: measures the bytes of a step with so many images; None if memory ran out.
-        budget: upper bound in bytes.
-        limit: upper bound on the images.
+    ``peak`` measures the bytes of a step with this number of images, or returns None if memory ran out.
 
     >>> largest_batch(lambda images: 300 + 100 * images, budget=1000, limit=64)
     7
