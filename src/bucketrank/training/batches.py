@@ -150,21 +150,16 @@ class RunData:
         sampler = SeededBatches(
             self.batches(rank=rank, world_size=world_size), seed=self.recipe.trainer.seed, epoch=epoch, start=start
         )
-        return ImageLoader(
-            SeededDataset(self._images(mixed=not last_epochs)),
-            batch_sampler=sampler,
-            num_workers=self.settings.workers,
-            pin_memory=pin_memory,
-        )
-
-    def _images(self, *, mixed: bool) -> Dataset[Any]:
-        settings = self.settings
-        return MixedImages(
+        settings, mixed = self.settings, not last_epochs
+        images = MixedImages(
             self.train,
             mosaic=settings.mosaic * mixed,
             mixup=settings.mixup * mixed,
             copy_paste=settings.copy_paste * mixed,
             keep_masks=self.masks,
+        )
+        return ImageLoader(
+            SeededDataset(images), batch_sampler=sampler, num_workers=settings.workers, pin_memory=pin_memory
         )
 
     def val_loader(self, *, rank: int = 0, world_size: int = 1) -> DataLoader[Any]:

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from bucketrank.errors import CheckpointError
 from bucketrank.training.optimiser import Schedule
 from bucketrank.weights.atomic import write_tensors
+from bucketrank.weights.files import read_tensors
 
 FORMAT = "1"
 
@@ -114,9 +115,7 @@ def read_state(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise FileNotFoundError(path)
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        tensors, metadata = read_tensors(path)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
             f"{path}: not a checkpoint ({error}); pickles are never loaded, even if renamed"

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from bucketrank.data.annotations import Split, classes, file_name, size_of
@@ -30,6 +30,7 @@ from bucketrank.errors import ChangedDataError, RunFolderError
 from bucketrank.provenance import describe
 from bucketrank.settings import Recipe, recipe_to_yaml
 from bucketrank.weights.atomic import remove_temporary_files, write_tensors, write_text
+from bucketrank.weights.files import read_tensors
 
 LOCK = ".bucketrank.lock"
 RUN_FILES = (
@@ -192,9 +193,7 @@ def read_fingerprint(path: Path) -> Fingerprint | None:
     if not path.is_file():
         return None
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            rows = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        rows, metadata = read_tensors(path)
         if metadata.get("bucketrank-data") != FINGERPRINT_FORMAT:
             return None
         pairs = tuple((int(number), str(name)) for number, name in json.loads(metadata["classes"]))

@@ -283,7 +283,7 @@ class Loop:
         loader = self.data.train_loader(
             epoch=self.progress.epoch,
             start=self.progress.batch,
-            last_epochs=self.schedule.epochs_left(self.progress.epoch) <= self.recipe.data.close_augmentations,
+            last_epochs=self.schedule.total_epochs - self.progress.epoch <= self.recipe.data.close_augmentations,
             rank=self.fabric.global_rank,
             world_size=self.fabric.world_size,
             pin_memory=self.fabric.device.type == "cuda",

@@ -48,10 +48,6 @@ class Schedule:
         """Number of epochs in the whole run, the last of which may be incomplete."""
         return math.ceil(self.total_steps / self.steps_per_epoch)
 
-    def epochs_left(self, epoch: int) -> int:
-        """Return the number of epochs from epoch 0, 1, ... to the end, both included."""
-        return self.total_epochs - epoch
-
     @property
     def scaled(self) -> float:
         """The learning rate scaled to this batch size; ``lr`` is meant for ``base_batch`` images."""

@@ -11,9 +11,9 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bucketrank.errors import DiskFullError, OutOfMemoryError, UsageError
+from bucketrank.errors import DiskFullError, OutOfMemoryError, UsageError, first_line
 from bucketrank.settings.flags import ShortNames
-from bucketrank.settings.recipe import Recipe, load_recipe
+from bucketrank.settings.recipe import load_recipe
 from bucketrank.training.processes import FOLDER, is_first_process, is_launched, stop_signals
 
 if TYPE_CHECKING:
@@ -47,7 +47,23 @@ def start_run(
         recipe = stored
     with stop_signals():
         chosen = None if recipe is None else load_recipe(recipe, short.changes(recipe, settings))
-        return _train(chosen, data, out, resume=resume, allow_changed_data=allow_changed_data, console=console)
+        import torch
+
+        from bucketrank.training import run
+
+        try:
+            return run.train(chosen, data, out, resume=resume, allow_changed_data=allow_changed_data, console=console)
+        except DiskFullError as error:
+            raise DiskFullError(f"{error}; {how_to_continue(out)}") from error
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemoryError(f"Out of device memory ({first_line(error)}). {LESS_MEMORY}") from error
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            raise OutOfMemoryError(
+                f"A data-loading worker died, usually from lack of memory ({first_line(error)}). "
+                f"Lower --workers; {how_to_continue(out)}"
+            ) from error
 
 
 def run_folder(recipe: str | Path | None, data: Path | str | None, out: Path | str | None, *, resume: bool) -> Path:
@@ -76,35 +92,3 @@ def how_to_continue(out: Path) -> str:
     if (out / "recipe.yaml").is_file():
         return f"resume with: bucketrank train --resume --out {out}"
     return "the run had not begun; start it with the same command"
-
-
-def _train(
-    recipe: Recipe | None,
-    data: Path | str | None,
-    out: Path,
-    *,
-    resume: bool,
-    allow_changed_data: bool,
-    console: Console | None,
-) -> RunResult:
-    import torch
-
-    from bucketrank.training import run
-
-    try:
-        return run.train(recipe, data, out, resume=resume, allow_changed_data=allow_changed_data, console=console)
-    except DiskFullError as error:
-        raise DiskFullError(f"{error}; {how_to_continue(out)}") from error
-    except torch.OutOfMemoryError as error:
-        raise OutOfMemoryError(f"Out of device memory ({_first_line(error)}). {LESS_MEMORY}") from error
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
-            raise
-        raise OutOfMemoryError(
-            f"A data-loading worker died, usually from lack of memory ({_first_line(error)}). "
-            f"Lower --workers; {how_to_continue(out)}"
-        ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]

@@ -85,15 +85,19 @@ def save_weights(path: Path | str, model: torch.nn.Module | Mapping[str, Tensor]
     write_tensors(Path(path), dict(state), metadata)
 
 
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read the tensors and the metadata of a safetensors file; raise SafetensorError or OSError if it is not one."""
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118 (not a dict)
+
+
 def read_weights(path: Path | str) -> tuple[dict[str, Tensor], Meta]:
     """Read the tensors and the description of the weights file ``path``; raise WeightsError if it is not one."""
     path = Path(path)
     if not path.is_file():
         raise WeightsError(f"{path}: the file does not exist; training writes weights.safetensors into its run folder")
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        state, metadata = read_tensors(path)
     except (SafetensorError, OSError) as error:
         raise WeightsError(
             f"{path}: not a safetensors file ({error}); pickles are never loaded, even if renamed; convert an "
