@@ -14,8 +14,8 @@ from PIL import Image
 
 import bucketrank
 from bucketrank.settings import Settings, describe, detectors, libraries, loss_settings, losses
-from bucketrank.settings.choices import DEFAULT_DELTAS
-from bucketrank.settings.detector_specs import MAX_PIXELS, InputSettings
+from bucketrank.settings.choices import DEFAULT_DELTAS, MAX_PIXELS
+from bucketrank.settings.detector_specs import InputSettings
 from bucketrank.settings.fields import choices_of
 from bucketrank.settings.recipe import SHARED_GROUPS, settings_by_key
 

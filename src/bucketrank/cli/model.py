@@ -9,7 +9,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from bucketrank.cli.arguments import require, require_device, require_min, say_next
 from bucketrank.errors import UsageError, printable
-from bucketrank.settings.choices import CalibrationMethod, CalibrationTarget, LayoutName
+from bucketrank.settings.choices import MAX_PIXELS, CalibrationMethod, CalibrationTarget, LayoutName
 
 Weights = Annotated[Path, "weights file, folder of a run or of save_pretrained, or owner/name on the hub"]
 Data = Annotated[Path | None, "folder of the data set (default: the one the run was trained on)"]
@@ -176,8 +176,6 @@ def export(
 
 
 def _parse_size(text: str) -> tuple[int, int]:
-    from bucketrank.settings.detector_specs import MAX_PIXELS
-
     try:
         height, width = (int(side) for side in text.lower().split("x"))
     except ValueError:

@@ -30,13 +30,13 @@ from bucketrank.data.annotations import (
 from bucketrank.data.images import is_turned, open_image, read_image
 from bucketrank.data.problems import Problem, Severity, raise_errors
 from bucketrank.errors import DataError, short_repr
+from bucketrank.settings.choices import MAX_PIXELS
 
 Entry = dict[str, Any]
 Depth = Literal["annotations", "headers", "pixels"]
 
 FEW_IMAGES = 5000  # up to this number, all images are decoded before training; beyond it, only the headers are read
 TOLERANCE = 1.0  # pixels by which a box may stick out of its image; it is clipped without a warning
-MAX_PIXELS = 2 * 89_478_485  # Pillow refuses larger images
 LARGE_POLYGON = 4.0  # square pixels; a polygon of this area is assumed to cover a pixel, which saves drawing it
 NO_AREA = 1e-4  # square pixels; a smaller polygon area is a rounding error
 

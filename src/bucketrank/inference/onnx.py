@@ -32,7 +32,7 @@ from bucketrank.detectors import Detector
 from bucketrank.detectors.dense import DenseDetector
 from bucketrank.errors import DataError, ExportError, OutOfMemoryError, first_line, is_out_of_memory
 from bucketrank.lazy import missing_extra
-from bucketrank.settings.detector_specs import MAX_PIXELS
+from bucketrank.settings.choices import MAX_PIXELS
 from bucketrank.weights.atomic import require_no_folder, require_no_input, write
 from bucketrank.weights.load import load_model
 

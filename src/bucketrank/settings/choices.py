@@ -15,6 +15,9 @@ MIN_LABEL = 1e-6
 
 # Data sets
 LayoutName = Literal["own", "coco", "lvis", "roboflow", "yolo", "voc"]
+# Upper bound for images, also for resized ones and for weights files from others: Pillow refuses larger images, and as
+# floats the pixels take 2.1 GB. 10,000 x 10,000 pixels fit.
+MAX_PIXELS = 178_956_970
 Augmentation = Literal["scale_jitter", "zoom_out", "iou_crop", "rotation", "vertical_flip", "grayscale", "blur"]
 
 # Calibration: the target is the match probability (IoU 0.5 or higher) or the expected IoU

@@ -10,13 +10,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from bucketrank.errors import MAX_COMPARED, short_repr
 from bucketrank.lazy import import_object
+from bucketrank.settings.choices import MAX_PIXELS
 from bucketrank.settings.fields import Settings, describe
 
 BatchNorm = Literal["auto", "frozen", "trained"]
 SWIN_NAMES = ("swin_tiny", "swin_large")
-# Upper bound for resized images, also for weights files from others. It is Pillow's limit; as floats the pixels take
-# 2.1 GB. 10,000 x 10,000 pixels fit.
-MAX_PIXELS = 178_956_970
 MAX_DIVISOR = 2**10
 
 
