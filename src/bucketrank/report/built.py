@@ -126,20 +126,15 @@ def differing(facts: Sequence[Facts]) -> list[str]:
     return [name for name in names if len({each.get(name) for each in facts}) > 1]
 
 
-def confounds(facts: Sequence[Facts]) -> list[str]:
-    """Return what differs besides the loss, its initial score and the number of parameters; nothing for one loss."""
-    names = differing(facts)
-    follows = ("loss", "initial score", "trained parameters")
-    is_comparison = any(name.rpartition(": ")[2] == "loss" for name in names)
-    return [name for name in names if name.rpartition(": ")[2] not in follows] if is_comparison else []
-
-
 def warning(facts: Sequence[Facts], keys: Sequence[str]) -> Html:
-    """Say what differs besides the loss, if runs compare losses; empty otherwise. ``keys`` are settings that differ."""
-    names = confounds(facts)
-    if any(name.rpartition(": ")[2] == "loss" for name in differing(facts)):
-        names += [key for key in keys if not key.startswith(OF_LOSS_OR_MACHINE)]
-    if not names:
+    """Say what differs besides the loss, its initial score and the number of parameters, if runs compare losses.
+
+    ``keys`` are settings that differ. The warning is empty if only the loss differs, or if no loss does.
+    """
+    by_part = {name: name.rpartition(": ")[2] for name in differing(facts)}
+    names = [name for name, part in by_part.items() if part not in ("loss", "initial score", "trained parameters")]
+    names += [key for key in keys if not key.startswith(OF_LOSS_OR_MACHINE)]
+    if "loss" not in by_part.values() or not names:
         return Html("")
     text = "These runs differ in more than the loss, so a difference in AP may have another cause: "
     return tag("p", tag("b", "Not only the loss. "), text, f"{', '.join(names)}.", class_="warning")
