@@ -167,8 +167,12 @@ def held_out(ids: list[int], *, seed: int, share: float = HELD_OUT) -> set[int]:
     """
     if len(ids) < 2:
         return set()
-    order = sorted(ids, key=lambda each: hashlib.sha1(f"{seed} {each}".encode(), usedforsecurity=False).digest())
-    return set(order[: min(len(ids) - 1, max(1, round(share * len(ids))))])
+    return set(shuffled(ids, seed)[: min(len(ids) - 1, max(1, round(share * len(ids))))])
+
+
+def shuffled(keys: Iterable[int], seed: int) -> list[int]:
+    """Sort keys by the SHA-1 of ``"{seed} {key}"``, so that the order depends on nothing else."""
+    return sorted(keys, key=lambda key: hashlib.sha1(f"{seed} {key}".encode(), usedforsecurity=False).digest())
 
 
 def read_json(path: Path) -> Document:

@@ -7,6 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from faster_coco_eval.core import mask as rle_codec
+from numpy.typing import NDArray
+
 from bucketrank.data.annotations import Document, Parsed
 from bucketrank.data.images import is_turned, open_image
 from bucketrank.data.problems import Problem
@@ -84,6 +88,12 @@ class DocumentBuilder:
     def parsed(self, problems: list[Problem]) -> Parsed:
         """Return the document with the problems of its label files."""
         return Parsed(json.dumps(self.document()), self.places, problems)
+
+
+def encode_mask(mask: NDArray[np.bool_]) -> dict[str, Any]:
+    """Encode a mask (H, W) as compressed RLE, ready for JSON."""
+    rle = rle_codec.encode(np.asfortranarray(mask.astype(np.uint8)))
+    return {"size": list(rle["size"]), "counts": rle["counts"].decode("ascii")}
 
 
 def file_problem(path: Path, code: str, error: DataError) -> Problem:

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from faster_coco_eval.core import mask as rle_codec
 from numpy.typing import NDArray
 from PIL import Image
 
+from bucketrank.data.labels import encode_mask
 from bucketrank.errors import DataError
 
 CLASSES = ("circle", "square", "triangle", "star")
@@ -202,7 +202,6 @@ def write_shapes(folder: Path | str, *, train: int = 400, val: int = 100, size: 
 def _annotations(drawing: Drawing, *, image_id: int, first: int) -> list[dict[str, Any]]:
     annotations = []
     for number, (mask, box, label) in enumerate(zip(drawing.masks, drawing.boxes, drawing.labels, strict=True)):
-        rle = rle_codec.encode(np.asfortranarray(mask.astype(np.uint8)))
         annotations.append(
             {
                 "id": first + number,
@@ -211,7 +210,7 @@ def _annotations(drawing: Drawing, *, image_id: int, first: int) -> list[dict[st
                 "bbox": box,
                 "area": int(mask.sum()),
                 "iscrowd": 0,
-                "segmentation": {"size": list(mask.shape), "counts": rle["counts"].decode("ascii")},
+                "segmentation": encode_mask(mask),
             }
         )
     return annotations

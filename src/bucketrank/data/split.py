@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 
-from bucketrank.data.annotations import Split, by_image, classes
+from bucketrank.data.annotations import Split, by_image, classes, shuffled
 from bucketrank.data.checks import Content, check_pair, require_sound
 from bucketrank.data.convert.writer import Writer, Written
 from bucketrank.data.layouts import find_splits
@@ -73,7 +72,7 @@ def stratified_holdout(labels: Mapping[int, Sequence[Hashable]], *, share: float
     >>> sorted(stratified_holdout({1: ["cat"], 2: ["cat", "dog"], 3: ["dog"], 4: []}, share=0.5, seed=0))
     [1, 3]
     """
-    order = sorted(labels, key=lambda image: hashlib.sha1(f"{seed} {image}".encode(), usedforsecurity=False).digest())
+    order = shuffled(labels, seed)
     shares = {"train": 1 - share, "val": share}
     counts = Counter(label for own in labels.values() for label in set(own))
     lacking = {part: {label: count * shares[part] for label, count in counts.items()} for part in PARTS}

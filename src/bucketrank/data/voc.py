@@ -104,11 +104,14 @@ class VocLabels(LabelFiles):
         occurring: set[str] = set()
         for other, each in members.items():
             for name in each.names:
+                path = each.file(name)
                 try:
-                    tree = self.read_xml(each.file(name))
+                    if not self.follow_links:
+                        require_inside(path, self.folder)
+                    tree = parse_xml(path)
                 except DataError as error:
                     if other == subset:
-                        problems.append(file_problem(each.file(name), "bad-label", error))
+                        problems.append(file_problem(path, "bad-label", error))
                     continue
                 occurring |= {
                     text.strip() for each in tree.iter("object") if (text := each.findtext("name")) is not None
@@ -122,12 +125,6 @@ class VocLabels(LabelFiles):
         for name, tree in trees.items():
             problems += _add(builder, members[subset], name, tree, ids)
         return builder.parsed(problems)
-
-    def read_xml(self, path: Path) -> Element:
-        """Read an XML file; refuse one with a DOCTYPE, which could define entities that expand without limit."""
-        if not self.follow_links:
-            require_inside(path, self.folder)
-        return parse_xml(path)
 
     def _listed(self, path: Path) -> list[str]:
         """Read one image name per line; raise DataError if one leaves the folder.
@@ -227,7 +224,10 @@ def read_box(element: Element) -> list[float]:
 
 
 def parse_xml(path: Path) -> Element:
-    """Parse an XML file and note the line of every object; raise DataError if it has a DOCTYPE."""
+    """Parse an XML file and note the line of every object.
+
+    A file with a DOCTYPE, which could define entities that expand without limit, raises DataError.
+    """
     parser, tree = expat.ParserCreate(), TreeBuilder()
 
     def refuse(*_: object) -> None:

@@ -16,6 +16,7 @@ from faster_coco_eval.core.faster_eval_api import COCOeval_faster
 from torch import Tensor
 
 from bucketrank.data.annotations import Document, Split, classes, usable_polygons
+from bucketrank.data.labels import encode_mask
 from bucketrank.errors import DataError
 from bucketrank.evaluation.metrics import (
     OVERLAP,
@@ -86,21 +87,10 @@ def coco_records(
     ]
     if masks:
         for record, mask in zip(records, detections["masks"], strict=True):
-            record["segmentation"] = encode_mask(mask)
+            flat = mask.detach().reshape(mask.shape[-2:])
+            binary = (flat > MASK_THRESHOLD) if flat.is_floating_point() else flat.bool()
+            record["segmentation"] = encode_mask(binary.cpu().numpy())
     return records
-
-
-def encode_mask(mask: Tensor) -> dict[str, Any]:
-    """Encode a mask (H, W) or (1, H, W) as compressed RLE, ready for JSON."""
-    flat = mask.detach().reshape(mask.shape[-2:])
-    binary = (flat > MASK_THRESHOLD) if flat.is_floating_point() else flat.bool()
-    rle = rle_codec.encode(np.asfortranarray(binary.cpu().numpy().astype(np.uint8)))
-    return {"size": list(rle["size"]), "counts": rle["counts"].decode("ascii")}
-
-
-def top_k(records: Sequence[Record], k: int) -> list[Record]:
-    """Keep the ``k`` records with the highest scores; among equal scores, the earlier ones."""
-    return sorted(records, key=lambda record: -record["score"])[:k]
 
 
 @dataclass(frozen=True)
@@ -169,7 +159,7 @@ class Evaluator:
                 raise ValueError(f"Evaluator: expected ids of images in the annotations, got {image_id}")
             records = coco_records(each, image_id=image_id, categories=self.categories, masks=self.masks)
             if self.style == "lvis":
-                records = top_k(records, LVIS_MAX_DETECTIONS)
+                records = sorted(records, key=lambda record: -record["score"])[:LVIS_MAX_DETECTIONS]
             self._records[image_id] = records
 
     def add_records(self, records: Iterable[Record]) -> None:

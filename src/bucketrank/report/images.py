@@ -34,7 +34,7 @@ def outline(segmentation: Any, size: tuple[int, int], shown: tuple[int, int]) ->
     """
     if not segmentation:
         return ""
-    mask = decode_masks([segmentation], size)[0].numpy().astype(np.uint8) * 255
+    mask = decode_masks([segmentation], size)[0].numpy() * 255
     scale = min(1.0, MAX_MASK_SIDE / max(size))
     small = max(1, round(size[1] * scale)), max(1, round(size[0] * scale))
     soft: NDArray[np.float32] = np.asarray(Image.fromarray(mask).resize(small, Image.Resampling.BOX), dtype=np.float32)

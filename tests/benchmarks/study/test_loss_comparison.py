@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -32,9 +33,9 @@ from benchmarks.study.plan import LossPlan, read_choices
 from benchmarks.study.runs import StudyError, StudyRun, portable_command, read_records
 from benchmarks.study.steps import measure_steps
 from bucketrank.data import find_splits
+from bucketrank.data.labels import encode_mask
 from bucketrank.detectors.dense import DenseDetector
 from bucketrank.evaluation import Evaluator
-from bucketrank.evaluation.evaluator import encode_mask
 from bucketrank.weights.load import build_detector
 from tests.benchmarks.study.finished_runs import finish
 
@@ -185,7 +186,7 @@ def empty_masks(run: StudyRun) -> None:
     for step in run.curve()[0]:
         records = json.loads(run.detections(step).read_text())
         for record in records:
-            record["segmentation"] = encode_mask(torch.zeros(sizes[record["image_id"]]))
+            record["segmentation"] = encode_mask(np.zeros(sizes[record["image_id"]], dtype=bool))
         run.detections(step).write_text(json.dumps(records))
 
 

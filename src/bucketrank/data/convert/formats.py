@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from faster_coco_eval.core import mask as rle_codec
 
 from bucketrank.data.annotations import LabelFiles
-from bucketrank.data.convert.writer import Writer, Written, encode_mask_and_box
+from bucketrank.data.convert.writer import Writer, Written
 from bucketrank.data.images import read_stored_values
-from bucketrank.data.labels import require_inside
+from bucketrank.data.labels import encode_mask, require_inside
 from bucketrank.data.voc import VocLabels
 from bucketrank.data.yolo import YoloLabels
 from bucketrank.errors import DataError
@@ -55,7 +56,8 @@ def convert_cityscapes(source: Path, folder: Path, *, copy: bool = False) -> lis
                     crowd = bool(instance < INSTANCE)
                     category = int(instance if crowd else instance // INSTANCE)
                     if category in CATEGORIES:
-                        mask, box, area = encode_mask_and_box(instances == instance)
+                        mask = encode_mask(instances == instance)
+                        box, area = rle_codec.toBbox(mask).tolist(), int(rle_codec.area(mask))
                         writer.add_object(image_id, category, box=box, area=area, crowd=crowd, segmentation=mask)
             written.append(writer.write(split))
         if not written:

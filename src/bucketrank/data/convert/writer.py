@@ -8,11 +8,6 @@ import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from faster_coco_eval.core import mask as rle_codec
-from numpy.typing import NDArray
 
 from bucketrank.data.annotations import Document
 from bucketrank.data.labels import DocumentBuilder
@@ -114,13 +109,6 @@ def link_or_copy(source: Path, destination: Path, *, final: Path, copy: bool) ->
         else:
             return
     shutil.copyfile(source, destination)
-
-
-def encode_mask_and_box(mask: NDArray[np.bool_]) -> tuple[dict[str, Any], list[float], int]:
-    """Encode a mask (H, W) as compressed RLE; return it with its box (x, y, width, height) and area."""
-    rle = rle_codec.encode(np.asfortranarray(mask.astype(np.uint8)))
-    box = [float(each) for each in rle_codec.toBbox(rle)]
-    return {"size": list(rle["size"]), "counts": rle["counts"].decode("ascii")}, box, int(rle_codec.area(rle))
 
 
 def _is_abandoned(path: Path) -> bool:
