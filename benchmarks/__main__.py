@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-from bucketrank.cli.arguments import Changes, Commands, listed, require, run
+from bucketrank.cli.arguments import Changes, Commands, require, run
 from bucketrank.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ def losses(
 
     given: dict[str, Any] = {"repeats": repeats, "max_seconds_per_cell": max_seconds_per_cell, "memory": memory}
     try:
-        given["sizes"] = listed("--sizes", sizes, parse_size)
-        given["percent"] = None if percent is None else listed("--percent", percent, float)
+        given["sizes"] = _listed("--sizes", sizes, parse_size)
+        given["percent"] = None if percent is None else _listed("--percent", percent, float)
         chosen = (QUICK if quick else {}) | {name: value for name, value in given.items() if value is not None}
         if compiled is None:
             compiled = device_type(device) != "cpu"
@@ -169,7 +169,7 @@ def study(
         require_choice("study", name, (LOSSES, REGRET, *STUDIES, SYNTHETIC))
         require_choice("--budget", budget, ("small", "paper"))
         usual = "0.25,0.5,1,2,4,8" if name == LOSSES else "1" if budget == "paper" else "1,2,4"
-        factors = listed("--rates", rates or usual, float)
+        factors = _listed("--rates", rates or usual, float)
     except ValueError as error:
         raise UsageError(str(error)) from error
     chosen_seeds = (1 if budget == "paper" else 3) if seeds is None else seeds
@@ -338,6 +338,14 @@ SET_BY_LOSSES = (
 )
 
 
+def _listed(flag: str, text: str, parse: Callable[[str], Any]) -> tuple[Any, ...]:
+    """Parse the comma-separated values of a flag; ValueError names the flag."""
+    try:
+        return tuple(parse(part) for part in text.split(","))
+    except ValueError as error:
+        raise ValueError(f"{flag}: expected numbers separated by commas, got {text!r}") from error
+
+
 def _words(changes: Changes) -> tuple[str, ...]:
     """Convert changes to flags and values."""
     return tuple(word for key, text in changes.items() for word in (f"--{key}", text))
@@ -403,7 +411,7 @@ def fine_tuning(
     from benchmarks.study.fine_tuning import FineTuningSettings, run_fine_tuning
 
     try:
-        chosen = listed("--rates", rates, float)
+        chosen = _listed("--rates", rates, float)
     except ValueError as error:
         raise UsageError(str(error)) from error
     if seeds < 1 or steps < 1 or min(chosen) <= 0:

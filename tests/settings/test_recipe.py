@@ -14,8 +14,8 @@ from bucketrank.errors import RecipeError, UsageError
 from bucketrank.settings import detector_spec, from_dict, load_recipe, parse_flags, recipe_names, recipe_to_yaml
 from bucketrank.settings.choices import Augmentation, LayoutName
 from bucketrank.settings.detector_specs import SWIN_NAMES
-from bucketrank.settings.paper import header, paper_row, paper_rows
-from bucketrank.settings.recipe import differences, require_init
+from bucketrank.settings.paper import paper_row, paper_rows
+from bucketrank.settings.recipe import differences, recipe_text, require_init
 from bucketrank.weights.load import build_detector
 from docs.figures.recipe_tables import markdown
 
@@ -53,15 +53,15 @@ def test_every_recipe_builds_its_detector(name):
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_opens_with_its_command_and_the_papers_numbers(name):
-    head = header(name)
-    assert head.command.startswith(f"bucketrank train {name} --data ")
-    words = head.command.split()[3:]
+    command, *notes = [line.removeprefix("# ") for line in recipe_text(name).splitlines() if line.startswith("#")]
+    assert command.startswith(f"bucketrank train {name} --data ")
+    words = command.split()[3:]
     flags = [word for word in words if word.startswith("--") and "." in word]
     load_recipe(name, parse_flags([part for flag in flags for part in (flag, words[words.index(flag) + 1])]))
     row = paper_row(name)
     if name.endswith(("laptop", "coco")):
         purpose = "For a laptop" if name.endswith("laptop") else "From COCO weights"
-        assert head.notes[0] == f"{purpose}. Not from the paper."
+        assert notes[0] == f"{purpose}. Not from the paper."
         assert row is None
         return
     assert row is not None
@@ -71,8 +71,8 @@ def test_every_recipe_opens_with_its_command_and_the_papers_numbers(name):
     timed = "seconds" in row.numbers and name != row.exact_recipe
     seconds = f"{row.texts()['seconds']} s/iteration" if timed else ""
     numbers = ", ".join(part for part in (f"{metric}{accuracy}" if accuracy else "", seconds) if part)
-    assert head.notes[0] == f"Paper: {row.place}, {row.title(name)}{f': {numbers}' if numbers else ''}."
-    assert head.notes[1] == f"Hardware of the paper: {row.hardware}."
+    assert notes[0] == f"Paper: {row.place}, {row.title(name)}{f': {numbers}' if numbers else ''}."
+    assert notes[1] == f"Hardware of the paper: {row.hardware}."
     recipe = load_recipe(name)
     assert recipe.detector.name == row.detector
     # The loss of the recipe is the loss of the row; an exact recipe may replace a bucketed loss.

@@ -286,14 +286,6 @@ def say_next(*words: object) -> None:
     sys.stdout.write(f"Next: {printable(shlex.join(['bucketrank', *map(str, words)]))}\n")
 
 
-def listed(flag: str, text: str, parse: Callable[[str], Any]) -> tuple[Any, ...]:
-    """Parse the comma-separated values of a flag; ValueError names the flag."""
-    try:
-        return tuple(parse(part) for part in text.split(","))
-    except ValueError as error:
-        raise ValueError(f"{flag}: expected numbers separated by commas, got {text!r}") from error
-
-
 def _leaves(commands: Commands, path: tuple[str, ...] = ()) -> list[tuple[str, Command]]:
     """Return all commands with their full names."""
     leaves = []

@@ -119,24 +119,6 @@ def _row(cells: dict[str, str]) -> PaperRow:
     )
 
 
-@dataclass(frozen=True)
-class Header:
-    """The comments that open a recipe file: the launch command, then notes for readers."""
-
-    command: str
-    notes: list[str]
-
-
-def header(name: str) -> Header:
-    """Return the header of a packaged recipe.
-
-    >>> header("atss-r50-brs").command
-    'bucketrank train atss-r50-brs --data COCO --trainer.devices 4'
-    """
-    comments = [line.removeprefix("# ") for line in recipe_text(name).splitlines() if line.startswith("#")]
-    return Header(comments[0], comments[1:])
-
-
 # Recipes to start with: what each is good for. They are listed first, and again in their group.
 START = {
     "atss-laptop": "trains on a CPU, from a backbone pretrained on ImageNet",
