@@ -49,6 +49,15 @@ def raise_errors(problems: Sequence[Problem]) -> None:
     raise DataError("\n".join([f"the data set has {counted(len(errors), 'error')} ({codes}):", *lines]))
 
 
+def listed(names: Sequence[str], limit: int) -> str:
+    """Join names; beyond ``limit``, only give their number.
+
+    >>> listed(["cat", "dog"], 2), listed(["cat", "dog", "cow", "hen"], 2)
+    ('cat, dog', 'cat, dog and 2 more')
+    """
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+
+
 def counted(number: int, noun: str, *, plural: str | None = None) -> str:
     """Format a number with its noun in the singular or plural.
 

@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from bucketrank.data.annotations import Split, classes, file_name, size_of
-from bucketrank.data.problems import counted
+from bucketrank.data.problems import counted, listed
 from bucketrank.errors import ChangedDataError, RunFolderError
 from bucketrank.provenance import describe
 from bucketrank.settings import Recipe, recipe_to_yaml
@@ -155,6 +155,11 @@ class Fingerprint:
     classes: tuple[tuple[int, str], ...]
     rows: dict[str, Tensor]
 
+    @property
+    def listed_classes(self) -> str:
+        """The class names with their ids, for a message."""
+        return listed([f"{name} ({number})" for number, name in self.classes], SHOWN)
+
     def write(self, path: Path) -> None:
         """Write the fingerprint as a safetensors file."""
         write_tensors(path, self.rows, {"bucketrank-data": FINGERPRINT_FORMAT, "classes": json.dumps(self.classes)})
@@ -224,8 +229,8 @@ def require_same_data(folder: Path, now: Fingerprint, *, allow_changes: bool) ->
         return
     if before.classes != now.classes:
         raise ChangedDataError(
-            f"{folder}: the classes changed since the run began, from {_listed(before.classes)} to "
-            f"{_listed(now.classes)}; restore the data, or start a new run (--init takes the weights of this one)"
+            f"{folder}: the classes changed since the run began, from {before.listed_classes} to "
+            f"{now.listed_classes}; restore the data, or start a new run (--init takes the weights of this one)"
         )
     changes = before.changes(now)
     if changes and not allow_changes:
@@ -261,8 +266,3 @@ def _changes(before: Tensor, now: Tensor, noun: str) -> list[str]:
     }
     texts = [f"{counted(count, noun)} {what}" for what, count in counts.items() if count]
     return texts or [f"{noun}s in another order"]
-
-
-def _listed(pairs: Iterable[tuple[int, str]]) -> str:
-    texts = [f"{name} ({number})" for number, name in pairs]
-    return ", ".join(texts[:SHOWN]) + (f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else "")

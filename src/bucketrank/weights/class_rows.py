@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from torch import Size, Tensor
 
+from bucketrank.data.problems import listed
 from bucketrank.errors import printable
 
 BOX_LAYER = re.compile(r"(?:^|\.)(?:boxes|bbox_pred)\.(?:weight|bias)$")  # the rows of a class are next to each other
@@ -83,17 +84,8 @@ class ClassMatch:
     def __str__(self) -> str:
         kept = [name for name in self.new if name in self.trained]
         others = [name for name in self.new if name not in self.trained]
-        return f"init: classes kept by name: {_listed(kept)}; new: {_listed(others)}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    """List names for a message.
-
-    >>> _listed([]), _listed(["cat", "dog"])
-    ('none', 'cat, dog')
-    """
-    shown = printable(", ".join(names[:MAX_NAMED])) or "none"
-    return f"{shown} and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else shown
+        kept_names, new_names = (printable(listed(names, MAX_NAMED)) or "none" for names in (kept, others))
+        return f"init: classes kept by name: {kept_names}; new: {new_names}"
 
 
 def renamed_rows(

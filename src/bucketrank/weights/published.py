@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from bucketrank.detectors import Detector
+from bucketrank.detectors.criterion import Criterion
 from bucketrank.errors import WeightsError, first_line
 from bucketrank.settings import detectors as detector_names
 from bucketrank.settings import from_dict
@@ -218,15 +219,11 @@ def _adaptation(model: Any, source: Source, names: Sequence[str], classes: Seque
         labels = [names.index(name) for name in classes] if set(classes) <= set(names) else None
     elif model.num_classes == source.num_classes:
         labels = list(range(source.num_classes))
-    head = {"cascade_rcnn": lambda: model.stages[0]}
-    head |= dict.fromkeys(("co_detr", "co_dino"), lambda: model.auxiliary["faster_rcnn"].roi)
-    has_boxes = source.detector not in ("atss", "paa", "retinanet")
-    roi = head.get(source.detector, lambda: model.box_head)() if has_boxes else None
     return Adaptation(
         labels=labels,
         num_labels=source.num_classes,
         background=-1 if source.softmax else None,
-        softmax=roi is not None and roi.criterion.softmax,
+        softmax=any(module.softmax for module in model.modules() if isinstance(module, Criterion)),
         delta_factors=_delta_factors(model, source),
         proposer_rows=model.proposer.classes.out_features if source.detector == "co_detr" else 0,
         marks=len(model.auxiliary_queries["atss"].head) if source.detector == "co_detr" else 0,
