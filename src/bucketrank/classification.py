@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class ScoreMemory(nn.Module):
     """A queue of the last ``size`` samples: their detached logits and their targets.
 
-    It is part of the state of the module that holds it, so that a resumed run continues with the same queue. Empty
+    It is in the state of its owner, so that a resumed run continues with the same queue. Empty
     places, and entries that are NaN or infinite, have target -1, which every loss ignores.
 
     >>> memory = ScoreMemory(size=2, classes=1)
@@ -135,7 +135,7 @@ def fit_score_map(logits: Tensor, targets: Tensor) -> ScoreMap:
     Scores of a ranking loss have an order but no scale. Fit the map on held-out samples of shape (B, C) or (B,), at
     least 10 positives and 10 negatives per class; every ``a`` is above 0, so the order stays. Needs numpy.
     """
-    # Imported when used: the losses need torch alone.
+    # Imported when used: the losses need only torch.
     from bucketrank.evaluation.calibration.mapping import ScoreMap, fit_platt, require_both
 
     check_logits("fit_score_map", logits, targets)

@@ -92,7 +92,7 @@ class NonFiniteLossError(BucketrankError, RuntimeError):
 
 
 class KilledProcessError(BucketrankError, RuntimeError):
-    """One of the processes of a run was killed."""
+    """A process of the run was killed."""
 
 
 class DiskFullError(BucketrankError, OSError):

@@ -28,7 +28,7 @@ SIMILARITIES: tuple[Similarity, ...] = get_args(Similarity)
 
 # Cosine similarities lie between -1 and 1, so the smoothed step is narrower than for logits.
 RETRIEVAL_DELTA = 0.2
-# Similarities of a chunk of queries.
+# Similarities that are computed at once.
 CHUNK = 1 << 22
 
 
@@ -129,7 +129,7 @@ class _RetrievalAP(torch.autograd.Function):
             chunk = slice(start, start + rows)
             targets = compared.targets(start, start + rows, dtype)
             matched += (targets > 0).any(1).sum()
-            # In half precision, similarities of neighbours would become equal.
+            # In half precision, neighbouring similarities would become equal.
             with torch.enable_grad(), torch.autocast(queries.device.type, enabled=False):
                 leaf, other = (part.detach().to(dtype).requires_grad_() for part in (queries[chunk], references))
                 scores = _compare(leaf, other, compared.similarity)

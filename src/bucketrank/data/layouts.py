@@ -72,13 +72,13 @@ def find_splits(folder: Path | str, *, layout: str | None = None, seed: int = 0)
     ``*.json`` with any other name, a tenth of its images, chosen by id and ``seed``, is kept for validation (see
     Split).
     """
-    found = _all_splits(Path(folder), layout, seed)
-    if not {"train", "val"} & {*found}:
+    splits = _all_splits(Path(folder), layout, seed)
+    if not {"train", "val"} & {*splits}:
         raise DataError(
-            f"{folder}: expected images for training or validation, got only {', '.join(found)}; name the folders "
+            f"{folder}: expected images for training or validation, got only {', '.join(splits)}; name the folders "
             "train and val"
         )
-    return Splits(found.get("train"), found.get("val"))
+    return Splits(splits.get("train"), splits.get("val"))
 
 
 def find_split(folder: Path | str, name: str, *, layout: str | None = None, holdout: float | None = None) -> Split:
@@ -86,15 +86,15 @@ def find_split(folder: Path | str, name: str, *, layout: str | None = None, hold
 
     The training and validation splits are those of ``find_splits(folder).with_holdout(holdout)``.
     """
-    found = _all_splits(Path(folder), layout, seed=0)
-    splits = Splits(found.get("train"), found.get("val")).with_holdout(holdout)
-    found |= {each: split for each, split in splits._asdict().items() if split is not None}
-    wanted = found.pop(name, None)
+    splits = _all_splits(Path(folder), layout, seed=0)
+    pair = Splits(splits.get("train"), splits.get("val")).with_holdout(holdout)
+    splits |= {each: split for each, split in pair._asdict().items() if split is not None}
+    chosen = splits.pop(name, None)
     # The images of a test split are often published without annotations.
-    if wanted is not None and (name != "test" or wanted.is_annotated):
-        return wanted
-    got = "none" if wanted is None else "images without annotations"
-    remedy = f"choose {' or '.join(found)}" if found else "annotate them"
+    if chosen is not None and (name != "test" or chosen.is_annotated):
+        return chosen
+    got = "none" if chosen is None else "images without annotations"
+    remedy = f"choose {' or '.join(splits)}" if splits else "annotate them"
     raise DataError(f"{folder}: expected a split {name!r} with annotations, got {got}; {remedy}")
 
 
@@ -117,12 +117,12 @@ def _all_splits(source: Path, layout: str | None, seed: int) -> dict[str, Split]
         return _divided(
             {each: Split(labels.source, labels.folder, labels=labels, subset=each) for each in labels.subsets()}, seed
         )
-    found = {} if name is None else COCO_LAYOUTS[name].splits(folder)
+    splits = {} if name is None else COCO_LAYOUTS[name].splits(folder)
     single = sorted(path for path in folder.glob("*.json") if path.is_file())
-    if len(single) == 1 and layout is None and not {"train", "val"} & {*found}:
-        found["annotations"] = Split(single[0], _images(folder, "images"))
-    if found:
-        return _divided(found, seed)
+    if len(single) == 1 and layout is None and not {"train", "val"} & {*splits}:
+        splits["annotations"] = Split(single[0], _images(folder, "images"))
+    if splits:
+        return _divided(splits, seed)
     if layout is None and (folder / "data.yaml").is_file():
         read_yaml(folder / "data.yaml", follow_links=True)  # raises if it is broken
     others = f"; it has {len(single)} other *.json: " + ", ".join(path.name for path in single[:5]) if single else ""
@@ -138,22 +138,22 @@ def recognise(source: Path) -> list[str]:
     if is_yaml(source) and is_yolo(source.parent, source):
         return ["yolo"]
     folder = source.parent if is_yaml(source) else source
-    found = {name: layout.splits(folder) for name, layout in COCO_LAYOUTS.items()}
-    fitting = [name for name, splits in found.items() if {"train", "val"} & {*splits}]
+    by_layout = {name: layout.splits(folder) for name, layout in COCO_LAYOUTS.items()}
+    fitting = [name for name, splits in by_layout.items() if {"train", "val"} & {*splits}]
     fitting += ["yolo"] * is_yolo(folder) + ["voc"] * is_voc(folder)
-    return fitting or [name for name, splits in found.items() if splits]  # only a test split
+    return fitting or [name for name, splits in by_layout.items() if splits]  # only a test split
 
 
 def _images(folder: Path, name: str) -> Path:
     return folder / name if (folder / name).is_dir() else folder
 
 
-def _divided(found: dict[str, Split], seed: int) -> dict[str, Split]:
+def _divided(splits: dict[str, Split], seed: int) -> dict[str, Split]:
     """Divide the training images, or a single set, into training and validation images if there is no ``val``."""
-    single = found.get("train") or found.pop("annotations", None)
-    if "val" in found or single is None:
-        return found
-    return found | {"train": replace(single, part="train", seed=seed), "val": replace(single, part="val", seed=seed)}
+    single = splits.get("train") or splits.pop("annotations", None)
+    if "val" in splits or single is None:
+        return splits
+    return splits | {"train": replace(single, part="train", seed=seed), "val": replace(single, part="val", seed=seed)}
 
 
 def _listed(layouts: list[str]) -> str:

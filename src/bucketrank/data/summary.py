@@ -25,9 +25,9 @@ def check_folder(folder: Path, *, layout: str | None, masks: bool, decode: bool,
     splits = find_splits(folder, layout=layout)
     folder = folder.parent if is_yaml(folder) else folder
     problems: list[Problem] = []
-    found = [split for split in splits if split is not None]
-    checked = list(dict.fromkeys(split.whole for split in found))
-    single = len(checked) < len(found)  # both splits are parts of it
+    existing = [split for split in splits if split is not None]
+    checked = list(dict.fromkeys(split.whole for split in existing))
+    single = len(checked) < len(existing)  # both splits are parts of it
     for split in checked:
         problems += _check(split, console, masks=masks, decode=decode, workers=workers)
         _print_split(split, folder, console)

@@ -84,18 +84,18 @@ class VocLabels(LabelFiles):
 
     def _beside_images(self) -> dict[str, Members]:
         places = {"train": ("train",), "val": ("valid", "val"), "test": ("test",), "annotations": (".",)}
-        found = {
+        members = {
             subset: Members(self.folder / name, self.folder / name, stems)
             for subset, names in places.items()
             for name in names
             if (stems := sorted(path.stem for path in (self.folder / name).glob("*.xml")))
         }
-        if not found:
+        if not members:
             raise DataError(
                 f"{self.folder}: has no folder Annotations, and no *.xml in train, valid or itself; give the folder "
                 "that contains Annotations and JPEGImages, such as VOCdevkit/VOC2012"
             )
-        return found if len(found) == 1 else {name: each for name, each in found.items() if name != "annotations"}
+        return members if len(members) == 1 else {name: each for name, each in members.items() if name != "annotations"}
 
     def parse(self, subset: str) -> Parsed:
         problems: list[Problem] = []

@@ -27,7 +27,7 @@ MIN_SIDE = 1e-2  # minimum width and height of a detection, in pixels
 FIRST_ENTRIES = 5000  # top-k scores that enter NMS at first
 TRACED_ENTRIES = 20_000  # top-k scores that enter NMS in an exported graph, which cannot retry
 
-# The box of each row of a score matrix, or a function of rows and columns (K,) that returns their boxes (K, 4).
+# One box per row of a score matrix, or a function of rows and columns (K,) that returns their boxes (K, 4).
 Boxes = Tensor | Callable[[Tensor, Tensor], Tensor]
 
 
@@ -71,8 +71,8 @@ def detect(scores: Tensor, boxes: Boxes, *, threshold: float, iou: float, limit:
     entries = TRACED_ENTRIES if tracing else FIRST_ENTRIES
     while True:
         values, rows, labels = top_scores(scores, limit=entries, threshold=threshold)
-        found = boxes[rows] if isinstance(boxes, Tensor) else boxes(rows, labels)
-        detections = class_nms(found, values, labels, iou=iou, limit=limit)
+        candidates = boxes[rows] if isinstance(boxes, Tensor) else boxes(rows, labels)
+        detections = class_nms(candidates, values, labels, iou=iou, limit=limit)
         if tracing or len(detections["scores"]) >= limit or len(values) < entries:
             return detections
         entries *= 4

@@ -236,8 +236,8 @@ class TrainedDetector(ModelHubMixin):
         examples = [as_tensor(image) for image in as_several(images)]
         if not 1 <= len(examples) <= MAX_PICTURED:
             raise ValueError(f"save_pretrained: images: expected 1 to {MAX_PICTURED} images, got {len(examples)}")
-        found = self.predict(examples)
-        drawn = [draw(image, each, classes=self.classes) for image, each in zip(examples, found, strict=True)]
+        detections = self.predict(examples)
+        drawn = [draw(image, each, classes=self.classes) for image, each in zip(examples, detections, strict=True)]
         picture = grid(drawn, columns=2 if len(drawn) == MAX_PICTURED else len(drawn)) if len(drawn) > 1 else drawn[0]
         picture.thumbnail((MAX_PICTURE_SIDE, MAX_PICTURE_SIDE))
         return picture

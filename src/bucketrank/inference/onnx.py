@@ -418,14 +418,14 @@ def tied_detections(
     while changed:
         changed = False
         for side in (0, 1):
-            found = {
+            competing = {
                 row
                 for row in open_rows[side]
                 if _competes(sides[side], row, sides[1 - side], explained[1 - side], candidates.nms)
             }
-            open_rows[side] -= found
-            explained[side] |= found
-            changed |= bool(found)
+            open_rows[side] -= competing
+            explained[side] |= competing
+            changed |= bool(competing)
     return len(explained[0]), len(explained[1])
 
 

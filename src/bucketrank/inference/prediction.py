@@ -321,8 +321,8 @@ def predict_files(
         source = "as given"
     else:
         source = "chosen on the validation set" if min_score else "the weights have no threshold"
-    found = f"{counted(len(predictions.images), 'image')}, {counted(len(predictions.annotations), 'detection')}"
-    say(console, f"{found} with a score of at least {min_score:.3g} ({source})\n{describe_scores(meta)}")
+    summary = f"{counted(len(predictions.images), 'image')}, {counted(len(predictions.annotations), 'detection')}"
+    say(console, f"{summary} with a score of at least {min_score:.3g} ({source})\n{describe_scores(meta)}")
     for path in (out / IMAGE_FOLDER, out / JSON_NAME):
         say(console, f"wrote {printable(path)}")
     if skipped:
@@ -380,10 +380,10 @@ def _detections_or_errors(
             size = f"{pixels.shape[1]} x {pixels.shape[0]} pixels"
             text = f"the detector failed on this image of {size} ({first_line(error)})"
             return dict.fromkeys(images, DataError(text))
-    found: dict[int, Detections | DataError] = {}
+    separate: dict[int, Detections | DataError] = {}
     for number, pixels in images.items():
-        found |= _detections_or_errors(model, {number: pixels}, threshold=threshold, device=device)
-    return found
+        separate |= _detections_or_errors(model, {number: pixels}, threshold=threshold, device=device)
+    return separate
 
 
 def _pixels_or_error(path: Path) -> Pixels | DataError:

@@ -91,7 +91,7 @@ def rank_all(
 def _rank_in_groups(
     logits: Tensor, targets: Tensor, localisation: Tensor | None, settings: Settings, sizes: Sequence[int]
 ) -> tuple[tuple[Tensor, ...], Prepared]:
-    """Rank groups of small rankings together, and large rankings alone."""
+    """Rank groups of small rankings together, and large rankings one by one."""
     starts = torch.tensor([0, *accumulate(sizes)])
     before = torch.searchsorted((targets > 0).nonzero().squeeze(1), starts).tolist()
     check_localisation(localisation, before[-1])

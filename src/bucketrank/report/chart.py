@@ -169,7 +169,7 @@ def draw_chart(chart: Chart) -> Html:
 
 
 def thinned(points: Sequence[tuple[float, float]], max_points: int = MAX_POINTS) -> Points:
-    """Reduce a line to at most ``max_points``, each the mean of a group of neighbours.
+    """Reduce a line to at most ``max_points``, each the mean of neighbouring points.
 
     >>> thinned([(1, 4.0), (2, 6.0), (3, 1.0), (4, 3.0)], max_points=2)
     [(1.5, 5.0), (3.5, 2.0)]

@@ -43,11 +43,11 @@ def confusion(matched: Sequence[MatchedImage], categories: Sequence[int], *, thr
     background = len(index)
     counts = np.zeros((background + 1, background + 1), dtype=np.int64)
     for image in matched:
-        found = [each for each in image.detections if each.score >= threshold]
-        for each in found:
+        detections = [each for each in image.detections if each.score >= threshold]
+        for each in detections:
             if each.outcome == "correct":
                 counts[index[each.category], index[each.category]] += 1
-        wrong = [each for each in found if each.outcome == "wrong"]
+        wrong = [each for each in detections if each.outcome == "wrong"]
         missed = [each for each in image.objects if not each.crowd and not each.is_detected(threshold)]
         taken = _cross_matches(wrong, missed)
         for number, each in enumerate(wrong):
@@ -74,24 +74,24 @@ def _cross_matches(wrong: Sequence[Detection], missed: Sequence[GroundTruthObjec
     return taken
 
 
-def confusion_section(found: Confusion, class_names: Mapping[int, str], *, threshold: float) -> Html:
+def confusion_section(matrix: Confusion, class_names: Mapping[int, str], *, threshold: float) -> Html:
     """Show the matrix for few classes; for many classes the most confused pairs, and the errors of each class."""
     if threshold <= 0:
         return tag("p", "No matrix: these weights have no stored threshold.")
-    if not found.counts.any():
+    if not matrix.counts.any():
         return tag("p", "No matrix: these images have no objects, and no detection reaches the stored threshold.")
-    names = [class_names[category] for category in found.categories]
+    names = [class_names[category] for category in matrix.categories]
     about = (
         f"Detections with a score of at least {threshold:.3g}, matched at an IoU of 0.5. Rows are ground truth, "
         "columns are detections. A shade is a share of the objects or, for background, of the detections."
     )
     if len(names) <= MAX_COLUMNS:
-        return join(_matrix(found.counts, names), tag("p", about, class_="note"))
+        return join(_matrix(matrix.counts, names), tag("p", about, class_="note"))
     return join(
         tag("h5", "Most confused pairs"),
-        _pairs(found, names),
+        _pairs(matrix, names),
         tag("h5", "Errors by class"),
-        _errors(found, names),
+        _errors(matrix, names),
         tag("p", about.partition(" Rows")[0] + " Classes with the most errors come first.", class_="note"),
     )
 
@@ -119,14 +119,14 @@ def _cell(count: int, share: float, *, right: bool) -> Html:
     return tag("td", f"{count:,}", class_="right" if right else "error", style=shade, title=f"{100 * share:.0f} %")
 
 
-def _pairs(found: Confusion, names: Sequence[str]) -> Html:
-    between = found.counts[:-1, :-1].copy()
+def _pairs(matrix: Confusion, names: Sequence[str]) -> Html:
+    between = matrix.counts[:-1, :-1].copy()
     np.fill_diagonal(between, 0)
     order = np.argsort(-between, axis=None, kind="stable")[:MAX_PAIRS]
     rows = []
     for row, column in (divmod(int(place), len(names)) for place in order):
         if between[row, column]:
-            share = 100 * between[row, column] / found.objects[row]
+            share = 100 * between[row, column] / matrix.objects[row]
             cells = [names[column], f"{between[row, column]:,}", f"{share:.1f} %"]
             rows.append([names[row], *cells])
     if not rows:
@@ -134,14 +134,14 @@ def _pairs(found: Confusion, names: Sequence[str]) -> Html:
     return table(["object", "detected as", "count", "share of the objects"], rows)
 
 
-def _errors(found: Confusion, names: Sequence[str]) -> Html:
-    inner = found.counts[:-1, :-1]
-    right, missed, false = inner.diagonal(), found.counts[:-1, -1], found.counts[-1, :-1]
+def _errors(matrix: Confusion, names: Sequence[str]) -> Html:
+    inner = matrix.counts[:-1, :-1]
+    right, missed, false = inner.diagonal(), matrix.counts[:-1, -1], matrix.counts[-1, :-1]
     confused = inner.sum(1) - right
     order = np.argsort(-(missed + false + confused), kind="stable")
-    used = [row for row in order.tolist() if found.objects[row] or inner[:, row].any() or false[row]]
+    used = [row for row in order.tolist() if matrix.objects[row] or inner[:, row].any() or false[row]]
     rows = [
-        [names[row], *(f"{int(each[row]):,}" for each in (found.objects, right, confused, missed, false))]
+        [names[row], *(f"{int(each[row]):,}" for each in (matrix.objects, right, confused, missed, false))]
         for row in used[:MAX_ROWS]
     ]
     head = ["class", "objects", "correct", "detected as another class", "missed", "detections on background"]

@@ -78,9 +78,9 @@ def match_all(
     document: Mapping[str, Any], records: Sequence[dict[str, Any]], *, images: Sequence[int], lvis: bool = False
 ) -> list[MatchedImage]:
     """Match the detections ``records``, given as COCO results, in the images with the ids ``images``."""
-    annotations, found = by_image(document["annotations"]), by_image(records)
+    annotations, detections = by_image(document["annotations"]), by_image(records)
     entries = {image["id"]: image for image in document["images"]}
-    return [match(entries[image_id], found[image_id], annotations[image_id], lvis=lvis) for image_id in images]
+    return [match(entries[image_id], detections[image_id], annotations[image_id], lvis=lvis) for image_id in images]
 
 
 def match(

@@ -75,7 +75,7 @@ class ResumeAdvice(logging.Handler):
 
     @classmethod
     def install(cls, folder: Path) -> None:
-        """Listen to the observer in place of the handlers of an earlier run."""
+        """Listen to the observer; replace an earlier run's handlers."""
         cls.observer.handlers = [cls(folder)]
         cls.observer.setLevel(logging.INFO)
         cls.observer.propagate = False

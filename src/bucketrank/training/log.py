@@ -120,7 +120,7 @@ class RunLog:
         left = self._time_left(progress)
         if self._bar is not None:
             epoch = f"epoch {progress.epoch + 1}/{self.schedule.total_epochs}"
-            total = self.schedule.total_steps  # a run with a time budget plans it anew after each epoch
+            total = self.schedule.total_steps  # a run with a time budget plans it again after each epoch
             self._bar.update(
                 self._task, completed=progress.step, total=total, description=epoch, left=left, losses=losses
             )

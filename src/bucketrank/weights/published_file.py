@@ -134,13 +134,13 @@ def _load(path: Path) -> Any:
         ) from error
     except MemoryError:
         raise
-    # A damaged archive or pickle raises whatever its reader stumbles over.
+    # A damaged archive or pickle may raise any exception.
     except Exception as error:
         raise _damaged(path) from error
 
 
 def _damaged(path: Path) -> WeightsError:
-    # Without the words of torch, which recommend loading the file with weights_only=False.
+    # Not torch's own message, which recommends loading the file with weights_only=False.
     return WeightsError(
         f"{path}: expected a checkpoint that torch.save wrote, got a truncated, damaged or other file; "
         "download it again"

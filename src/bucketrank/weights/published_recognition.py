@@ -118,13 +118,13 @@ def _atss_or_paa(checkpoint: Checkpoint, detector: str | None) -> str:
         require_choice("detector", detector, ("atss", "paa"))
         return detector
     word = r"(?i)(?<![a-z]){}(?:head)?(?![a-z])"
-    found = [name for name in ("atss", "paa") if checkpoint.mentions(word.format(name))]
-    if len(found) != 1:
+    mentioned = [name for name in ("atss", "paa") if checkpoint.mentions(word.format(name))]
+    if len(mentioned) != 1:
         raise WeightsError(
             f"{checkpoint.path}: expected a configuration or a file name that tells ATSS from PAA, whose tensors "
             "have the same names, got none; add --detector atss or --detector paa"
         )
-    return found[0]
+    return mentioned[0]
 
 
 def _rcnn(checkpoint: Checkpoint, groups: dict[str, dict[str, Any]]) -> tuple[str, int, bool, str]:

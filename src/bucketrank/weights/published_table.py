@@ -1,4 +1,4 @@
-"""The table of tensors of MMDetection's detectors, and of the tensors of our detectors that they become."""
+"""Tables from MMDetection's tensor names to ours."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def _pyramid(levels: int) -> tuple[Row, ...]:
     )
 
 
-def _dense(theirs: str, ours: str, kind: str) -> tuple[Row, ...]:
+def _dense(theirs: str, ours: str, prefix: str) -> tuple[Row, ...]:
     return (
         row(rf"{theirs}\.cls_convs\.(\d)\.conv\.$", rf"{ours}.class_tower.\1.0.$"),
         row(rf"{theirs}\.reg_convs\.(\d)\.conv\.$", rf"{ours}.box_tower.\1.0.$"),
         row(rf"{theirs}\.cls_convs\.(\d)\.gn\.$", rf"{ours}.class_tower.\1.1.$"),
         row(rf"{theirs}\.reg_convs\.(\d)\.gn\.$", rf"{ours}.box_tower.\1.1.$"),
-        row(rf"{theirs}\.{kind}_cls\.$", rf"{ours}.classes.$", rows="anchor_classes"),
-        row(rf"{theirs}\.{kind}_reg\.$", rf"{ours}.boxes.$", rows="deltas" if kind == "retina" else ""),
-        row(rf"{theirs}\.{kind}_centerness\.$", rf"{ours}.quality.$", rows="quality"),
+        row(rf"{theirs}\.{prefix}_cls\.$", rf"{ours}.classes.$", rows="anchor_classes"),
+        row(rf"{theirs}\.{prefix}_reg\.$", rf"{ours}.boxes.$", rows="deltas" if prefix == "retina" else ""),
+        row(rf"{theirs}\.{prefix}_centerness\.$", rf"{ours}.quality.$", rows="quality"),
         row(rf"{theirs}\.scales\.(\d)\.scale", rf"{ours}.scales[\1]"),
     )
 
@@ -159,7 +159,7 @@ CO_DETR = (  # and Co-DINO
     *_dense(r"bbox_head\.0", "auxiliary.atss.head", "atss"),
 )
 RCNN = (*_pyramid(4), *_rpn("rpn"))
-HEAD_ROWS: dict[str, tuple[Row, ...]] = {  # by the name of our detector
+HEAD_ROWS: dict[str, tuple[Row, ...]] = {  # keys are our detector names
     "atss": (*_pyramid(3), *_dense("bbox_head", "head", "atss")),
     "paa": (*_pyramid(3), *_dense("bbox_head", "head", "atss")),
     "retinanet": (*_pyramid(3), *_dense("bbox_head", "head", "retina")),

@@ -66,11 +66,12 @@ def translate(state: Mapping[str, Tensor], table: tuple[Row, ...]) -> Translated
     entries: dict[str, dict[int, Tensor]] = {}
     unknown = []
     for key, tensor in state.items():
-        found = next(((each, match) for each in table if (match := each.expression.fullmatch(key))), None)
-        if found is None:
+        for each in table:
+            if match := each.expression.fullmatch(key):
+                break
+        else:
             unknown.append(key)
             continue
-        each, match = found
         changed = each.change(tensor) if each.change is not None else tensor
         names = [match.expand(name) for name in each.names]
         parts = changed.chunk(len(names)) if len(names) > 1 else (changed,)
@@ -98,9 +99,9 @@ class Adaptation:
     num_labels: int  # rows of an anchor
     background: int | None  # row of the background logit; None if the weights have none
     softmax: bool  # whether the model has one
-    delta_factors: tuple[float, float, float, float]  # from the box deltas of the weights to the model's
+    delta_factors: tuple[float, float, float, float]  # factors on the weights' box deltas that make them the model's
     proposer_rows: int = 0  # logits of the model's proposals, in Co-DETR
-    marks: int = 0  # numbers that mark the queries of one of its auxiliary heads
+    marks: int = 0  # numbers that mark an auxiliary head's queries, in Co-DETR
 
     def __call__(self, rows: Rows, tensor: Tensor) -> Tensor | None:
         """Return the tensor for the model; None if it keeps its values."""
@@ -126,5 +127,5 @@ class Adaptation:
                 return torch.cat([tensor[self.labels], background[None]])
             return tensor[self.labels] - background  # the logit of a class against the background
         if rows == "classes" and self.softmax:
-            return None  # without a background logit there is none to start from
+            return None  # the weights have no background logit to start from
         return tensor[self.labels]

@@ -40,7 +40,7 @@ class AuxiliaryQueries(nn.Module):
     """The queries of one auxiliary head, many per object and assigned in advance, for the shared decoder.
 
     In Co-DETR, the head's features and a mark of the head are added to the encoded boxes: ``marks`` is 1 number for all
-    channels, or one for each. Co-DINO has no marks (0), and its content is the encoded box alone.
+    channels, or one for each. Co-DINO has no marks (0), and its content is only the encoded box.
     """
 
     def __init__(self, width: int, *, limit: int, marks: int) -> None:

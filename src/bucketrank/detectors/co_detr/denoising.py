@@ -57,19 +57,19 @@ class DenoisingQueries(nn.Module):
     def forward(self, ground_truths: Sequence[Target], scales: Tensor) -> Denoising:
         """Build the queries; ``scales`` (B, 4) holds width, height, width and height of the images."""
         counts = [len(each["labels"]) for each in ground_truths]
-        most = max(counts)
-        groups = max(self.limit // max(most, 1), 1)
-        copies = 2 * groups  # of the objects: the rows of each image are (groups, positive or negative, objects)
+        max_objects = max(counts)
+        groups = max(self.limit // max(max_objects, 1), 1)
+        copies = 2 * groups  # each image has the rows (groups, positive or negative, objects)
         content, boxes, matches = [], [], []
         for objects, count, scale in zip(ground_truths, counts, scales, strict=True):
             labels = self.noisy_labels(objects["labels"].expand(copies, count))
-            padded = self.labels.weight.new_zeros(copies, most, self.labels.embedding_dim)
+            padded = self.labels.weight.new_zeros(copies, max_objects, self.labels.embedding_dim)
             padded[:, :count] = self.labels(labels)
             content.append(padded.flatten(0, 1))
-            noisy = padded.new_full((copies, most, 4), 0.5, dtype=torch.float32)
+            noisy = padded.new_full((copies, max_objects, 4), 0.5, dtype=torch.float32)
             noisy[:, :count] = self.noisy_boxes((objects["boxes"].float() / scale).expand(copies, count, 4))
             boxes.append(noisy.flatten(0, 1))
-            match = labels.new_full((copies, most), NEGATIVE)
+            match = labels.new_full((copies, max_objects), NEGATIVE)
             match[::2, :count] = torch.arange(count, device=match.device)
             matches.append(match.flatten())
         return Denoising(torch.stack(content), torch.stack(boxes), matches, groups)

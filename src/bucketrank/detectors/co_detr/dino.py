@@ -40,7 +40,7 @@ class CoDINO(CollaborativeDETR):
         ranking = isinstance(loss, RankingSettings)
         super().__init__(
             num_classes,
-            # As published, all boxes of queries have the same weight.
+            # As published, all query boxes have the same weight.
             loss=replace(loss, box_confidence=False) if loss.box_confidence is None else loss,
             settings=settings,
             recipe=RECIPE if ranking else SCORED_RECIPE,

@@ -25,7 +25,7 @@ DINO_TEMPERATURE = 20.0  # the same for the cells in Co-DINO's encoder
 
 @dataclass(frozen=True)
 class Geometry:
-    """The S tokens of each of B images: the cells of L maps, row by row, level after level.
+    """The S tokens per image, for B images: the cells of L maps, row by row, level after level.
 
     The images of a batch are padded to one size; locations are relative to the image without padding.
     """

@@ -92,7 +92,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Repeatable:
-    """Images that are read anew by every iteration: a fit may need them twice."""
+    """Images that every iteration reads again: a fit may need them twice."""
 
     images: Callable[[], Iterator[Item]]
 

@@ -48,17 +48,17 @@ def calibrate_scores(
     wrong detections, or higher scores that are not right more often.
     """
     settings = FitSettings(target, per_class)
-    found_of_images, objects_of_images = [*map(as_detections, detections)], [*map(as_objects, ground_truths)]
-    if len(found_of_images) != len(objects_of_images):
+    detected, objects = [*map(as_detections, detections)], [*map(as_objects, ground_truths)]
+    if len(detected) != len(objects):
         raise ValueError(
-            f"calibrate_scores: expected ground truth for each of {len(found_of_images)} images with detections, "
-            f"got {len(objects_of_images)}; give an entry without boxes for an image without objects"
+            f"calibrate_scores: expected ground truth for each of {len(detected)} images with detections, "
+            f"got {len(objects)}; give an entry without boxes for an image without objects"
         )
-    pairs = list(zip(found_of_images, objects_of_images, strict=True))
+    pairs = list(zip(detected, objects, strict=True))
     if num_classes is None:
         labels = torch.cat([each["labels"] for pair in pairs for each in pair]) if pairs else torch.zeros(0)
         num_classes = int(labels.max()) + 1 - first_label if len(labels) else 1
-    if not any(len(found["scores"]) for found, _ in pairs):
+    if not any(len(each["scores"]) for each in detected):
         raise CannotCalibrateError(
             f"calibrate_scores: expected detections, got none in {len(pairs)} images; lower the detector's minimum "
             "score, or train for longer"
@@ -75,13 +75,13 @@ def as_detections(output: Any) -> dict[str, Tensor]:
     >>> as_detections({"boxes": [[0.0, 0, 4, 4]], "labels": [1], "scores": [0.9]})["scores"]
     tensor([0.9000])
     """
-    found = as_objects(output)
-    if "scores" not in found:
+    detections = as_objects(output)
+    if "scores" not in detections:
         raise ValueError(
             f"calibrate_scores: expected detections with scores, got {type(output).__name__} without; give the "
             "detections first and the ground truth second"
         )
-    return found
+    return detections
 
 
 def as_objects(output: Any) -> dict[str, Tensor]:

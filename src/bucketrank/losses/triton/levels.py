@@ -1,6 +1,6 @@
 """Triton kernels of the tree in ``tree.py``: running sums over one level of it, and steps from a level to the next.
 
-A positive is the row of its ranking and score. The tree orders the rows of each level anew (``level_order``). There are
+A positive is the row of its ranking and score. The tree re-sorts the rows of each level (``level_order``). There are
 three columns of running sums: weights, weights times fractions, and fractions.
 """
 
