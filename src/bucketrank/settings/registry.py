@@ -13,26 +13,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from bucketrank.errors import require_choice, short_repr
 from bucketrank.settings.detector_specs import BUILT_IN_DETECTORS, DetectorSettings, DetectorSpec
-from bucketrank.settings.fields import Settings, describe
+from bucketrank.settings.fields import describe
 from bucketrank.settings.library_specs import LIBRARIES, LibrarySpec
 from bucketrank.settings.loss_specs import BUILT_IN_LOSSES, LossSettings, LossSpec
 
-
-class Spec(Protocol):
-    """The attributes that a registry reads."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def settings(self) -> type[Settings]: ...
-
-
-AnySpec = TypeVar("AnySpec", bound=Spec)
+AnySpec = TypeVar("AnySpec", LossSpec, DetectorSpec)
 
 
 class Registry(Generic[AnySpec]):
@@ -41,8 +30,9 @@ class Registry(Generic[AnySpec]):
     def __init__(
         self, noun: str, group: str, spec: type[AnySpec], settings: type, built_in: tuple[AnySpec, ...]
     ) -> None:
-        self.noun, self.group, self._spec, self._settings = noun, group, spec, settings
-        self._specs = {each.name: each for each in built_in}
+        self.noun, self.group, self._settings = noun, group, settings
+        self._spec: type[AnySpec] = spec
+        self._specs: dict[str, AnySpec] = {each.name: each for each in built_in}
         self._entry_points_read = False
 
     def register(self, spec: AnySpec, *, replace: bool = False) -> None:

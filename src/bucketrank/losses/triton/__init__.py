@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from bucketrank.errors import first_line
 from bucketrank.lazy import import_on_use
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def import_problem() -> str | None:
     try:
         import triton
     except Exception as error:  # noqa: BLE001  a broken installation raises anything; the torch operations still work
-        return f"Triton cannot be imported: {_first_line(error)}"
+        return f"Triton cannot be imported: {_sentence(error)}"
     if tuple(map(int, re.findall(r"\d+", triton.__version__)[:2])) < OLDEST_TRITON:
         return f"The kernels need Triton {'.'.join(map(str, OLDEST_TRITON))} or newer, got {triton.__version__}."
     return None
@@ -77,11 +78,11 @@ def _launch_problem(device: torch.device) -> str | None:
         with _disable_current_modes():  # torch.compile calls this while tracing with fake tensors
             probe(device)
     except Exception as error:  # noqa: BLE001  missing compilers and drivers raise anything
-        return f"Triton cannot run a kernel on {device}: {_first_line(error)}"
+        return f"Triton cannot run a kernel on {device}: {_sentence(error)}"
     return None
 
 
-def _first_line(error: Exception) -> str:
+def _sentence(error: Exception) -> str:
     """Describe the error in a sentence."""
-    text = str(error).strip().split("\n")[0] or type(error).__name__
+    text = first_line(error)
     return text if text.endswith(".") else f"{text}."
