@@ -192,14 +192,13 @@ def _has_flag(words: list[str], name: str) -> bool:
 
 
 def _add_positional(parser: FlagParser, parameter: inspect.Parameter, annotation: Any, text: str) -> None:
-    """Add a positional parameter of a command to its parser."""
     count = "+" if get_origin(annotation) is list else "?" if parameter.default is None else None
     text += f" (also as --{DATA})" if parameter.name == DATA else ""
     parser.add_argument(parameter.name, nargs=count, default=argparse.SUPPRESS, help=text.replace("%", "%%"))
 
 
 def _add_flag(parser: FlagParser, parameter: inspect.Parameter, annotation: Any, text: str) -> list[str]:
-    """Add a parameter of a command to its parser as a flag, and return the names of the flag."""
+    """Add a keyword-only parameter of a command to its parser; return its flags."""
     from bucketrank.settings.fields import choices_of
     from bucketrank.settings.flags import metavar
 

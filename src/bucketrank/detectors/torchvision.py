@@ -70,7 +70,6 @@ def _mobilenet_starts(blocks: list[nn.Module]) -> list[int]:
 
 
 def _split(blocks: list[nn.Module], starts: list[int]) -> list[list[nn.Module]]:
-    """Split the blocks at these starts."""
     edges = [0, *starts, len(blocks)]
     return [blocks[first:last] for first, last in pairwise(edges)]
 

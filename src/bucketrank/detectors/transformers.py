@@ -25,6 +25,7 @@ from transformers.utils import logging as library_logging
 from bucketrank.detectors.backbone import IMAGENET_MEAN, IMAGENET_STD
 from bucketrank.detectors.base import LibraryDetector, LibraryTransform, Target, ranking_arguments
 from bucketrank.detectors.dense import top_scores
+from bucketrank.errors import first_line
 from bucketrank.evaluation.calibration.mapping import ScoreHead
 from bucketrank.integrations.transformers import use_ranking_loss
 from bucketrank.integrations.transformers.adapter import REFUSED
@@ -216,8 +217,8 @@ def _reading(name: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            reason = str(error).partition("\n")[0]
-            raise FileNotFoundError(f"detector.name: {name} cannot be read ({reason:.300}); {REMEDY}") from error
+            unread = f"detector.name: {name} cannot be read ({first_line(error):.300})"
+            raise FileNotFoundError(f"{unread}; {REMEDY}") from error
         return
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise FileNotFoundError(f"detector.name: expected a folder or a name on the hub, got {name!r}; {REMEDY}")

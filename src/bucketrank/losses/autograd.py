@@ -65,7 +65,6 @@ def _value_dtype(logits: Tensor, targets: Tensor) -> torch.dtype:
 
 
 def _counts(prepared: Prepared, device: torch.device) -> Tensor:
-    """Count the positives per ranking."""
     counts = prepared.counts
     if isinstance(counts, Tensor):  # the Triton kernels count on the device
         return counts

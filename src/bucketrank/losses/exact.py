@@ -181,7 +181,6 @@ def _suffix_sums(values: Tensor) -> Tensor:
 
 
 def _count_(counts: Tensor, bucket: Tensor) -> None:
-    """Count the members of each bucket."""
     if on_host(counts):
         counts += torch.bincount(bucket, minlength=counts.numel())
     else:  # bincount would cause a device sync

@@ -251,7 +251,6 @@ class Fused(Comparison):
 
 
 def _positives(targets: Array) -> Array:
-    """Return the positions of the positives, ascending."""
     if targets.size < 2 * MIN_ENTRIES:
         return (targets > 0).nonzero()[0]
     return np.concatenate(in_parts(lambda start, stop: start + (targets[start:stop] > 0).nonzero()[0], targets.size))

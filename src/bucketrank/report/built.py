@@ -110,7 +110,7 @@ def _weighting(criterion: Criterion, *, quality: bool) -> str:
 
 def describe_loss(settings: LossSettings) -> str:
     """Name the loss with its method and delta."""
-    title = loss_spec(settings.name).heading
+    title = loss_spec(settings.name).title or settings.name
     if not isinstance(settings, RankingSettings):
         return title
     return f"{title}, {settings.method}, delta {settings.effective_delta:g}"

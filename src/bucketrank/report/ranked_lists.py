@@ -218,9 +218,8 @@ def _gradient_range(ranked: RankedList) -> tuple[float, float]:
 
 
 def _zero(ranked: RankedList) -> float:
-    """Compute the vertical position of gradient 0."""
     up, down = _gradient_range(ranked)
-    return round(BOTTOM + GAP + LOWER * up / (up + down), 1)
+    return round(BOTTOM + GAP + LOWER * up / (up + down), 1)  # y of gradient 0
 
 
 def _axes(ranked: RankedList, settings: LossSettings, width: int) -> Html:

@@ -238,11 +238,6 @@ class LossSpec:
     divisor: Literal["positives", "targets"] = "positives"  # number of positives, or the sum of the targets
     box_weights: Literal["confidence", "iou"] | None = None  # weights in the mean of the box loss
 
-    @property
-    def heading(self) -> str:
-        """The title, or the name of a loss without one."""
-        return self.title or self.name
-
     def load(self) -> Any:
         """Import the criterion class; ValueError if the loss is part of the model."""
         if self.criterion is None:

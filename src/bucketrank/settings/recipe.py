@@ -119,7 +119,6 @@ def from_dict(content: Mapping[str, Any], *, source: str = "recipe") -> Recipe:
 
 
 def _convert(key: str, value: Any, known: Mapping[str, Setting]) -> Any:
-    """Convert a value to the type of its setting."""
     if key not in known:
         raise ValueError(f'there is no setting "{key:.200}"{suggest(key, known)}')
     if not isinstance(value, FlagText):

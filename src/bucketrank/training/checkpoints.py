@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +45,6 @@ class Progress:
     def from_checkpoint(cls, state: Mapping[str, Any]) -> Progress:
         """Return the progress stored in a checkpoint."""
         return cls(**{each.name: state[each.name] for each in fields(cls) if each.name in state})
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the entries for a checkpoint."""
-        return asdict(self)
 
     def is_finished(self, schedule: Schedule) -> bool:
         """Return whether the last epoch is closed, after the last step by early stopping or for lack of time."""

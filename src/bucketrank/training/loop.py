@@ -10,6 +10,7 @@ import json
 import math
 import random
 import time
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -248,7 +249,7 @@ class Loop:
         if self.fabric.is_global_zero:
             self.checkpoints.save(
                 {
-                    **self.progress.to_dict(),
+                    **asdict(self.progress),
                     "batches": self.batches,
                     "recipe": self.recipe.to_dict(),
                     "model": self.detector.state_dict(),

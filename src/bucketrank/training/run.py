@@ -338,7 +338,6 @@ def _announce(
     fabric: Fabric,
     folder: Path,
 ) -> None:
-    """Print what will be trained."""
     settings = recipe.schedule
     rate = f"{schedule.scaled:.4g}"
     if schedule.scaled != settings.lr:

@@ -139,7 +139,6 @@ def load_published(model: Detector, path: Path | str, *, classes: Sequence[str] 
 def _classes(
     checkpoint: Checkpoint, source: Source, given: Sequence[str] | None, *, required: bool = True
 ) -> tuple[list[str], list[int]]:
-    """Return the class names and their category ids."""
     coco, coco_ids = coco_classes()
     names = list(given) if given is not None else checkpoint.classes
     if names is None and source.num_classes == len(coco):

@@ -173,7 +173,7 @@ def load_torchvision_weights(model: nn.Module, name: str, weights: str) -> list[
         keys = model.load_state_dict({each: state[each] for each in state if each not in reshaped}, strict=False)
         misfits = [*(each for each in keys.missing_keys if each not in reshaped), *keys.unexpected_keys]
     except RuntimeError as error:
-        misfits = SIZE_MISMATCH.findall(str(error)) or [str(error).partition("\n")[0]]
+        misfits = SIZE_MISMATCH.findall(str(error)) or [first_line(error)]
     misfits = [each for each in misfits if not each.endswith(COUNTER)]
     if misfits:
         raise ValueError(
