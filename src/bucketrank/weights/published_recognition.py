@@ -68,26 +68,18 @@ def _recognise(checkpoint: Checkpoint, detector: str | None) -> Source:
     dino = any(key.startswith(DINO) for key in state)
     if transformer:
         name, num_classes, softmax, loss = _co_detr(state, groups, dino=dino)
-    elif "bbox_head.retina_cls.weight" in state:
-        name = "retinanet"
-        anchors = len(state["bbox_head.retina_reg.weight"]) // 4
-        num_classes, softmax = len(state["bbox_head.retina_cls.weight"]) // anchors, False
-        loss = "rs" if anchors == 6 else "focal"
-        groups["detector"] = {
-            "scales": anchors // 3,
-            "convs": _count(state, r"bbox_head\.cls_convs\.(\d+)\."),
-            "score_threshold": 0.05,
-        }
-    elif "bbox_head.atss_cls.weight" in state:
-        name = _atss_or_paa(checkpoint, detector)
-        anchors = len(state["bbox_head.atss_reg.weight"]) // 4
-        num_classes, softmax = len(state["bbox_head.atss_cls.weight"]) // anchors, False
-        loss = "focal" if "bbox_head.atss_centerness.weight" in state else "rs"
-        groups["detector"] = {
-            "anchors": anchors,
-            "convs": _count(state, r"bbox_head\.cls_convs\.(\d+)\."),
-            "score_threshold": 0.05,
-        }
+    elif prefix := next((each for each in ("retina", "atss") if f"bbox_head.{each}_cls.weight" in state), ""):
+        anchors = len(state[f"bbox_head.{prefix}_reg.weight"]) // 4
+        num_classes, softmax = len(state[f"bbox_head.{prefix}_cls.weight"]) // anchors, False
+        if prefix == "retina":
+            name, loss = "retinanet", "rs" if anchors == 6 else "focal"
+            count = {"scales": anchors // 3}
+        else:
+            name = _atss_or_paa(checkpoint, detector)
+            loss = "focal" if "bbox_head.atss_centerness.weight" in state else "rs"
+            count = {"anchors": anchors}
+        convs = _count(state, r"bbox_head\.cls_convs\.(\d+)\.")
+        groups["detector"] = {**count, "convs": convs, "score_threshold": 0.05}
     elif any(re.match(r"roi_head\.bbox_head\.(0\.)?fc_cls\.weight", key) for key in state):
         name, num_classes, softmax, loss = _rcnn(checkpoint, groups)
     else:
