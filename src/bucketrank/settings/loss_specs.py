@@ -61,9 +61,13 @@ class LossSettings(Settings):
         >>> VarifocalSettings().arguments
         {'alpha': 0.75, 'gamma': 2.0}
         """
-        shared = {field.name for field in fields(LossSettings)}
-        own = [field.name for field in fields(self) if field.name not in shared]
+        own = [field.name for field in fields(self) if field.name not in ("name", *self.shared)]
         return {name.partition("_")[2]: getattr(self, name) for name in own}
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """The settings that every loss has, without the name."""
+        return {field.name: getattr(self, field.name) for field in fields(LossSettings) if field.name != "name"}
 
     def for_run(self: AnyLossSettings, *, batches_per_epoch: int) -> AnyLossSettings:  # noqa: ARG002 (for subclasses)
         """Fill in the values that depend on the data set."""
@@ -164,8 +168,7 @@ class FocalSettings(ScoreBasedSettings):
     focal_gamma: Annotated[float, "focal: focusing exponent, which lowers the weight of easy examples"] = 2.0
 
     def sampled(self) -> LossSettings:
-        shared = {field.name: getattr(self, field.name) for field in fields(LossSettings) if field.name != "name"}
-        return ScoreBasedSettings(name="ce", **shared)
+        return ScoreBasedSettings(name="ce", **self.shared)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -91,10 +91,7 @@ class CoDINO(CollaborativeDETR):
 
 def as_focal(loss: LossSettings) -> LossSettings:
     """Return focal loss for the auxiliary heads, with the shared settings of another score-based loss."""
-    if isinstance(loss, FocalSettings):
-        return loss
-    shared = {field.name: getattr(loss, field.name) for field in fields(LossSettings) if field.name != "name"}
-    return FocalSettings(name="focal", **shared)
+    return loss if isinstance(loss, FocalSettings) else FocalSettings(name="focal", **loss.shared)
 
 
 def soften(detections: dict[str, Tensor], *, iou: float) -> dict[str, Tensor]:
