@@ -43,11 +43,9 @@ class BackboneSettings(Settings):
         self.require("weights", "null, pretrained or a path", holds=self.weights != "")
         stages = self.frozen_stages
         self.require("frozen_stages", "0 to 4 or null", holds=stages is None or stages in range(5))
-        self.require("deformable_groups", "at least 0", holds=self.deformable_groups >= 0)
-        without_convolutions = self.name in SWIN_NAMES
-        self.require(
-            "deformable_groups", f"0 for {self.name}", holds=not (self.deformable_groups and without_convolutions)
-        )
+        self.require_min(deformable_groups=0)
+        possible = not self.deformable_groups or self.name not in SWIN_NAMES
+        self.require("deformable_groups", f"0 for {self.name}", holds=possible)
 
     def check_name(self) -> None:
         """Raise ValueError unless the model exists. This is a separate check because timm imports torch."""
@@ -325,8 +323,7 @@ class CollaborativeSettings(DetectorSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require("levels", "4 or 5", holds=self.levels in (4, 5))
-        self.require("queries", "at least 1", holds=self.queries >= 1)
-        self.require("auxiliary_queries", "at least 1", holds=self.auxiliary_queries >= 1)
+        self.require_min(queries=1, auxiliary_queries=1)
 
 
 @dataclass(frozen=True)

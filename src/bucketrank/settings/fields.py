@@ -55,6 +55,12 @@ class Settings:
         if not holds:
             raise ValueError(f"{self.group}.{setting}: expected {expected}, got {short_repr(getattr(self, setting))}")
 
+    def require_min(self, **minima: int) -> None:
+        """Raise ValueError unless each of these settings is None or at least its minimum."""
+        for name, minimum in minima.items():
+            value = getattr(self, name)
+            self.require(name, f"at least {minimum}", holds=value is None or value >= minimum)
+
     def require_finite(self, *names: str) -> None:
         """Raise ValueError unless these settings are None or finite numbers of at least 0."""
         for name in names:

@@ -5,7 +5,6 @@ A detector name consists of library and model, like ``torchvision/retinanet_resn
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -43,7 +42,7 @@ class LibraryInputSettings(ImagePreparation):
         super().__post_init__()
         sizes = self.sizes
         self.require("min_size", "sizes of at least 1", holds=sizes is None or (sizes != () and min(sizes) >= 1))
-        self.require("max_size", "at least 1", holds=self.max_size is None or self.max_size >= 1)
+        self.require_min(max_size=1)
         if sizes is not None and self.max_size is not None and max(sizes) > self.max_size:
             raise ValueError(
                 f"inputs.min_size: expected sizes up to max_size, got {self.min_size} with max_size {self.max_size}"
@@ -169,8 +168,7 @@ class TransformersSettings(LibrarySettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require("name", "transformers/FOLDER or transformers/HUB_NAME", holds=self.model != "")
-        cost = self.class_cost
-        self.require("class_cost", "a number of at least 0", holds=cost is None or (math.isfinite(cost) and cost >= 0))
+        self.require_finite("class_cost")
 
     def without_weights(self) -> TransformersSettings:
         return replace(self, weights=None)

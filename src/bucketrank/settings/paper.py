@@ -103,20 +103,10 @@ def paper_row(recipe: str) -> PaperRow | None:
 
 
 def _row(cells: dict[str, str]) -> PaperRow:
-    return PaperRow(
-        table=int(cells["table"]) if cells["table"] else None,
-        row=cells["row"],
-        detector=cells["detector"],
-        backbone=cells["backbone"],
-        dataset=cells["dataset"],
-        loss=cells["loss"],
-        metric=cells["metric"],
-        numbers={name: float(cells[name]) for name in FORMATS if cells[name]},
-        hyperparameters=int(cells["hyperparameters"]) if cells["hyperparameters"] else None,
-        hardware=cells["hardware"],
-        recipe=cells["recipe"],
-        exact_recipe=cells["exact_recipe"],
-    )
+    counts: dict[str, Any] = {name: int(cells[name]) if cells[name] else None for name in ("table", "hyperparameters")}
+    numbers = {name: float(cells[name]) for name in FORMATS if cells[name]}
+    texts: dict[str, Any] = {name: text for name, text in cells.items() if name not in (*counts, *FORMATS)}
+    return PaperRow(**texts, **counts, numbers=numbers)
 
 
 # Recipes to start with: what each is good for. They are listed first, and again in their group.

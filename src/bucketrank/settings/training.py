@@ -56,13 +56,7 @@ class DataSettings(Settings):
         super().__post_init__()
         number = self.batch_size
         self.require("batch_size", f"at least 1, or {AUTO_BATCH}", holds=number >= 1 or number == AUTO_BATCH)
-        for name, minimum in {
-            "workers": 0,
-            "repeat": 1,
-            "val_batch_size": 1,
-            "close_augmentations": 0,
-        }.items():
-            self.require(name, f"at least {minimum}", holds=getattr(self, name) >= minimum)
+        self.require_min(workers=0, repeat=1, val_batch_size=1, close_augmentations=0)
         self.require("repeat", f"1 to {MAX_REPEAT:,}", holds=self.repeat <= MAX_REPEAT)
         for name in ("flip", "mosaic", "mixup", "copy_paste"):
             self.require(name, "a probability from 0 to 1", holds=0 <= getattr(self, name) <= 1)
@@ -113,9 +107,7 @@ class ScheduleSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, minimum in {"base_batch": 1, "epochs": 1, "accumulate": 1, "warmup_steps": 0}.items():
-            self.require(name, f"at least {minimum}", holds=getattr(self, name) >= minimum)
-        self.require("max_steps", "at least 1", holds=self.max_steps is None or self.max_steps >= 1)
+        self.require_min(base_batch=1, epochs=1, accumulate=1, warmup_steps=0, max_steps=1)
         for name in ("lr", "gamma", "warmup_factor"):
             self.require(name, "a number above 0", holds=0 < getattr(self, name) < float("inf"))
         for name in ("momentum", "weight_decay", "backbone_factor"):
@@ -159,12 +151,8 @@ class TrainerSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive = dict.fromkeys(("nodes", "log_every", "validate_every", "calibration_images"), 1)
-        for name, minimum in {**positive, "pictures": 0, "seed": 0}.items():
-            self.require(name, f"at least {minimum}", holds=getattr(self, name) >= minimum)
-        steps = self.checkpoint_steps
-        self.require("checkpoint_steps", "at least 1", holds=steps is None or steps >= 1)
-        self.require("checkpoint_minutes", "at least 0", holds=self.checkpoint_minutes >= 0)
+        self.require_min(nodes=1, log_every=1, validate_every=1, calibration_images=1, pictures=0, seed=0)
+        self.require_min(checkpoint_steps=1, checkpoint_minutes=0)
         limit = self.max_seconds
         self.require("max_time", "a time above 0 such as 2h, 90m or 45s", holds=limit is None or 0 < limit < math.inf)
         numbered = self.devices == "auto" or (self.devices.isdecimal() and int(self.devices) >= 1)
