@@ -83,20 +83,14 @@ def train(
 ) -> RunResult:
     """Train by ``recipe`` on the data set in the folder ``data``; write everything to the folder ``out``.
 
-    ``resume`` continues the run in ``out``, or starts one if none exists. On a CPU, a resumed run ends bit-identical
-    to an uninterrupted one. ``recipe`` and ``data`` may then be None, because the folder stores them. If images or
-    annotations changed, the run resumes only with ``allow_changed_data``; if classes changed, it never resumes.
+    ``recipe`` may also be a recipe's name or file. ``resume`` continues the run in ``out``, or starts one if none
+    exists; ``recipe`` and ``data`` may then be None, because the folder stores them. On a CPU, a resumed run ends
+    bit-identical to an uninterrupted one. If images or annotations changed, the run resumes only with
+    ``allow_changed_data``; if classes changed, it never resumes.
 
-    Raises DataError for data that cannot be used, RecipeError for invalid settings, RunFolderError for a folder in
-    use, NonFiniteLossError with the image ids, and Interrupted after Ctrl-C or SIGTERM.
-
-    Args:
-        recipe: a recipe, its name, or its file.
-        data: data folder.
-        out: run folder.
-        resume: continue the run in the folder, or start it.
-        allow_changed_data: resume although images or annotations changed.
-        console: where progress is printed; by default the terminal.
+    Progress is printed to ``console``, by default the terminal. Raises DataError for data that cannot be used,
+    RecipeError for invalid settings, RunFolderError for a folder in use, NonFiniteLossError with the image ids, and
+    Interrupted after Ctrl-C or SIGTERM.
     """
     folder = Path(out)
     with stop_signals() as stop, lock_run_folder(folder) if is_first_process() else nullcontext():
