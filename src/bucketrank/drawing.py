@@ -15,6 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from bucketrank.output import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, YELLOW
+from bucketrank.settings.choices import MASK_THRESHOLD
 
 Colour = tuple[int, int, int]
 Detections = Mapping[str, Tensor]
@@ -181,7 +182,7 @@ def _selected(
     binary: list[NDArray[np.bool_]] = []
     if (masks := detections.get("masks")) is not None:
         chosen = masks[order].detach().cpu().reshape(len(order), *masks.shape[-2:])
-        binary = list((chosen > 0.5 if chosen.is_floating_point() else chosen.bool()).numpy())
+        binary = list((chosen >= MASK_THRESHOLD if chosen.is_floating_point() else chosen.bool()).numpy())
     return (
         boxes[order].tolist(),
         labels[order].int().tolist(),

@@ -59,6 +59,17 @@ def test_draws_equal_data_sets_with_repeated_images(seed: int) -> None:
     np.testing.assert_allclose(matches.ap(np.ones((1, 8))), whole, atol=1e-9)
 
 
+def test_a_draw_without_objects_has_no_ap() -> None:
+    document = random_document(0, images=4)
+    with_objects = {entry["image_id"] for entry in document["annotations"]}
+    document["images"].append({**document["images"][0], "id": 99})
+    detections = with_distinct_scores(random_detections(document, 100, masks=False))
+    matches = ImageAP.of(evaluated(document, detections))
+    images = sorted(each["id"] for each in document["images"])
+    counts = np.array([[1.0] * len(images), [float(image not in with_objects) for image in images]])
+    assert np.isnan(matches.ap(counts)).tolist() == [False, True]
+
+
 def test_masks_are_matched_by_their_masks() -> None:
     document = random_document(0, images=4)
     detections = with_distinct_scores(random_detections(document, 100, masks=True))

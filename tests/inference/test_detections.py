@@ -8,8 +8,11 @@ import sys
 import numpy as np
 import pytest
 import torch
+from faster_coco_eval.core import mask as rle_codec
 
+from bucketrank.drawing import draw
 from bucketrank.errors import MissingPackageError
+from bucketrank.evaluation import Evaluator
 from bucketrank.inference import Detections
 
 CLASSES = ["cat", "dog", "bird"]
@@ -55,6 +58,18 @@ def test_supervision_and_back(detections: Detections) -> None:
     for name in ("boxes", "scores", "labels"):
         torch.testing.assert_close(back[name], detections[name], rtol=0, atol=0)
     torch.testing.assert_close(back["masks"], (detections["masks"] >= 0.5).float(), rtol=0, atol=0)
+
+
+def test_a_pixel_at_the_threshold_belongs_to_the_mask_everywhere(detections: Detections) -> None:
+    categories = [{"id": number, "name": name} for number, name in enumerate(CLASSES, 1)]
+    evaluator = Evaluator(
+        {"images": [{"id": 1, "width": 6, "height": 4}], "annotations": [], "categories": categories}, masks=True
+    )
+    evaluator.add([1], [detections])
+    assert [int(rle_codec.area(record["segmentation"])) for record in evaluator.detections] == [6, 0]
+    exact = {**detections, "masks": detections["masks"] == 0.5}  # the mask of the first detection, none of the second
+    drawn = [np.asarray(draw(torch.zeros(3, 4, 6), each, classes=CLASSES)) for each in (detections, exact)]
+    np.testing.assert_array_equal(*drawn)
 
 
 def test_an_image_without_detections(detections: Detections) -> None:

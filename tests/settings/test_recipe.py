@@ -268,6 +268,8 @@ def test_a_recipe_survives_yaml(tmp_path):
             "--detector cascade_rcnn --detector.stage_ious 50,60,70",
             "detector.stage_ious: expected a number from 0 to 1",
         ),
+        ("--detector co_detr --detector.class_cost nan", "detector.class_cost: expected a finite number of at least 0"),
+        ("--detector co_detr --detector.auxiliary_weight -3", "detector.auxiliary_weight: expected a finite number of"),
         ("loss.delta 3", 'there is no flag "loss.delta"'),
     ],
 )

@@ -72,13 +72,15 @@ class ImageAP:
         return cls(curves, objects)
 
     def ap(self, counts: Values) -> Values:
-        """Compute the AP (B,), from 0 to 1, of draws that contain image i ``counts[b, i]`` times."""
+        """Compute the AP (B,), 0 to 1, of draws that contain image i ``counts[b, i]`` times; NaN without objects."""
         aps = []
         for own, objects in zip(self.curves, self.objects, strict=True):
             totals = counts @ objects
             mean = np.mean([curve.ap(counts, totals) for curve in own], axis=0)
             aps.append(np.where(totals > 0, mean, np.nan))  # a class without objects in a draw does not count
-        mean_over_classes: Values = np.nanmean(aps, axis=0)
+        known = np.isfinite(aps)
+        sums, classes = np.where(known, aps, 0.0).sum(0), known.sum(0)
+        mean_over_classes: Values = np.where(classes > 0, sums / np.maximum(classes, 1), np.nan)
         return mean_over_classes
 
 

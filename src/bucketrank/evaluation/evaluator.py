@@ -26,11 +26,11 @@ from bucketrank.evaluation.metrics import (
     OptimalLRP,
     best_threshold,
 )
+from bucketrank.settings.choices import MASK_THRESHOLD
 
 Record = dict[str, Any]
 IouType = Literal["boxes", "masks"]
 
-MASK_THRESHOLD = 0.5  # probability from which a pixel belongs to a mask
 COCO_MAX_DETECTIONS = 100  # per image and class
 LVIS_MAX_DETECTIONS = 300  # per image, over all classes
 COCO_NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
@@ -88,7 +88,7 @@ def coco_records(
     if masks:
         for record, mask in zip(records, detections["masks"], strict=True):
             flat = mask.detach().reshape(mask.shape[-2:])
-            binary = (flat > MASK_THRESHOLD) if flat.is_floating_point() else flat.bool()
+            binary = (flat >= MASK_THRESHOLD) if flat.is_floating_point() else flat.bool()
             record["segmentation"] = encode_mask(binary.cpu().numpy())
     return records
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from bucketrank.errors import MissingPackageError, suggest
+from bucketrank.settings.choices import MASK_THRESHOLD
 
 if TYPE_CHECKING:
     import supervision
 
-MASK_THRESHOLD = 0.5  # a pixel belongs to an object from this probability on
 CLASS_NAME = "class_name"  # where supervision keeps the names
 MAX_SHOWN = 5  # detections in a repr
 

@@ -19,6 +19,7 @@ LayoutName = Literal["own", "coco", "lvis", "roboflow", "yolo", "voc"]
 # floats the pixels take 2.1 GB. 10,000 x 10,000 pixels fit.
 MAX_PIXELS = 178_956_970
 Augmentation = Literal["scale_jitter", "zoom_out", "iou_crop", "rotation", "vertical_flip", "grayscale", "blur"]
+MASK_THRESHOLD = 0.5  # a pixel belongs to an object from this probability on, as in the published code
 
 # Calibration: the target is the match probability (IoU 0.5 or higher) or the expected IoU
 CalibrationTarget = Literal["match", "iou"]

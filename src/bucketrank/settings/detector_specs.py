@@ -324,6 +324,7 @@ class CollaborativeSettings(DetectorSettings):
         super().__post_init__()
         self.require("levels", "4 or 5", holds=self.levels in (4, 5))
         self.require_min(queries=1, auxiliary_queries=1)
+        self.require_finite("class_cost", "auxiliary_weight")
 
 
 @dataclass(frozen=True)
