@@ -11,23 +11,23 @@ from bucketrank.cli.data import check_data, convert_cityscapes, convert_voc, con
 from bucketrank.cli.model import calibrate, convert_weights, evaluate, export, predict, report
 from bucketrank.cli.train import demo, recipes, train
 
-COMMANDS: Commands = {
+COMMANDS: Commands = {  # in the order in which they are needed
+    "train": train,
+    "recipes": recipes,
+    "report": report,
+    "predict": predict,
+    "eval": evaluate,
     "calibrate": calibrate,
+    "export": export,
     "check-data": check_data,
+    "split": split,
     "convert": {
-        "cityscapes": convert_cityscapes,
-        "voc": convert_voc,
         "yolo": convert_yolo,
+        "voc": convert_voc,
+        "cityscapes": convert_cityscapes,
     },
     "convert-weights": convert_weights,
     "demo": demo,
-    "eval": evaluate,
-    "export": export,
-    "predict": predict,
-    "recipes": recipes,
-    "report": report,
-    "split": split,
-    "train": train,
 }
 
 
