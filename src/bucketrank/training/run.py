@@ -15,8 +15,9 @@ from rich.console import Console
 from torch import Tensor
 
 from bucketrank.data import CocoDataset, eval_transform, find_splits
+from bucketrank.data.problems import counted
 from bucketrank.detectors import Detector
-from bucketrank.errors import CannotCalibrateError, RecipeError, WeightsError
+from bucketrank.errors import CannotCalibrateError, RecipeError, WeightsError, printable
 from bucketrank.evaluation import Evaluator
 from bucketrank.evaluation.calibration import Calibration, calibrate
 from bucketrank.output import say
@@ -346,19 +347,21 @@ def _announce(
     method = f" ({recipe.loss.method})" if isinstance(recipe.loss, RankingSettings) else ""
     backbone = f" with {recipe.backbone_name}" if recipe.backbone_name else ""
     devices = f"{fabric.world_size} {fabric.device.type} device{'s' * (fabric.world_size > 1)}"
-    length = f"{schedule.total_steps:,} steps"
+    length = f"{schedule.total_steps:,} steps of {schedule.batch_size} images"
     if recipe.trainer.max_time is not None:
-        length = f"as many steps as fit into {recipe.trainer.max_time}"
+        length = f"steps of {schedule.batch_size} images for {recipe.trainer.max_time}"
     lines = [
         f"{recipe.detector.name}{backbone}, loss {recipe.loss.name}{method}",
-        f"{len(data.train):,} training images, {len(data.val):,} validation images, {len(data.classes)} classes: "
-        f"{_shortened(data.classes)}",
-        f"{length} of {schedule.batch_size} images on {devices}; learning rate {rate}",
+        f"{counted(len(data.train), 'training image')}, {counted(len(data.val), 'validation image')}, "
+        f"{counted(len(data.classes), 'class', plural='classes')}: {_shortened(data.classes)}",
+        f"{length} on {devices}; learning rate {rate}",
         f"run folder: {folder}",
     ]
     if 0 < progress.step < schedule.total_steps:
         lines.append(f"resuming after step {progress.step:,} (epoch {progress.epoch + 1})")
     say(console, "\n".join(lines))
+    for warning in data.warnings:
+        say(console, f"warning: {printable(warning)}", style="yellow")
 
 
 def _shortened(names: list[str]) -> str:
