@@ -491,9 +491,7 @@ def check_pair(train: Content, val: Content) -> list[Problem]:
     unused = [name for number, name in train.classes if number not in train.used | val.used]
     if unused and train.objects:
         text = f"{counted(len(unused), 'class', plural='classes')} without any object: {', '.join(unused[:5])}"
-        text += (
-            f"{', ...' if len(unused) > 5 else ''}; check the class numbers of the labels, or remove the unused names"
-        )
+        text += f"{', ...' if len(unused) > 5 else ''}; check the class numbers of the labels"
         problems.append(Problem(file, "unused-classes", None, text, "warning"))
     shared = len(train.files & val.files)
     if shared:

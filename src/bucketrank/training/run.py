@@ -17,7 +17,7 @@ from torch import Tensor
 from bucketrank.data import CocoDataset, eval_transform, find_splits
 from bucketrank.data.problems import counted
 from bucketrank.detectors import Detector
-from bucketrank.errors import CannotCalibrateError, RecipeError, WeightsError, printable
+from bucketrank.errors import CannotCalibrateError, RecipeError, RunFolderError, WeightsError, printable
 from bucketrank.evaluation import Evaluator
 from bucketrank.evaluation.calibration import Calibration, calibrate
 from bucketrank.output import say
@@ -220,7 +220,8 @@ def _resolve(
             key, (old, new) = next(iter(changed.items()))
             raise RecipeError(
                 f"{folder}: the run began with {key} {old!r}, got {new!r}; a resumed run keeps its settings (only "
-                f"{', '.join(MAY_CHANGE)} may change, and the seed may not)"
+                f"{', '.join(MAY_CHANGE)} may change, and the seed may not); "
+                f"for other settings, start a new run, from these weights with --init {folder / 'weights.safetensors'}"
             )
         if recipe is None:
             recipe = before
@@ -234,6 +235,8 @@ def _resolve(
                 f"{folder / 'environment.json'}: missing or damaged, so the data folder is unknown; repeat --data"
             )
         raise RecipeError(f"{folder}: there is no run to resume; give a recipe and --data to start one")
+    if not stored.is_file() and folder.resolve() == Path(data).resolve():
+        raise RunFolderError(f"{folder}: expected a folder for the run, got the data set; choose another --out")
     require_init(recipe, str(folder))
     require_strategy(recipe.trainer.strategy)
     require_loggers(recipe.trainer.loggers)
