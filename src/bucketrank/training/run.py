@@ -151,7 +151,8 @@ def _train(
     recipe = replace(recipe, detector=detector.complete_settings(recipe.detector))
     if fabric.device.type == "cpu":
         detector = detector.to(memory_format=torch.channels_last)  # faster convolutions and batch norms on a CPU
-    log = RunLog(folder, console, fabric=fabric, schedule=schedule, log_every=recipe.trainer.log_every)
+    every, limit = recipe.trainer.log_every, recipe.trainer.max_seconds
+    log = RunLog(folder, console, fabric=fabric, schedule=schedule, log_every=every, max_seconds=limit)
     progress = Progress()
     if checkpoint is not None:
         progress = _resumed_progress(checkpoint, log, batches=batches, changed_data=allow_changed_data)
