@@ -113,14 +113,15 @@ def test_mistakes_are_exceptions(
 
 
 def test_wrong_types_are_named(run: Run) -> None:
-    for options in ({"data": 5}, {"data": ["my-data"]}, {"data": "d", "out": 3}):
+    wrong: list[dict[str, Any]] = [{"data": 5}, {"data": ["my-data"]}, {"data": "d", "out": 3}]
+    for options in wrong:
         with pytest.raises(TypeError, match=r"train: \w+: expected a path or text, got (int|list)"):
-            bucketrank.train("atss-laptop", **options)  # type: ignore[arg-type]
+            bucketrank.train("atss-laptop", **options)
     with pytest.raises(TypeError, match="load: weights: expected a path or text, got NoneType"):
         bucketrank.load(None)  # type: ignore[arg-type]
     assert bucketrank.load(run) is run.model
     with pytest.raises(TypeError, match=r"got TrainedDetector; pass its \.model"):
-        bucketrank.calibrate(run.model, "my-data")
+        bucketrank.calibrate(run.model, "my-data")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -277,11 +277,12 @@ def test_a_time_budget_counts_evaluations(shapes, tmp_path, monkeypatch):
 
 
 def test_the_time_left_is_within_the_budget(tmp_path, capsys):
-    schedule = SimpleNamespace(total_steps=10**9, total_epochs=3)
+    fabric: Any = SimpleNamespace(is_global_zero=True)
+    schedule: Any = SimpleNamespace(total_steps=10**9, total_epochs=3)
     run_log = RunLog(
         tmp_path,
         Console(),
-        fabric=SimpleNamespace(is_global_zero=True),
+        fabric=fabric,
         schedule=schedule,
         log_every=1,
         max_seconds=60.0,

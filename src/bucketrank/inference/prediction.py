@@ -106,7 +106,7 @@ def as_tensor(image: ImageInput) -> Tensor:
             raise ValueError(f"predict: expected an array (H, W, 3) of uint8, got {image.shape} of {image.dtype}")
         image = torch.from_numpy(np.ascontiguousarray(image).copy()).permute(2, 0, 1)
     if not isinstance(image, Tensor):
-        raise TypeError(f"predict: expected a file name, PIL image, array or tensor, got {type(image).__name__}")
+        raise _not_an_image(image)
     if not image.numel():
         raise ValueError(f"predict: expected an image with pixels, got shape {tuple(image.shape)}")
     if image.is_floating_point():
@@ -129,8 +129,12 @@ def as_several(images: ImageInput | Iterable[ImageInput]) -> Iterable[ImageInput
     if isinstance(images, np.ndarray | Tensor):
         return list(images) if images.ndim == 4 else [images]
     if not isinstance(images, Iterable) or isinstance(images, bytes | Mapping):
-        return [images]  # refused by as_tensor, which names the type
+        raise _not_an_image(images)
     return images
+
+
+def _not_an_image(value: object) -> TypeError:
+    return TypeError(f"predict: expected a file name, PIL image, array or tensor, got {type(value).__name__}")
 
 
 def _batches(images: Iterable[ImageInput], size: int) -> Iterator[list[ImageInput]]:

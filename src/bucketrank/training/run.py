@@ -151,8 +151,15 @@ def _train(
     recipe = replace(recipe, detector=detector.complete_settings(recipe.detector))
     if fabric.device.type == "cpu":
         detector = detector.to(memory_format=torch.channels_last)  # faster convolutions and batch norms on a CPU
-    every, limit = recipe.trainer.log_every, recipe.trainer.max_seconds
-    log = RunLog(folder, console, fabric=fabric, schedule=schedule, log_every=every, max_seconds=limit)
+    trainer = recipe.trainer
+    log = RunLog(
+        folder,
+        console,
+        fabric=fabric,
+        schedule=schedule,
+        log_every=trainer.log_every,
+        max_seconds=trainer.max_seconds,
+    )
     progress = Progress()
     if checkpoint is not None:
         progress = _resumed_progress(checkpoint, log, batches=batches, changed_data=allow_changed_data)
