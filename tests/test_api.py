@@ -96,7 +96,8 @@ def test_settings_have_the_names_of_the_command_line(recipes: list[Any]) -> None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "expected the folder of the data set"),
+        ({}, "expected a data set after the recipe (data)"),
+        ({"data": "d", "batch": 0}, "batch: expected at least 1, or -1, got 0"),
         ({"data": "d", "epochs": "few"}, "epochs: expected a whole number or null, got 'few'"),
         ({"data": "d", "epoch": 3}, 'there is no setting "epoch"; the nearest is "schedule.epochs"'),
         ({"data": "d", "loss": "focsl"}, "the nearest is"),
@@ -111,6 +112,18 @@ def test_mistakes_are_exceptions(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BucketrankError, match=re.escape(message)):
         bucketrank.train("atss-laptop", **options)
+
+
+def test_wrong_types_are_named(run: Run) -> None:
+    wrong: list[dict[str, Any]] = [{"data": 5}, {"data": ["my-data"]}, {"data": "d", "out": 3}]
+    for options in wrong:
+        with pytest.raises(TypeError, match=r"train: \w+: expected a path or text, got (int|list)"):
+            bucketrank.train("atss-laptop", **options)
+    with pytest.raises(TypeError, match="load: weights: expected a path or text, got NoneType"):
+        bucketrank.load(None)  # type: ignore[arg-type]
+    assert bucketrank.load(run) is run.model
+    with pytest.raises(TypeError, match=r"got TrainedDetector; pass its \.model"):
+        bucketrank.calibrate(run.model, "my-data")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

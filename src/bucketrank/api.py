@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,9 @@ def train(
         settings: changes of the recipe, by key or in groups.
         more_settings: further changes of the recipe, by key.
     """
+    for name, value in {"recipe": recipe, "data": data, "out": out}.items():
+        if value is not None:
+            _require_path(f"train: {name}", value)
     changes = _by_key({**(settings or {}), **more_settings})
     short = ShortNames(epochs=epochs, batch=batch, imgsz=imgsz, lr=lr, device=device, workers=workers, time=time)
     folder = run_folder(recipe, data, out, resume=resume)
@@ -118,13 +122,22 @@ def train(
     return Run(result.folder, result.metrics, result.weights, result.steps, quiet=quiet)
 
 
-def load(weights: Path | str) -> TrainedDetector:
+def load(weights: Path | str | Run) -> TrainedDetector:
     """Load a trained detector: ``bucketrank.load("runs/first").predict("street.jpg")``.
 
-    ``weights`` is a run folder, a weights file, a ``save_pretrained`` folder, or a hub repository like
-    ``"owner/name"``.
+    ``weights`` is a run folder, a weights file, a ``save_pretrained`` folder, a hub repository like ``"owner/name"``,
+    or a run.
     """
+    if isinstance(weights, Run):
+        return weights.model
+    _require_path("load: weights", weights)
     return TrainedDetector.from_pretrained(weights)
+
+
+def _require_path(name: str, value: object) -> None:
+    """Raise TypeError unless ``value`` is a path or its text."""
+    if not isinstance(value, str | PathLike):
+        raise TypeError(f"{name}: expected a path or text, got {type(value).__name__}")
 
 
 def _by_key(changes: Mapping[str, Any]) -> dict[str, Any]:

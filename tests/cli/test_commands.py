@@ -111,6 +111,12 @@ def test_a_wrong_command_names_the_nearest(words: list[str], capsys: pytest.Capt
     assert 'the nearest is "bucketrank convert yolo"' in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["trian", "atss-laptop", "my-data"], ["trian"], ["tarin", "--help"]])
+def test_the_arguments_do_not_hide_the_nearest_command(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert 'the nearest is "bucketrank train"' in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "nearest"),
     [

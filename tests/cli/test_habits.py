@@ -90,7 +90,7 @@ def test_check_data_and_split_take_the_data_with_or_without_a_flag(shapes: Path,
         (["check-data"], "check-data: the following arguments are required: data"),
         (["check-data", "--data"], "check-data: --data: expected a path after it, got nothing"),
         (["check-data", "--data", "one", "two"], "check-data: unrecognized arguments: two"),
-        (["train", "atss-laptop"], "train: expected the folder of the data set (data)"),
+        (["train", "atss-laptop"], "train: expected a data set after the recipe (data): its folder or data.yaml"),
     ],
 )
 def test_data_given_wrongly(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,10 +132,15 @@ def test_what_only_scales_may_be_chosen(trained: list[dict[str, Any]]) -> None:
     ("words", "message"),
     [
         (["--epochs", "few"], "--epochs: expected a whole number, got 'few'"),
-        (["--batch", "0"], "data.batch_size: expected at least 1, or -1, got 0"),
-        (["--epochs", "9", "--time", "1h"], "time: trains as many epochs as fit into it; leave out epochs"),
-        (["--epochs", "0"], "schedule.epochs: expected at least 1, got 0"),
-        (["--imgsz", "0"], "inputs.min_size: expected one or more sizes between 1 and max_size"),
+        (["--batch", "0"], "train: batch: expected at least 1, or -1, got 0"),
+        (["--epochs", "9", "--time", "1h"], "time: expected to be given without epochs, got both"),
+        (["--time", "2 hours"], "train: time: expected a time above 0 such as 2h, 90m or 45s, got '2 hours'"),
+        (["--time", "-1h"], "--time: expected text after it, got nothing; if -1h is the value, write --time=-1h"),
+        (["--epochs", "0"], "train: epochs: expected at least 1, got 0"),
+        (["--imgsz", "5"], "train: imgsz: expected at least 32 pixels, got 5"),
+        (["--lr", "-1"], "train: lr: expected a number above 0, got -1.0"),
+        (["epochs=3"], "train: epochs=3: expected a flag; write --epochs 3"),
+        (["--lr", "1", "data=my-data"], "train: data=my-data: expected a flag; write --data my-data"),
         (["--batch", "2", "--data.batch_size", "3"], "batch: is short for data.batch_size; give one of them"),
         (["--device", "cuda:3"], "device: expected auto, cpu, cuda or mps, got 'cuda:3'; choose a GPU with"),
     ],
@@ -147,6 +152,30 @@ def test_wrong_short_names_are_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
     assert not trained
+
+
+def test_a_forgotten_recipe_is_named(
+    trained: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder in ("my-data", "atss-laptop"):
+        (tmp_path / folder).mkdir()
+    for words in (["my-data"], ["my-data", "atss-laptop"], ["my-data/data.yaml"]):
+        assert main(["train", *words]) == 2
+        line = f"{words[0]}: expected a recipe, got a data set; put a recipe first: bucketrank train atss-laptop "
+        assert line in capsys.readouterr().err
+    assert main(["train", "--data", "my-data"]) == 2
+    assert "expected a recipe (see bucketrank recipes), or --resume and --out" in capsys.readouterr().err
+    assert main(["train", "atss-laptop", "my-data"]) == 0, "a folder with the name of a recipe"
+    assert len(trained) == 1
+
+
+def test_a_run_needs_a_folder_of_its_own(shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    for out, got in ((tmp_path / "notes.txt", "a file"), (shapes, "the data set")):
+        before = sorted(shapes.rglob("*"))
+        assert main(["train", "atss-laptop", str(shapes), "--out", str(out)]) == 1
+        assert f"{out}: expected a folder for the run, got {got}; choose another --out" in capsys.readouterr().err
+        assert sorted(shapes.rglob("*")) == before
 
 
 def test_train_help_shows_the_short_names_first(capsys: pytest.CaptureFixture[str]) -> None:
@@ -235,6 +264,11 @@ def test_weights_outside_of_a_run_need_data(
     assert main([command, str(weights)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "expected the folder of the data set after it, or as --data" in line
+    assert main([command, str(tmp_path / "nowhere")]) == 2
+    assert "nowhere: expected a run folder or a weights file, got no such file" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    assert main([command, str(tmp_path / "empty")]) == 1
+    assert "expected weights.safetensors of a run" in capsys.readouterr().err
 
 
 def test_the_yaml_file_stands_for_its_folder(shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from PIL import Image
 
 from bucketrank.cli import main
 from bucketrank.data import Problem, check, find_splits, require_sound
+from bucketrank.data.checks import Content, check_pair
 from bucketrank.data.problems import raise_errors
 from bucketrank.errors import DataError
 from tests.data.small_folders import sound_document, write_image, write_split
@@ -142,7 +143,7 @@ def test_every_kind_has_a_case() -> None:
     named = {word for word in source.replace('"', " ").split() if "-" in word and word.replace("-", "").isalpha()}
     codes = {word for word in named if f'"{word}"' in source}
     tested = {case[1] for case in CASES} | {"bad-json", "no-mask", "image-unreadable", "image-turned"}
-    tested |= {"no-objects", "other-classes", "unseen-classes"}
+    tested |= {"no-objects", "other-classes", "unseen-classes", "unused-classes", "shared-images"}
     tested |= {"bad-label"}  # in test_label_folders.py
     assert codes == tested
 
@@ -261,7 +262,7 @@ def test_splits_that_do_not_fit_together(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["check-data", str(tmp_path)]) == 1
     out = capsys.readouterr().out
     assert "other-classes" in out
-    assert "1 error, 0 warnings" in out
+    assert "1 error, 1 warning" in out
     assert "(9, 'wolf')" in out
 
     document = sound_document()
@@ -276,7 +277,20 @@ def test_splits_that_do_not_fit_together(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["check-data", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "unseen-classes" in out
-    assert "0 errors, 1 warning" in out
+    assert "shared-images" in out
+    assert "0 errors, 2 warnings" in out
+
+
+def test_classes_without_objects_and_shared_images(tmp_path: Path) -> None:
+    document = sound_document()
+    document["categories"].append({"id": 10, "name": "fox"})
+    train = write_split(tmp_path, document)
+    val = write_split(tmp_path, document, name="val.json")
+    unused, shared = check_pair(Content.of(train), Content.of(val))
+    assert (unused.file, unused.code, unused.severity) == (train.name, "unused-classes", "warning")
+    assert unused.message.startswith("1 class without any object: fox; check the class numbers")
+    assert (shared.file, shared.code, shared.severity) == (val.name, "shared-images", "warning")
+    assert shared.message.startswith(f"2 images are also in {train.name}, so AP will be too high")
 
 
 def test_a_single_image_cannot_be_divided(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -386,7 +400,7 @@ def test_no_value_makes_the_check_raise(
 # The small splits of coco_by share only some of their classes.
 @pytest.mark.parametrize(
     ("name", "masks", "warnings"),
-    [("bccd", False, "0 warnings"), ("nuclei", True, "0 warnings"), ("coco_by", True, "1 warning")],
+    [("bccd", False, "0 warnings"), ("nuclei", True, "0 warnings"), ("coco_by", True, "2 warnings")],
 )
 def test_real_data_is_sound(name: str, masks: bool, warnings: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-data", str(shared(f"data/{name}")), *(["--masks"] if masks else []), "--no-decode"]) == 0
@@ -403,8 +417,9 @@ def test_the_command_lists_the_problems(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["check-data", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "train.json: 2 images, 2 objects, 1 crowd, 2 classes, 1 without objects" in out
-    assert "0 errors, 1 warning: the data can be trained on." in out
+    assert "0 errors, 2 warnings: the data can be trained on." in out
     assert "box-sticks-out" in out
+    assert "shared-images" in out
 
     (tmp_path / "images/a.png").unlink()
     assert main(["check-data", str(tmp_path), "--show", "1"]) == 1

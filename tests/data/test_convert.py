@@ -269,7 +269,7 @@ def test_yolo_without_splits(tmp_path: Path) -> None:
         ("0 0.5 0.5 0.1", "got 3 numbers"),
         ("0 0.5 0.5 0.1 0.1 0.2", "got 5 numbers"),
         ("cat 0.5 0.5 0.1 0.1", "expected numbers, got 'cat"),
-        ("-1 0.5 0.5 0.1 0.1", "a class from 0"),
+        ("-1 0.5 0.5 0.1 0.1", "a class number from 0"),
         ("5 0.5 0.5 0.1 0.1", "class 5 has no name among the 2"),
     ],
 )

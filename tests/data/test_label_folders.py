@@ -130,6 +130,8 @@ def test_data_yaml_may_lie_elsewhere(tmp_path: Path) -> None:
 BAD_LINES = [
     ("0 0.5 0.5 20 10", "bad-label", "divide pixels by the width and height"),
     ("0 0.5 0.5 0.1", "bad-label", "got 3 numbers"),
+    ("0 0.5 0.5 0.1 0.1 0.9", "bad-label", "remove the last one if it is a confidence"),
+    ("0.5 0.5 0.5 0.1 0.1", "bad-label", "expected a class number from 0, got '0.5'"),
     ("0 0.5 0.5 -0.005 0.1", "bad-label", "a width and a height of at least 0"),
     ("7 0.5 0.5 0.1 0.1", "unknown-category", "class 7 has no name among the 2 of data.yaml"),
     ("0 0.5 0.5 0 0.1", "box-without-area", "has no area"),
@@ -146,16 +148,57 @@ def test_messages_name_the_label_file_and_the_line(line: str, code: str, message
     assert message in problem.message
 
 
+def test_a_class_may_be_written_as_a_float(tmp_path: Path) -> None:
+    folder = yolo_folder(tmp_path / "yolo")
+    write_text(folder / "labels/train/a.txt", "1.0 0.5 0.5 0.5 0.2\n")
+    assert check(split_of(folder), workers=1) == []
+    assert [entry["category_id"] for entry in split_of(folder).read()["annotations"]] == [2]
+
+
+def test_a_yaml_file_may_name_a_test_folder_that_does_not_exist(tmp_path: Path) -> None:
+    folder = yolo_folder(tmp_path / "yolo")  # Roboflow's data.yaml names ../test/images, with or without one
+    with (folder / "data.yaml").open("a", encoding="utf-8") as file:
+        file.write("test: ../test/images\n")
+    assert [split is not None for split in find_splits(folder)] == [True, True]
+    with pytest.raises(DataError, match="expected a split 'test' with annotations, got none; choose train or val"):
+        find_split(folder, "test")
+
+
+@pytest.mark.parametrize(
+    ("yaml", "message"),
+    [
+        ("nc: 3\nnames: [cat, dog]\n", "expected nc to be the number of names, 2, got 3"),
+        ("", "expected names, train and val, got an empty file"),
+    ],
+)
+def test_a_yaml_file_that_contradicts_itself(
+    yaml: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = yolo_folder(tmp_path / "yolo")
+    write_text(folder / "data.yaml", yaml)
+    assert main(["check-data", str(folder)]) == 1
+    printed = capsys.readouterr()
+    assert message in " ".join((printed.out + printed.err).replace("│", " ").split())
+
+
+def test_a_file_is_not_a_missing_folder(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(
+        DataError, match=r"notes\.txt: expected the data set folder or its data\.yaml, got another file"
+    ):
+        find_splits(tmp_path / "notes.txt")
+
+
 def test_all_problems_are_listed_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = yolo_folder(tmp_path / "yolo")
     write_text(folder / "labels/train/a.txt", "\n".join(line for line, _, _ in BAD_LINES))
     (folder / "images/train/empty.jpg").write_bytes(b"no image")
     assert main(["check-data", str(folder)]) == 1
     printed = capsys.readouterr().out
-    assert "5 errors, 2 warnings: training refuses this data." in printed
+    assert "7 errors, 2 warnings: training refuses this data." in printed
     assert main(["train", "atss-laptop", str(folder), *USUAL.split(), "--out", str(tmp_path / "run")]) == 1
     told = capsys.readouterr().err
-    assert "3 bad-label" in told
+    assert "5 bad-label" in told
     assert "labels/train/a.txt: line 2: expected a class and 4 numbers" in told
 
 

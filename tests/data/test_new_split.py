@@ -147,7 +147,10 @@ def test_command_removes_the_warning_of_check_data(tmp_path: Path, capsys: pytes
     assert main(["split", str(source), str(tmp_path / "new"), "--val", "0.5", "--copy"]) == 0
     assert not any(path.is_symlink() for path in (tmp_path / "new").rglob("*.png"))
     assert main(["check-data", str(tmp_path / "new")]) == 0
-    assert "0 errors, 0 warnings" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "0 errors, 1 warning" in out
+    assert "unseen-classes" not in out
+    assert "without any object: bird" in out
 
 
 @pytest.mark.parametrize(

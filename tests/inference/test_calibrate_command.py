@@ -183,6 +183,20 @@ def test_wrong_use_is_one_line(
     assert not out.exists()
 
 
+def test_files_of_others_are_not_overwritten(
+    weights_and_data: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights, data = weights_and_data
+    notes = tmp_path / "notes.txt"
+    notes.write_text("hello")
+    for command in (["calibrate", str(weights), str(data)], ["convert-weights", str(weights)]):
+        assert main([*command, "--out", str(notes)]) == 1
+        assert f"{notes}: expected a new file or bucketrank weights, got another file" in capsys.readouterr().err
+        assert main([*command, "--out", str(tmp_path)]) == 1
+        assert "expected a file to write, got a folder" in capsys.readouterr().err
+    assert notes.read_text() == "hello"
+
+
 def test_softmax_weights_name_the_temperature(
     weights_and_data: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

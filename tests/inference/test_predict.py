@@ -140,6 +140,31 @@ def test_wrong_arguments(trained):
         predict(model, [drawn_image()], batch_size=0)
     with pytest.raises(ValueError, match=r"device: expected auto, cpu, .* got 'abacus'"):
         predict(model, [drawn_image()], device="abacus")
+    with pytest.raises(ValueError, match="expected a threshold from 0 to 1, got 50"):
+        predict(model, [drawn_image()], threshold=50)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, b"abc", {"image": 1}, [None]])
+def test_an_image_of_another_type_is_named(wrong, trained):
+    got = "NoneType" if wrong == [None] else type(wrong).__name__
+    with pytest.raises(TypeError, match=f"expected a file name, PIL image, array or tensor, got {got}"):
+        predict(trained[0], wrong)
+
+
+def test_values_up_to_255_are_not_taken_for_a_white_image(trained):
+    for values in (torch.full((3, 4, 5), 255.0), torch.full((3, 4, 5), math.nan)):
+        with pytest.raises(ValueError, match=r"expected floats from 0 to 1, got (255|nan); divide values up to 255"):
+            predict(trained[0], values)
+    as_tensor(torch.full((3, 4, 5), 1.1))  # resized with an overshoot
+    with pytest.raises(ValueError, match=r"expected an image with pixels, got shape \(3, 0, 10\)"):
+        predict(trained[0], np.zeros((0, 10, 3), dtype=np.uint8))
+
+
+def test_a_path_that_is_no_image_gets_its_own_remedy(trained, tmp_path):
+    with pytest.raises(DataError, match="expected an image file, got no such file; correct the path"):
+        predict(trained[0], tmp_path / "nowhere.jpg")
+    with pytest.raises(DataError, match="expected an image file, got a folder; list its files"):
+        predict(trained[0], tmp_path)
 
 
 def test_the_training_mode_is_restored(trained):
@@ -313,11 +338,11 @@ def test_files_of_one_name_in_several_folders_are_distinguished(trained, tmp_pat
         "dots": [Path("in/a/../b/.."), Path("in/b/x.jpg")],
     }
     for name, sources in calls.items():
-        predict_files(weights, sources, tmp_path / name, threshold=2.0)
+        predict_files(weights, sources, tmp_path / name, threshold=1.0)
         images = read(tmp_path / name)["images"]
         assert [image["file_name"] for image in images] == ["a/x.jpg", "b/x.jpg"], name
         assert [image["drawn"] for image in images] == ["pictures/a/x.jpg", "pictures/b/x.jpg"], name
-    predict_files(weights, [a], tmp_path / "one", threshold=2.0)
+    predict_files(weights, [a], tmp_path / "one", threshold=1.0)
     assert read(tmp_path / "one")["images"][0]["file_name"] == "x.jpg"
 
 
@@ -365,8 +390,9 @@ def test_an_image_on_which_the_detector_fails_does_not_cost_the_others(trained, 
     ("words", "message"),
     [
         (["--batch", "0"], "--batch: expected at least 1, got 0"),
-        (["--threshold", "1e400"], "--threshold: expected a finite number, got inf; scores are from 0 to 1"),
-        (["--threshold", "nan"], "--threshold: expected a finite number, got nan; scores are from 0 to 1"),
+        (["--threshold", "1e400"], "--threshold: expected a score from 0 to 1, got inf"),
+        (["--threshold", "nan"], "--threshold: expected a score from 0 to 1, got nan"),
+        (["--threshold", "50"], "--threshold: expected a score from 0 to 1, got 50"),
         (["--device", "abacus"], "predict: --device: expected auto, cpu, "),
     ],
 )
@@ -377,9 +403,9 @@ def test_wrong_values_name_the_flag(words, message, trained, tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_a_threshold_is_a_finite_number(trained, tmp_path):
+def test_a_threshold_is_a_score(trained, tmp_path):
     """JSON has no infinity."""
-    with pytest.raises(DataError, match="threshold: expected a finite number, got inf"):
+    with pytest.raises(DataError, match="threshold: expected a score from 0 to 1, got inf"):
         predict_files(trained[1], [save(tmp_path / "a.png")], tmp_path / "out", threshold=math.inf)
     assert not (tmp_path / "out").exists()
 

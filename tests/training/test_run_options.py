@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
@@ -17,8 +18,8 @@ from bucketrank.data import find_splits
 from bucketrank.errors import RecipeError
 from bucketrank.settings import from_dict, load_recipe
 from bucketrank.training import log
-from bucketrank.training.checkpoints import Checkpoints
-from bucketrank.training.log import CsvTable
+from bucketrank.training.checkpoints import Checkpoints, Progress
+from bucketrank.training.log import CsvTable, RunLog
 from bucketrank.training.loop import Loop
 from bucketrank.training.optimiser import EMA
 from bucketrank.training.processes import Interrupted
@@ -273,6 +274,23 @@ def test_a_time_budget_counts_evaluations(shapes, tmp_path, monkeypatch):
     images = len(json.loads((shapes / "val.json").read_text())["images"])
     SlowSteps(monkeypatch, evaluation=3.0 / images)  # an epoch: three steps and an evaluation of three seconds
     assert tiny.run(tmp_path / "run", shapes, "--trainer.max_time 42s").steps == 21
+
+
+def test_the_time_left_is_within_the_budget(tmp_path, capsys):
+    fabric: Any = SimpleNamespace(is_global_zero=True)
+    schedule: Any = SimpleNamespace(total_steps=10**9, total_epochs=3)
+    run_log = RunLog(
+        tmp_path,
+        Console(),
+        fabric=fabric,
+        schedule=schedule,
+        log_every=1,
+        max_seconds=60.0,
+    )
+    run_log.epoch(Progress(step=1, seconds=20.0), evaluated=False)
+    run_log.epoch(Progress(step=1, seconds=70.0), evaluated=False)
+    first, second = capsys.readouterr().out.splitlines()
+    assert (first, second) == ("epoch 1/3    40 s left", "epoch 1/3    0 s left")
 
 
 def test_a_time_budget_ends_the_run_with_an_evaluation(shapes, tmp_path):

@@ -25,6 +25,7 @@ from bucketrank.detectors import build
 from bucketrank.detectors.backbone import SWIN as SWIN_SETTINGS
 from bucketrank.errors import WeightsError
 from bucketrank.weights import load_model, read_weights
+from bucketrank.weights.atomic import write_tensors
 from bucketrank.weights.load import load_initial_weights
 from bucketrank.weights.published import convert_published
 from bucketrank.weights.published_file import Checkpoint, Inert, read_checkpoint
@@ -176,7 +177,7 @@ class TestFiles:
     def test_a_checkpoint_given_as_weights_is_told_how_to_become_some(self, tmp_path):
         file = write(tmp_path / "brs_atss.pth", {"x": torch.ones(1)})
         with pytest.raises(
-            WeightsError, match=r"MMDetection checkpoint with: bucketrank convert-weights brs_atss\.pth"
+            WeightsError, match=r"MMDetection checkpoint with: bucketrank convert-weights .*brs_atss\.pth"
         ):
             load_model(file)
 
@@ -300,6 +301,13 @@ class TestFiles:
     def test_a_missing_file(self, tmp_path, capsys):
         assert main(["convert-weights", str(tmp_path / "none.pth"), "--out", str(tmp_path / "model.safetensors")]) == 1
         assert "none.pth: expected a checkpoint of MMDetection, got no such file; correct" in capsys.readouterr().err
+        with pytest.raises(WeightsError, match="expected a checkpoint of MMDetection, got a folder"):
+            read_checkpoint(tmp_path)
+
+    def test_a_file_that_needs_no_conversion(self, tmp_path):
+        write_tensors(tmp_path / "ours.safetensors", {"x": torch.ones(1)}, {"bucketrank": "1"})
+        with pytest.raises(WeightsError, match="is already a bucketrank model file; use it as it is"):
+            read_checkpoint(tmp_path / "ours.safetensors")
 
 
 class TestRefusals:

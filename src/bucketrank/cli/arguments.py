@@ -25,6 +25,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
 from bucketrank.errors import (
@@ -167,6 +169,7 @@ def _parse(command: Command, words: list[str], *, program: str) -> dict[str, Any
             parser.usage = f"{program} {names} [options] [settings]"
         else:
             add_used_flags(parser, words, dest=changes)
+    _require_no_pairs(words, flags)
     values, rest = parser.parse(words, flags)
     # argparse leaves out an optional positional argument that follows a flag.
     for name in positional:
@@ -185,6 +188,15 @@ def _parse(command: Command, words: list[str], *, program: str) -> dict[str, Any
     except ValueError as error:
         raise UsageError(str(error)) from error
     return given
+
+
+def _require_no_pairs(words: list[str], flags: list[str]) -> None:
+    """Raise UsageError at a word like ``epochs=1``, as other tools write settings."""
+    for word in words:
+        name, equals, value = word.partition("=")
+        flag = f"--{name}"
+        if equals and flag in flags and not Path(word).exists():
+            raise UsageError(f"{printable(word)}: expected a flag; write {flag} {printable(value)}")
 
 
 def _has_flag(words: list[str], name: str) -> bool:
@@ -304,10 +316,10 @@ def _overview(commands: Commands, path: list[str], *, program: str, summary: str
 
 
 def _no_such_command(commands: Commands, words: list[str], typed: int, *, program: str) -> str:
-    # The next word gives a hint, too, as in "convret voc".
-    meant = " ".join(word for word in words[: typed + 1] if not word.startswith("-"))
+    # The next word gives a hint, too, as in "convret voc"; it may also be an argument, as in "trian my-data".
+    meant = [" ".join(word for word in words[:end] if not word.startswith("-")) for end in (typed, typed + 1)]
     likeness = {
-        name: max(difflib.SequenceMatcher(None, meant, each).ratio() for each in (name, name.split()[-1]))
+        name: max(difflib.SequenceMatcher(None, *pair).ratio() for pair in product(meant, (name, name.split()[-1])))
         for name, _ in _leaves(commands)
     }
     closest = max(likeness, key=lambda name: likeness[name])

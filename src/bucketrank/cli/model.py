@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -78,12 +77,20 @@ def _choose_data(weights: Path, data: Path | None, layout: LayoutName | None) ->
     """Return the data set that the user names or, without one, that of the run, with its layout and its hold-out."""
     from bucketrank.settings import load_recipe
     from bucketrank.training.folder import stored_data_folder
+    from bucketrank.weights.files import find_weights
 
     if data is not None:
         return _ChosenData(data, layout, None)
     run = _run_folder(weights)
     stored = None if run is None else stored_data_folder(run)
+    if not weights.exists():
+        raise UsageError(
+            f"{weights}: expected a run folder or a weights file, got no such file or folder; for a detector on the "
+            "hub, also give the data set, as --data"
+        )
     if run is None or stored is None:
+        if weights.is_dir():
+            find_weights(weights)  # raises if there are none
         raise UsageError(
             f"{weights}: expected the folder of the data set after it, or as --data, because it is not in a run folder"
         )
@@ -106,11 +113,12 @@ def predict(
     from bucketrank.inference.prediction import predict_files
 
     require_min("--batch", batch, 1)
-    if threshold is not None and not math.isfinite(threshold):
-        raise UsageError(f"--threshold: expected a finite number, got {threshold}; scores are from 0 to 1")
+    if threshold is not None and not 0 <= threshold <= 1:
+        raise UsageError(f"--threshold: expected a score from 0 to 1, got {threshold:g}")
     require_device(device)
     skipped = predict_files(weights, images, out, threshold=threshold, device=device, batch_size=batch)
-    say_next("export", weights)
+    if not skipped:
+        say_next("export", weights)
     return int(skipped > 0)
 
 
@@ -220,13 +228,14 @@ def convert_weights(
     from rich.console import Console
 
     from bucketrank.output import say
-    from bucketrank.weights.atomic import require_no_folder, require_no_input
+    from bucketrank.weights.atomic import require_no_input
+    from bucketrank.weights.files import require_replaceable
     from bucketrank.weights.published import convert_published
 
     if not 0 <= threshold <= 1:
         raise UsageError(f"--threshold: expected a score from 0 to 1, got {threshold}")
-    require_no_folder(out, "model.safetensors")
     require_no_input(out, [file])
+    require_replaceable(out, "model.safetensors")
     names = None if classes is None else [name.strip() for name in classes.split(",")]
     converted = convert_published(file, out, detector=detector, classes=names, threshold=threshold, ema=ema)
     say(Console(), f"{out}: {converted}")

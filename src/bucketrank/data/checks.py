@@ -28,7 +28,7 @@ from bucketrank.data.annotations import (
     usable_polygons,
 )
 from bucketrank.data.images import is_turned, open_image, read_image
-from bucketrank.data.problems import Problem, Severity, raise_errors
+from bucketrank.data.problems import Problem, Severity, counted, raise_errors
 from bucketrank.errors import DataError, short_repr
 from bucketrank.settings.choices import MAX_PIXELS
 
@@ -451,6 +451,7 @@ class Content(NamedTuple):
     images: int
     objects: int
     used: frozenset[int]  # category ids of the objects
+    files: frozenset[str]  # image files
 
     @classmethod
     def of(cls, split: Split) -> Content:
@@ -461,7 +462,8 @@ class Content(NamedTuple):
         learnable = [
             entry["category_id"] for entry in objects if clipped(entry["bbox"], sizes[entry["image_id"]]) is not None
         ]
-        return cls(split, classes(document), len(sizes), len(learnable), frozenset(learnable))
+        files = frozenset(str(split.image_path(image)) for image in document["images"])
+        return cls(split, classes(document), len(sizes), len(learnable), frozenset(learnable), files)
 
 
 def check_pair(train: Content, val: Content) -> list[Problem]:
@@ -486,4 +488,14 @@ def check_pair(train: Content, val: Content) -> list[Problem]:
         text = f"these classes have objects here, but none in {file}: {', '.join(unseen[:5])}"
         text += f"{', ...' if len(unseen) > 5 else ''}; their AP will be 0; re-split the images with bucketrank split"
         problems.append(Problem(val.split.name, "unseen-classes", None, text, "warning"))
+    unused = [name for number, name in train.classes if number not in train.used | val.used]
+    if unused and train.objects:
+        text = f"{counted(len(unused), 'class', plural='classes')} without any object: {', '.join(unused[:5])}"
+        text += f"{', ...' if len(unused) > 5 else ''}; check the class numbers of the labels"
+        problems.append(Problem(file, "unused-classes", None, text, "warning"))
+    shared = len(train.files & val.files)
+    if shared:
+        text = f"{counted(shared, 'image is', plural='images are')} also in {file}, so AP will be too high; use other "
+        text += "images for validation, or re-split the images with bucketrank split"
+        problems.append(Problem(val.split.name, "shared-images", None, text, "warning"))
     return problems

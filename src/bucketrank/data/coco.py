@@ -95,6 +95,11 @@ class CocoDataset(Dataset[Item]):
         """The number of classes, without background."""
         return len(self.class_names)
 
+    @property
+    def files(self) -> list[str]:
+        """The image files, in the order of the images."""
+        return list(self._files)
+
     def labels_of(self, index: int) -> list[int]:
         """Return the labels of an image without reading its file."""
         return [int(label) for label in self._rows[self._starts[index] : self._starts[index + 1], 4]]

@@ -101,6 +101,8 @@ def find_split(folder: Path | str, name: str, *, layout: str | None = None, hold
 def _all_splits(source: Path, layout: str | None, seed: int) -> dict[str, Split]:
     """Find the splits train, val and test of a folder; without val, train or a single set is divided."""
     folder = source.parent if is_yaml(source) else source
+    if folder.is_file():
+        raise DataError(f"{folder}: expected the data set folder or its data.yaml, got another file; give its folder")
     if not folder.is_dir():
         raise DataError(f"{folder}: the folder does not exist; give the data set folder")
     if layout is not None and layout not in LAYOUTS:

@@ -75,7 +75,7 @@ class YoloLabels(LabelFiles):
         return {} if self.file is None else read_yaml(self.file, follow_links=self.follow_links)
 
     def subsets(self) -> list[str]:
-        named = [name for name in SPLITS if self.images(name)]
+        named = [name for name in SPLITS if (self.images(name) if name != "test" else self._test_images())]
         if named:
             return named
         if not list_images(self.folder / "images"):
@@ -109,6 +109,13 @@ class YoloLabels(LabelFiles):
                 f"relative to {self.folder}"
             )
         return images
+
+    def _test_images(self) -> list[Path]:
+        """List the test images; none if their folder is missing, because Roboflow names one even where it has none."""
+        try:
+            return self.images("test")
+        except DataError:
+            return []
 
     def within(self, stated: str) -> Path:
         """Resolve a path from data.yaml below the folder or below its ``path``; raise DataError if it is outside.
@@ -198,6 +205,11 @@ class YoloLabels(LabelFiles):
             named = None
         if named is None or not all(number >= 0 and name and is_text(name) for number, name in named.items()):
             raise DataError(f"{self.source}: expected names in data.yaml as a list, or by numbers from 0; correct it")
+        count = self.settings.get("nc")
+        if isinstance(count, int) and count != len(named):
+            raise DataError(
+                f"{self.source}: expected nc to be the number of names, {len(named)}, got {count}; correct it"
+            )
         return named
 
 
@@ -246,7 +258,8 @@ def read_yaml(path: Path, *, follow_links: bool) -> dict[str, Any]:
         raise DataError(f"{path}: not YAML ({error}); correct it") from error
     if not isinstance(settings, dict):
         # The content is not shown: a few lines of YAML may expand to gigabytes.
-        raise DataError(f"{path}: expected names, train and val, got a {type(settings).__name__}; correct it")
+        got = "an empty file" if settings is None else f"a {type(settings).__name__}"
+        raise DataError(f"{path}: expected names, train and val, got {got}; correct it")
     return {"val": settings["valid"], **settings} if "valid" in settings else settings
 
 
@@ -271,22 +284,23 @@ def parse_line(line: str) -> tuple[int, list[float]]:
     """
     words = line.split()
     try:
-        label, values = int(words[0]), [float(word) for word in words[1:]]
+        first, *values = map(float, words)
     except ValueError as error:
         raise DataError(f"expected numbers, got {line!r:.60}; correct the line") from error
+    if not first.is_integer() or first < 0:  # some tools write 0.0
+        raise DataError(f"expected a class number from 0, got {words[0]!r:.20}; correct the line")
+    if len(values) == 5:
+        raise DataError("expected a class and 4 numbers, got 5 numbers; remove the last one if it is a confidence")
     if len(values) != 4 and (len(values) < 6 or len(values) % 2):
         raise DataError(
             f"expected a class and 4 numbers, or at least 3 pairs of x and y, got {len(values)} numbers; correct the "
             "line"
         )
-    if label < 0 or not all(math.isfinite(each) and -SLACK <= each <= 1 + SLACK for each in values):
-        raise DataError(
-            f"expected a class from 0 and coordinates from 0 to 1, got {line!r:.60}; divide pixels by the width and "
-            "height"
-        )
+    if not all(math.isfinite(each) and -SLACK <= each <= 1 + SLACK for each in values):
+        raise DataError(f"expected coordinates from 0 to 1, got {line!r:.60}; divide pixels by the width and height")
     if len(values) == 4 and min(values[2:]) < 0:
         raise DataError(f"expected a width and a height of at least 0, got {line!r:.60}; correct the line")
-    return label, values
+    return int(first), values
 
 
 def in_pixels(values: list[float], width: int, height: int) -> tuple[list[float], list[float] | None]:

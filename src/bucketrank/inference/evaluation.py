@@ -26,7 +26,7 @@ from bucketrank.output import say
 from bucketrank.settings import from_dict
 from bucketrank.settings.choices import CalibrationMethod, CalibrationTarget
 from bucketrank.weights.atomic import require_no_folder, write_text
-from bucketrank.weights.files import RUN_FILE, Meta, describe_scores, save_weights
+from bucketrank.weights.files import RUN_FILE, Meta, describe_scores, require_replaceable, save_weights
 from bucketrank.weights.load import load_model
 
 
@@ -207,6 +207,8 @@ def calibrate_weights(
         raise WeightsError(
             f"{weights}: expected a weights file to replace, got no such file; choose the file with --out"
         )
+    if out is not None:
+        require_replaceable(Path(out), RUN_FILE)
     setup = prepare_evaluation(weights, data, split=split, layout=layout, holdout=holdout, device=device)
     calibration = calibrate(
         setup.model, setup.images, target=target, per_class=per_class, method=method, max_images=max_images

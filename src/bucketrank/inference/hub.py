@@ -135,7 +135,8 @@ class TrainedDetector(ModelHubMixin):
     def __repr__(self) -> str:
         meta = self.meta
         detector, scores = meta.recipe["detector"]["name"], "calibrated" if meta.calibration else "not calibrated"
-        return f"TrainedDetector({detector}, {len(meta.classes)} classes, threshold {meta.threshold:.4g}, {scores})"
+        classes = counted(len(meta.classes), "class", plural="classes")
+        return f"TrainedDetector({detector}, {classes}, threshold {meta.threshold:.4g}, {scores})"
 
     def predict(
         self,

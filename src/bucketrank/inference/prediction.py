@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -39,6 +38,7 @@ JSON_NAME = "predictions.json"
 IMAGE_FOLDER = "pictures"
 DESCRIPTION = "detections by bucketrank predict"  # marks predictions.json and, as a comment, every drawn JPEG file
 JPEG_QUALITY = 92
+MAX_FLOAT = 2.0  # bicubic resizing exceeds 1 a little; more is an image with values up to 255
 MAX_JPEG_SIDE = 65_500  # pixels; the encoder refuses more
 # Exceptions that a detector may raise for one image, such as lack of device memory.
 FAILURES = (ArithmeticError, LookupError, MemoryError, RuntimeError, ValueError)
@@ -71,6 +71,8 @@ def predict(
     """
     if batch_size < 1:
         raise ValueError(f"predict: expected a batch_size of at least 1, got {batch_size}")
+    if threshold is not None and not 0 <= threshold <= 1:
+        raise ValueError(f"predict: expected a threshold from 0 to 1, got {threshold}")
     min_score = float(getattr(model, "stored_threshold", 0.0)) if threshold is None else threshold
     resolved = resolve_device(device)
     was_training = model.training
@@ -93,6 +95,9 @@ def as_tensor(image: ImageInput) -> Tensor:
     The EXIF orientation of a file is applied, so that photographs are upright.
     """
     if isinstance(image, str | Path):
+        if Path(image).is_dir() or not Path(image).exists():
+            got = "a folder; list its files" if Path(image).is_dir() else "no such file; correct the path"
+            raise DataError(f"{image}: expected an image file, got {got}")
         image = read_image(Path(image), upright=True)
     if isinstance(image, Image.Image):
         image = rgb8(image)
@@ -100,7 +105,14 @@ def as_tensor(image: ImageInput) -> Tensor:
         if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
             raise ValueError(f"predict: expected an array (H, W, 3) of uint8, got {image.shape} of {image.dtype}")
         image = torch.from_numpy(np.ascontiguousarray(image).copy()).permute(2, 0, 1)
+    if not isinstance(image, Tensor):
+        raise _not_an_image(image)
+    if not image.numel():
+        raise ValueError(f"predict: expected an image with pixels, got shape {tuple(image.shape)}")
     if image.is_floating_point():
+        highest = float(image.max())
+        if not highest <= MAX_FLOAT:  # also refuses NaN
+            raise ValueError(f"predict: expected floats from 0 to 1, got {highest:g}; divide values up to 255 by 255")
         return image.float()
     if image.dtype != torch.uint8:
         raise ValueError(
@@ -116,7 +128,13 @@ def as_several(images: ImageInput | Iterable[ImageInput]) -> Iterable[ImageInput
         return [images]
     if isinstance(images, np.ndarray | Tensor):
         return list(images) if images.ndim == 4 else [images]
+    if not isinstance(images, Iterable) or isinstance(images, bytes | Mapping):
+        raise _not_an_image(images)
     return images
+
+
+def _not_an_image(value: object) -> TypeError:
+    return TypeError(f"predict: expected a file name, PIL image, array or tensor, got {type(value).__name__}")
 
 
 def _batches(images: Iterable[ImageInput], size: int) -> Iterator[list[ImageInput]]:
@@ -298,8 +316,8 @@ def predict_files(
     or on which the detector fails, is reported and skipped. Raises DataError, before anything is written, if a source
     does not exist, or if ``out`` has files that would be overwritten and are not earlier predictions.
     """
-    if threshold is not None and not math.isfinite(threshold):
-        raise DataError(f"threshold: expected a finite number, got {threshold}; scores are from 0 to 1")
+    if threshold is not None and not 0 <= threshold <= 1:
+        raise DataError(f"threshold: expected a score from 0 to 1, got {threshold}")
     out = Path(out)
     console = Console()
     resolve_device(device)

@@ -20,7 +20,7 @@ MAX_NESTED = 10_000  # characters that open a YAML list or group; libyaml crashe
 TYPE_NAMES = {
     int: "a whole number",
     float: "a number",
-    str: "a text",
+    str: "text",
     bool: "true or false",
     type(None): "null",
     Path: "a path",
@@ -162,7 +162,7 @@ def format_type(annotation: Any) -> str:
             parts.append(f"any of {', '.join(get_args(inner[0]))}")
         elif get_origin(each) is tuple:
             count = "a list of" if inner[-1] is ... else f"a list of {len(inner)}"
-            parts.append(f"{count} {TYPE_NAMES[inner[0]].split(' ', 1)[1]}s")
+            parts.append(f"{count} {TYPE_NAMES[inner[0]].removeprefix('a ')}s")
         elif get_origin(each) is dict:
             parts.append("names with numbers, like {sampling_offsets: 0.1}")
         elif each not in literals:

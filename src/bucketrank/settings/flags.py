@@ -14,7 +14,7 @@ from typing import Any, NoReturn, get_origin, get_type_hints
 
 from bucketrank.errors import UsageError, short_repr, suggest
 from bucketrank.settings.fields import FlagText, Setting, alternatives, choices_of, convert, format_type
-from bucketrank.settings.recipe import GROUPS, Recipe, load_recipe, settings_by_key
+from bucketrank.settings.recipe import GROUPS, SHARED_GROUPS, Recipe, load_recipe, settings_by_key
 
 SHORT = {"--detector": "--detector.name", "--backbone": "--backbone.name", "--loss": "--loss.name"}
 METAVARS = {int: "N", float: "NUMBER", str: "TEXT", bool: "BOOL", dict: '"{NAME: NUMBER}"', tuple: "LIST"}
@@ -28,6 +28,7 @@ KEYS = {
     "workers": "data.workers",
     "time": "trainer.max_time",
 }
+MIN_IMGSZ = 32  # pixels, the coarsest stride of most backbones; objects vanish in smaller images
 ACCELERATORS = {"auto": "auto", "cpu": "cpu", "cuda": "cuda", "cuda:0": "cuda", "gpu": "cuda", "mps": "mps"}
 
 
@@ -58,7 +59,11 @@ class FlagParser(argparse.ArgumentParser):
                 self.error(error.message)
             if name not in self._types:
                 raise UsageError(f"{name}: expected no value after it") from error
-            raise UsageError(f"{name}: expected {format_type(self._types[name])} after it, got nothing") from error
+            after = list(words)[list(words).index(name) + 1 :] if name in words else []
+            dashed = bool(after) and not after[0].startswith("--")  # like -1h, which argparse reads as a flag
+            remedy = f"nothing; if {after[0]} is the value, write {name}={after[0]}" if dashed else "nothing"
+            expected = format_type(self._types[name])
+            raise UsageError(f"{name}: expected {expected} after it, got {remedy}") from error
         return vars(values), rest
 
     def error(self, message: str) -> NoReturn:
@@ -185,8 +190,23 @@ class ShortNames:
         for name, value in self.given().items():
             try:
                 object.__setattr__(self, name, convert(value, types[name], name=name))
+                self._require_valid(name)
             except ValueError as error:  # noqa: PERF203
                 raise UsageError(str(error)) from error
+
+    def _require_valid(self, name: str) -> None:
+        """Raise ValueError if a setting would refuse its short name's value; the message has the short name."""
+        value = getattr(self, name)
+        if name == "imgsz" and value < MIN_IMGSZ:
+            raise ValueError(f"imgsz: expected at least {MIN_IMGSZ} pixels, got {value}")
+        group, _, setting = KEYS[name].partition(".")
+        for settings in SHARED_GROUPS:
+            if settings.group == group and name != "device":
+                try:
+                    settings(**{setting: value})
+                except ValueError as error:
+                    if str(error).startswith(f"{KEYS[name]}:"):
+                        raise ValueError(str(error).replace(KEYS[name], name, 1)) from error
 
     def given(self) -> dict[str, Any]:
         """Return the short names that are given, with their values."""
@@ -207,7 +227,7 @@ class ShortNames:
         if not given:
             return dict(settings)
         if self.time is not None and self.epochs is not None:
-            raise UsageError("time: trains as many epochs as fit into it; leave out epochs")
+            raise UsageError("time: expected to be given without epochs, got both; leave one of them out")
         before = load_recipe(recipe)
         changes = {KEYS[name]: value for name, value in given.items()}
         if self.epochs is not None:

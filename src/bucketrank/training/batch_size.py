@@ -83,8 +83,8 @@ def build_meter(device: torch.device) -> Meter:
     """Return the meter of a device; RecipeError if its memory cannot be measured."""
     if device.type != "cuda":
         raise RecipeError(
-            f"data.batch_size: expected a number of images on a {device.type} device, got {AUTO_BATCH}, which measures "
-            "the memory of a GPU; give --batch"
+            f"data.batch_size: expected a number of images on a {device.type} device, got {AUTO_BATCH}, which fills "
+            "the memory of a GPU; give a number, such as --batch 4"
         )
     return CudaMeter(device)
 

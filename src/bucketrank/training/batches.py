@@ -98,7 +98,9 @@ class RunData:
         )
         self.train = CocoDataset(splits.train, masks=needs_masks, keep_empty=settings.keep_empty, transform=transform)
         self.val = CocoDataset(splits.val, transform=eval_transform())
-        raise_errors(check_pair(_content(self.train), _content(self.val)))
+        problems = check_pair(_content(self.train), _content(self.val))
+        raise_errors(problems)
+        self.warnings = [str(problem) for problem in problems if problem.severity == "warning"]
         if settings.repeat_threshold is None:
             self.repeats: int | list[int] = settings.repeat
         else:
@@ -183,4 +185,4 @@ def _content(images: CocoDataset) -> Content:
     labels = [label for index in range(len(images)) for label in images.labels_of(index)]
     classes = list(zip(images.category_ids, images.class_names, strict=True))
     used = frozenset(images.category_ids[label - 1] for label in set(labels))
-    return Content(images.split, classes, len(images), len(labels), used)
+    return Content(images.split, classes, len(images), len(labels), used, frozenset(images.files))

@@ -36,6 +36,8 @@ def build_fabric(settings: TrainerSettings, folder: Path) -> Fabric:
             loggers=build_loggers(settings.loggers, folder),
         )
     except (RuntimeError, ValueError, MisconfigurationException) as error:
+        if settings.accelerator in ("cuda", "gpu") and not torch.cuda.is_available():
+            raise RecipeError("device: expected one that torch can use, got cuda without a GPU; try cpu") from error
         names = "trainer.accelerator, trainer.devices and trainer.strategy"
         raise RecipeError(f"expected {names} that Lightning accepts on this machine, got: {error}") from error
 

@@ -58,6 +58,8 @@ def lock_run_folder(folder: Path) -> Iterator[None]:
     The operating system releases the lock when the process ends or is killed. If no run was started in the folder, it
     is removed again.
     """
+    if folder.is_file():
+        raise RunFolderError(f"{folder}: expected a folder for the run, got a file; choose another --out")
     created = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK)

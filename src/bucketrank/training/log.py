@@ -43,9 +43,18 @@ class RunLog:
     train.csv is the mean time of a step, without evaluations and checkpoints.
     """
 
-    def __init__(self, folder: Path, console: Console, *, fabric: Fabric, schedule: Schedule, log_every: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        console: Console,
+        *,
+        fabric: Fabric,
+        schedule: Schedule,
+        log_every: int,
+        max_seconds: float | None = None,
+    ) -> None:
         self.folder, self.console, self.fabric, self.schedule = folder, console, fabric, schedule
-        self.log_every = log_every
+        self.log_every, self.max_seconds = log_every, max_seconds
         self.active = fabric.is_global_zero
         self.train, self.validation = CsvTable(folder / "train.csv"), CsvTable(folder / "validation.csv")
         self._bar: ProgressBar | None = None
@@ -183,7 +192,10 @@ class RunLog:
         """Estimate the remaining time, evaluations included."""
         done = progress.step - self._first_step
         rest = self.schedule.total_steps - progress.step
-        return f"{format_duration(rest * (time.monotonic() - self._began) / max(done, 1))} left"
+        seconds = rest * (time.monotonic() - self._began) / max(done, 1)
+        if self.max_seconds is not None:  # the first steps are not planned by time yet
+            seconds = min(seconds, max(0.0, self.max_seconds - progress.seconds))
+        return f"{format_duration(seconds)} left"
 
 
 def require_loggers(names: Sequence[str]) -> None:

@@ -15,8 +15,9 @@ from rich.console import Console
 from torch import Tensor
 
 from bucketrank.data import CocoDataset, eval_transform, find_splits
+from bucketrank.data.problems import counted
 from bucketrank.detectors import Detector
-from bucketrank.errors import CannotCalibrateError, RecipeError, WeightsError
+from bucketrank.errors import CannotCalibrateError, RecipeError, RunFolderError, WeightsError, printable
 from bucketrank.evaluation import Evaluator
 from bucketrank.evaluation.calibration import Calibration, calibrate
 from bucketrank.output import say
@@ -144,7 +145,15 @@ def _train(
     recipe = replace(recipe, detector=detector.complete_settings(recipe.detector))
     if fabric.device.type == "cpu":
         detector = detector.to(memory_format=torch.channels_last)  # faster convolutions and batch norms on a CPU
-    log = RunLog(folder, console, fabric=fabric, schedule=schedule, log_every=recipe.trainer.log_every)
+    trainer = recipe.trainer
+    log = RunLog(
+        folder,
+        console,
+        fabric=fabric,
+        schedule=schedule,
+        log_every=trainer.log_every,
+        max_seconds=trainer.max_seconds,
+    )
     progress = Progress()
     if checkpoint is not None:
         progress = _resumed_progress(checkpoint, log, batches=batches, changed_data=allow_changed_data)
@@ -213,7 +222,8 @@ def _resolve(
             key, (old, new) = next(iter(changed.items()))
             raise RecipeError(
                 f"{folder}: the run began with {key} {old!r}, got {new!r}; a resumed run keeps its settings (only "
-                f"{', '.join(MAY_CHANGE)} may change, and the seed may not)"
+                f"{', '.join(MAY_CHANGE)} may change, and the seed may not); "
+                f"for other settings, start a new run, from these weights with --init {folder / 'weights.safetensors'}"
             )
         if recipe is None:
             recipe = before
@@ -227,6 +237,8 @@ def _resolve(
                 f"{folder / 'environment.json'}: missing or damaged, so the data folder is unknown; repeat --data"
             )
         raise RecipeError(f"{folder}: there is no run to resume; give a recipe and --data to start one")
+    if not stored.is_file() and folder.resolve() == Path(data).resolve():
+        raise RunFolderError(f"{folder}: expected a folder for the run, got the data set; choose another --out")
     require_init(recipe, str(folder))
     require_strategy(recipe.trainer.strategy)
     require_loggers(recipe.trainer.loggers)
@@ -339,19 +351,21 @@ def _announce(
     method = f" ({recipe.loss.method})" if isinstance(recipe.loss, RankingSettings) else ""
     backbone = f" with {recipe.backbone_name}" if recipe.backbone_name else ""
     devices = f"{fabric.world_size} {fabric.device.type} device{'s' * (fabric.world_size > 1)}"
-    length = f"{schedule.total_steps:,} steps"
+    length = f"{schedule.total_steps:,} steps of {schedule.batch_size} images"
     if recipe.trainer.max_time is not None:
-        length = f"as many steps as fit into {recipe.trainer.max_time}"
+        length = f"steps of {schedule.batch_size} images for {recipe.trainer.max_time}"
     lines = [
         f"{recipe.detector.name}{backbone}, loss {recipe.loss.name}{method}",
-        f"{len(data.train):,} training images, {len(data.val):,} validation images, {len(data.classes)} classes: "
-        f"{_shortened(data.classes)}",
-        f"{length} of {schedule.batch_size} images on {devices}; learning rate {rate}",
+        f"{counted(len(data.train), 'training image')}, {counted(len(data.val), 'validation image')}, "
+        f"{counted(len(data.classes), 'class', plural='classes')}: {_shortened(data.classes)}",
+        f"{length} on {devices}; learning rate {rate}",
         f"run folder: {folder}",
     ]
     if 0 < progress.step < schedule.total_steps:
         lines.append(f"resuming after step {progress.step:,} (epoch {progress.epoch + 1})")
     say(console, "\n".join(lines))
+    for warning in data.warnings:
+        say(console, f"warning: {printable(warning)}", style="yellow")
 
 
 def _shortened(names: list[str]) -> str:

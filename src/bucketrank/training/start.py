@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bucketrank.errors import DiskFullError, OutOfMemoryError, UsageError, first_line
 from bucketrank.settings.flags import ShortNames
-from bucketrank.settings.recipe import load_recipe
+from bucketrank.settings.recipe import load_recipe, recipe_names
 from bucketrank.training.processes import FOLDER, is_first_process, is_launched, stop_signals
 
 if TYPE_CHECKING:
@@ -72,9 +72,13 @@ def run_folder(recipe: str | Path | None, data: Path | str | None, out: Path | s
     By default it is runs/RECIPE or, for a new run next to an earlier one, the first of runs/RECIPE-2, ... that is free.
     """
     if recipe is None and (out is None or not resume):
-        raise UsageError("expected a recipe (see bucketrank recipes), or resume and the run folder (out)")
+        raise UsageError("expected a recipe (see bucketrank recipes), or --resume and --out with a run folder")
+    if recipe is not None and _is_data(recipe):
+        raise UsageError(
+            f"{recipe}: expected a recipe, got a data set; put a recipe first: bucketrank train atss-laptop {recipe}"
+        )
     if data is None and not resume:
-        raise UsageError("expected the folder of the data set (data)")
+        raise UsageError("expected a data set after the recipe (data): its folder or data.yaml")
     if out is not None:
         return Path(out)
     first = Path("runs") / Path(str(recipe)).stem
@@ -85,6 +89,12 @@ def run_folder(recipe: str | Path | None, data: Path | str | None, out: Path | s
         return first
     folders = chain([first], (first.with_name(f"{first.name}-{number}") for number in count(2)))
     return next(folder for folder in folders if not folder.is_dir() or not any(folder.iterdir()))
+
+
+def _is_data(recipe: str | Path) -> bool:
+    """Return whether the name of a recipe is a folder or a data.yaml: the recipe itself was forgotten."""
+    path = Path(recipe)
+    return str(recipe) not in recipe_names() and (path.is_dir() or path.name in ("data.yaml", "data.yml"))
 
 
 def how_to_continue(out: Path) -> str:

@@ -6,6 +6,7 @@ Pickles are never loaded.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -22,7 +23,7 @@ from bucketrank.data.annotations import is_id, is_text
 from bucketrank.data.problems import counted
 from bucketrank.errors import WeightsError
 from bucketrank.evaluation.calibration.mapping import Calibration
-from bucketrank.weights.atomic import write_tensors
+from bucketrank.weights.atomic import require_no_folder, write_tensors
 
 FORMAT = "1"
 RUN_FILE = "weights.safetensors"  # file name in a run folder
@@ -91,6 +92,25 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118 (not a dict)
 
 
+def is_weights_file(path: Path) -> bool:
+    """Return whether a file holds bucketrank weights, from its header."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return (file.metadata() or {}).get("bucketrank") == FORMAT
+    except (SafetensorError, OSError):
+        return False
+
+
+def require_replaceable(path: Path, name: str) -> None:
+    """Raise an error if the output file ``path`` is a folder, or exists and holds no bucketrank weights.
+
+    For a folder, the message suggests the file ``name`` in it.
+    """
+    require_no_folder(path, name)
+    if os.path.lexists(path) and not is_weights_file(path):
+        raise WeightsError(f"{path}: expected a new file or bucketrank weights, got another file; choose another --out")
+
+
 def read_weights(path: Path | str) -> tuple[dict[str, Tensor], Meta]:
     """Read the tensors and the description of the weights file ``path``; raise WeightsError if it is not one."""
     path = Path(path)
@@ -100,8 +120,8 @@ def read_weights(path: Path | str) -> tuple[dict[str, Tensor], Meta]:
         state, metadata = read_tensors(path)
     except (SafetensorError, OSError) as error:
         raise WeightsError(
-            f"{path}: not a safetensors file ({error}); pickles are never loaded, even if renamed; convert an "
-            f"MMDetection checkpoint with: bucketrank convert-weights {path.name}"
+            f"{path}: not a safetensors file, or an incomplete one ({error}); copy it again; pickles are never loaded, "
+            f"even if renamed; convert an MMDetection checkpoint with: bucketrank convert-weights {path}"
         ) from error
     if metadata.get("bucketrank") != FORMAT:
         raise WeightsError(

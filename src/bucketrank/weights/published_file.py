@@ -22,6 +22,7 @@ from torch import Tensor
 
 from bucketrank.data.annotations import is_text
 from bucketrank.errors import WeightsError
+from bucketrank.weights.files import is_weights_file
 
 EMA = "ema_"  # mmcv's prefix of averaged copies: "ema_backbone_conv1_weight"
 MAX_NAMES = 100_000  # class names that a file may have
@@ -87,7 +88,10 @@ def read_checkpoint(path: Path | str, *, ema: bool = False) -> Checkpoint:
     """
     path = Path(path)
     if not path.is_file():
-        raise WeightsError(f"{path}: expected a checkpoint of MMDetection, got no such file; correct the path")
+        got = "a folder" if path.is_dir() else "no such file"
+        raise WeightsError(f"{path}: expected a checkpoint of MMDetection, got {got}; correct the path")
+    if path.suffix == ".safetensors" and is_weights_file(path):
+        raise WeightsError(f"{path}: is already a bucketrank model file; use it as it is")
     content = _load(path)
     content = content if isinstance(content, Mapping) else {}
     nested = content.get("state_dict", content.get("model", content))

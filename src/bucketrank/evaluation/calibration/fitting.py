@@ -287,10 +287,10 @@ def calibrate(
     settings = FitSettings(target, per_class, method)
     score_head: Any = getattr(model, "score_head", None)
     if score_head is None:
-        raise TypeError(
-            f"calibrate: expected a bucketrank detector, got {type(model).__name__}; for torchvision or transformers "
-            "models use calibrate in bucketrank.integrations.torchvision or .transformers"
-        )
+        remedy = "for torchvision or transformers models use calibrate in bucketrank.integrations"
+        if hasattr(getattr(model, "model", None), "score_head"):
+            remedy = "pass its .model"
+        raise TypeError(f"calibrate: expected a bucketrank detector, got {type(model).__name__}; {remedy}")
     device = next(model.parameters()).device
 
     def detect(image: Tensor) -> Mapping[str, Tensor]:
