@@ -68,8 +68,8 @@ def test_a_pixel_at_the_threshold_belongs_to_the_mask_everywhere(detections: Det
     evaluator.add([1], [detections])
     assert [int(rle_codec.area(record["segmentation"])) for record in evaluator.detections] == [6, 0]
     exact = {**detections, "masks": detections["masks"] == 0.5}  # the mask of the first detection, none of the second
-    drawn = [np.asarray(draw(torch.zeros(3, 4, 6), each, classes=CLASSES)) for each in (detections, exact)]
-    np.testing.assert_array_equal(*drawn)
+    drawn, expected = (np.asarray(draw(torch.zeros(3, 4, 6), each, classes=CLASSES)) for each in (detections, exact))
+    np.testing.assert_array_equal(drawn, expected)
 
 
 def test_an_image_without_detections(detections: Detections) -> None:
