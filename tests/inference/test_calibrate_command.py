@@ -95,6 +95,7 @@ def test_the_command_writes_calibrated_weights(
     content = weights.read_bytes()
     assert main(["calibrate", str(weights), str(data), "--out", str(out)]) == 0
     printed = capsys.readouterr().out
+    assert "p = sigmoid(" in printed
     assert "D-ECE" in printed
     assert f"wrote {out}" in printed.replace("\n", "")
     assert weights.read_bytes() == content
@@ -125,13 +126,16 @@ def test_eval_and_predict_say_whether_scores_are_calibrated(
 
 
 def test_the_file_is_replaced_by_default_and_may_be_calibrated_again(
-    weights_and_data: tuple[Path, Path], tmp_path: Path
+    weights_and_data: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     weights, data = weights_and_data
     own = tmp_path / "weights.safetensors"
     own.write_bytes(weights.read_bytes())
     assert main(["calibrate", str(own), str(data)]) == 0
     first = read_weights(own)[1].calibration
+    capsys.readouterr()
+    assert main(["calibrate", str(own), str(data)]) == 0
+    assert "scores unchanged" in capsys.readouterr().out
     assert main(["calibrate", str(own), str(data), "--per-class"]) == 0
     again = read_weights(own)[1].calibration
     assert first is not None

@@ -29,6 +29,7 @@ EPSILON = 1e-7  # a score of exactly 0 or 1 has no finite logit
 MIN_COUNT = 10  # right detections, and wrong detections, that a fit needs
 MIN_SLOPE = 1e-3  # below it, scores say nothing about right and wrong
 MAX_STEPS = 200
+UNCHANGED = 1e-3  # a map this close to the identity is said to leave the scores unchanged
 CALIBRATION_FORMAT = "calibration 1"  # marks the file of a calibration
 SOFTMAX = (
     "its classes share a softmax, into which a map of single scores cannot be folded; choose method temperature, which "
@@ -389,11 +390,17 @@ class Calibration:
         return replace(self, a=tuple((a * first_a).tolist()), b=tuple((a * first_b + b).tolist()))
 
     def __str__(self) -> str:
-        pairs = f"a {self.a[0]:.4g}, b {self.b[0]:.4g}" if len(self.a) == 1 else f"{len(self.a)} pairs, one per class"
-        if self.method == "temperature":
-            pairs = f"temperature {1 / self.a[0]:.4g}, background {-self.b[0]:+.4g}"
+        (a, *others), b = self.a, self.b[0]
+        if np.allclose(self.a, 1, atol=UNCHANGED) and np.allclose(self.b, 0, atol=UNCHANGED):
+            change = "scores unchanged"
+        elif self.method == "temperature":
+            change = f"temperature {1 / a:.4g}, background {-b:+.4g}"
+        elif others:
+            change = f"{len(self.a)} maps, one per class"
+        else:
+            change = f"p = sigmoid({a:.4g} logit {b:+.4g})"
         return (
-            f"{pairs}; on {counted(self.images, 'image')} D-ECE {self.d_ece[0]:.4f} -> {self.d_ece[1]:.4f}, "
+            f"{change}; on {counted(self.images, 'image')} D-ECE {self.d_ece[0]:.4f} -> {self.d_ece[1]:.4f}, "
             f"LaECE {self.la_ece[0]:.4f} -> {self.la_ece[1]:.4f}"
         )
 
