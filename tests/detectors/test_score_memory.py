@@ -43,17 +43,19 @@ def _step(seed: int, positives: int) -> Assigned:
 
 
 class _PlainMemory:
-    """The memory as its docstring describes it, in Python lists."""
+    """The memory as its docstring describes it, in Python lists: logits minus the mean of their step, and targets."""
 
     def __init__(self) -> None:
         self.kinds: list[list[tuple[float, float]]] = [[], []]  # newest first
 
     def joined(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         entries = torch.tensor([*self.kinds[0], *self.kinds[1]]).double().view(-1, 2)
-        return torch.cat([logits.flatten(), entries[:, 0]]), torch.cat([targets.flatten(), entries[:, 1]])
+        remembered = entries[:, 0] + logits[targets >= 0].mean()
+        return torch.cat([logits.flatten(), remembered]), torch.cat([targets.flatten(), entries[:, 1]])
 
     def store(self, logits: Tensor, targets: Tensor) -> None:
-        pairs = list(zip(logits.flatten().tolist(), targets.flatten().tolist(), strict=True))
+        relative = logits - logits[targets >= 0].mean()
+        pairs = list(zip(relative.flatten().tolist(), targets.flatten().tolist(), strict=True))
         negatives = sorted((pair for pair in pairs if pair[1] == 0), reverse=True)[: SIZE // 4]
         for kind, new in enumerate([[pair for pair in pairs if pair[1] > 0], negatives]):
             self.kinds[kind] = [*new, *self.kinds[kind]][:SIZE]
@@ -73,25 +75,45 @@ def test_a_step_is_ranked_with_the_memory(name: str, method: str) -> None:
         logits = step.logits.detach()
         expected = (oracle.ap if name == "ap" else oracle.rank_sort)(*plain.joined(logits, targets), delta)
         torch.testing.assert_close(torch.stack(ranking), torch.stack(expected.values), rtol=1e-6, atol=1e-7)
-        own = sum(expected.gradients)[: logits.numel()].view_as(logits)  # type: ignore[index]
+        every = sum(expected.gradients)
+        own, remembered = every[: logits.numel()].view_as(logits), every[logits.numel() :].sum()  # type: ignore[index]
+        # The remembered entries move with the mean of the entries that are not ignored.
+        own = own + remembered * (targets >= 0) / (targets >= 0).sum()
         torch.testing.assert_close(gradient, own, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(gradient.sum(), torch.zeros_like(remembered), rtol=0, atol=1e-7)
         plain.store(logits, targets)
     assert not gradient[-1].any()  # ignored
 
 
-def test_a_step_without_positives_moves_its_negatives_down() -> None:
+def test_a_step_without_positives_lowers_the_negatives_above_the_remembered_positives() -> None:
     criterion = _criterion("ap", delta=0.0)
-    full = _step(0, 3)
+    full, empty = _step(3, 3), _step(1, 0)
     criterion(full)
-    empty = _step(1, 0)
     loss = criterion(empty)["rank"]
     (gradient,) = torch.autograd.grad(loss, empty.logits)
-    lowest_positive = full.logits[full.targets(1.0) > 0].min()
-    pushed = (empty.logits >= lowest_positive) & (empty.targets(1.0) == 0)
+
+    def relative(step: Assigned) -> Tensor:
+        return step.logits - step.logits[step.targets(1.0) >= 0].mean()
+
+    lowest_positive = relative(full)[full.targets(1.0) > 0].min()
+    negative = empty.targets(1.0) == 0
+    lowered = (relative(empty) >= lowest_positive) & negative
     assert loss > 0
-    assert pushed.any()
-    assert torch.equal(gradient > 0, pushed)
-    assert torch.equal(gradient != 0, pushed)
+    assert lowered.any()
+    others = negative & ~lowered
+    assert (gradient[others] < 0).all(), "they rise with the mean"
+    assert gradient[lowered].min() > gradient[others].max()
+    assert gradient.flatten()[torch.where(negative, empty.logits, -math.inf).argmax()] > 0
+    assert not gradient[~negative].any()
+
+
+def test_the_memory_follows_the_level_of_the_logits() -> None:
+    """Rank steps whose logits fall from step to step: the losses are those of steps that stay where they are."""
+    still, falling = _criterion("rs"), _criterion("rs")
+    for seed, positives in enumerate((3, 0, 2, 0, 0, 1)):
+        one, other = _step(seed, positives), _step(seed, positives)
+        other.logits.data -= 7.0 * seed
+        torch.testing.assert_close(still(one), falling(other))
 
 
 def test_what_a_step_stores() -> None:
@@ -99,19 +121,20 @@ def test_what_a_step_stores() -> None:
     logits = torch.tensor([5.0, math.nan, 4.0, 3.0, 2.0, 9.0, math.inf, 1.0])
     targets = torch.tensor([0.0, 0.0, 0.5, 0.0, 0.0, -1.0, 0.8, 0.0])
     memory.join(0, logits, targets)
-    assert memory.logits[0, :, :4].tolist() == [[4.0, 0.0, 0.0, 0.0], [5.0, 3.0, 2.0, 0.0]]
+    # The mean of 5, 4, 3, 2 and 1, which are finite and not ignored, is 3.
+    assert memory.logits[0, :, :4].tolist() == [[1.0, 0.0, 0.0, 0.0], [2.0, 0.0, -1.0, 0.0]]
     assert memory.targets[0, :, :4].tolist() == [[0.5, -1.0, -1.0, -1.0], [0.0, 0.0, 0.0, -1.0]]
     for k in range(5):  # without positives the old ones stay, the negatives move on
-        memory.join(0, torch.tensor([10.0 + k]), torch.zeros(1))
-    assert memory.logits[0, 0, 0] == 4
-    assert memory.logits[0, 1, :9].tolist() == [14.0, 13.0, 12.0, 11.0, 10.0, 5.0, 3.0, 2.0, 0.0]
+        memory.join(0, torch.tensor([10.0 + k, -10.0 - k]), torch.tensor([0.0, -1.0 if k else 0.0]))
+    assert memory.logits[0, 0, 0] == 1
+    assert memory.logits[0, 1, :9].tolist() == [0.0, 0.0, 0.0, 0.0, 10.0, -10.0, 2.0, 0.0, -1.0]
     assert repr(memory) == "ScoreQueues(size=12, inputs=1)"
 
 
 def test_of_many_positives_a_spread_subset_is_stored() -> None:
     memory = ScoreQueues(400)
     memory.join(0, torch.arange(10_000.0), torch.ones(10_000))
-    stored = memory.logits[0, 0, :100]
+    stored = memory.logits[0, 0, :100] + 4999.5  # the mean
     assert (memory.targets[0, 0] > 0).sum() == 100
     counts = torch.histc(stored, bins=10, min=0, max=10_000)
     assert counts.min() >= 5

@@ -1,9 +1,14 @@
-"""Score memory: scores of earlier steps that join the rankings of a criterion, without a gradient.
+"""Score memory: scores of earlier steps that join the rankings of a criterion.
 
 For each input of a criterion (a head has one, a DETR has one per layer) the memory holds up to N positives and up to N
 negatives, with their logits and targets. A ranking then covers the list of the step followed by the list of the memory.
-The loss is that of the joined list: its mean runs over the positives of both. Its gradient is that of the joined list
-at the entries of the step. So a step without positives still moves its negatives, which the remembered positives rank.
+The loss is that of the joined list: its mean runs over the positives of both. So a step without positives still moves
+its negatives, which the remembered positives rank.
+
+The logits are stored relative to the mean of their step, and the mean of the current step is added to them, with its
+gradient. Without this, steps without positives would only push scores down: the positives fall with the negatives, and
+below the remembered ones, until the detector finds nothing. With it, the gradients of a step sum to zero, as without a
+memory, and all logits may rise or fall together.
 
 After the ranking, the step adds at most N / 4 entries of each kind, and the oldest ones leave. Of the negatives it adds
 those with the highest logits, as all others rank below almost every positive. Of more than N / 4 positives it adds a
@@ -28,10 +33,13 @@ class ScoreQueues(nn.Module):
     -1, which every loss ignores. There is no device sync.
 
     >>> memory = ScoreQueues(size=4)
-    >>> memory.join(0, torch.tensor([3.0, 2.0, 1.0]), torch.tensor([0.0, 0.7, 0.0]))[0]  # still empty
-    tensor([3., 2., 1., 0., 0., 0., 0., 0., 0., 0., 0.])
+    >>> memory.join(0, torch.tensor([3.0, 2.0, 1.0]), torch.tensor([0.0, 0.7, 0.0]))[1]  # still empty
+    tensor([ 0.0000,  0.7000,  0.0000, -1.0000, -1.0000, -1.0000, -1.0000, -1.0000,
+            -1.0000, -1.0000, -1.0000])
     >>> memory.targets[0].tolist()  # the positive, then the highest negative
     [[0.699999988079071, -1.0, -1.0, -1.0], [0.0, -1.0, -1.0, -1.0]]
+    >>> memory.logits[0].tolist()  # 2 and 3, relative to their step's mean
+    [[0.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]]
     """
 
     logits: Tensor
@@ -47,11 +55,13 @@ class ScoreQueues(nn.Module):
     def join(self, number: int, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Append the memory of input ``number`` to its flattened list; then store the list."""
         logits, targets = logits.flatten(), targets.flatten()
+        counted = logits.isfinite() & (targets >= 0)
+        mean = torch.where(counted, logits, 0).sum() / counted.sum().clamp(min=1)
         joined = (
-            torch.cat([logits, self.logits[number].flatten()]),
+            torch.cat([logits, self.logits[number].flatten() + mean]),
             torch.cat([targets, self.targets[number].flatten()]),
         )
-        self._store(number, logits.detach(), targets)
+        self._store(number, (logits - mean).detach(), targets)
         return joined
 
     @torch.no_grad()
