@@ -70,7 +70,7 @@ def test_a_run_has_metrics_a_folder_and_a_detector(run: Run, shapes: Path) -> No
 
 
 def test_a_quiet_run_prints_nothing(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
-    again = bucketrank.train(out=run.folder, resume=True, quiet=True)
+    again = bucketrank.train(run.folder, resume=True, quiet=True)
     assert again.metrics == pytest.approx(run.metrics, nan_ok=True)
     page = again.report(images=1, device="cpu")
     assert page == run.folder / "report.html"
@@ -161,7 +161,7 @@ def test_a_stopped_run_says_how_to_continue(recipes: list[Any], monkeypatch: pyt
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(training, "train", stopped)
-    with pytest.raises(KeyboardInterrupt, match="resume with: bucketrank train --resume --out runs/atss-laptop"):
+    with pytest.raises(KeyboardInterrupt, match="resume with: bucketrank train runs/atss-laptop --resume"):
         bucketrank.train("atss-laptop", "my-data")
 
 

@@ -21,7 +21,7 @@ from bucketrank.settings.flags import SHORT, ShortNames
 from bucketrank.settings.recipe import flatten
 from bucketrank.training.processes import Interrupted, is_first_process
 from bucketrank.training.run import RunResult
-from bucketrank.training.start import how_to_continue, run_folder, start_run
+from bucketrank.training.start import how_to_continue, recipe_and_folder, start_run
 
 REPORT_FILE = "report.html"
 
@@ -77,7 +77,7 @@ def train(
     can mend, and KeyboardInterrupt if the run is stopped; ``resume`` continues it.
 
     Args:
-        recipe: name or file of a recipe; may be left out to resume.
+        recipe: name or file of a recipe; a run folder to resume.
         data: folder of the data set; may be left out to resume.
         epochs: passes over the training set; the milestones scale along.
         batch: images per step, over all devices; -1 for as many as fit on the GPU.
@@ -98,7 +98,7 @@ def train(
             _require_path(f"train: {name}", value)
     changes = _by_key({**(settings or {}), **more_settings})
     short = ShortNames(epochs=epochs, batch=batch, imgsz=imgsz, lr=lr, device=device, workers=workers, time=time)
-    folder = run_folder(recipe, data, out, resume=resume)
+    recipe, folder = recipe_and_folder(recipe, data, out, resume=resume)
     try:
         result = start_run(
             recipe,

@@ -164,7 +164,7 @@ def test_a_forgotten_recipe_is_named(
         line = f"{words[0]}: expected a recipe, got a data set; put a recipe first: bucketrank train atss-laptop "
         assert line in capsys.readouterr().err
     assert main(["train", "--data", "my-data"]) == 2
-    assert "expected a recipe (see bucketrank recipes), or --resume and --out" in capsys.readouterr().err
+    assert "expected a recipe (see bucketrank recipes), or a run folder with --resume" in capsys.readouterr().err
     assert main(["train", "atss-laptop", "my-data"]) == 0, "a folder with the name of a recipe"
     assert len(trained) == 1
 
@@ -195,6 +195,23 @@ def test_a_resumed_run_takes_short_names(trained: list[dict[str, Any]], tmp_path
 def begin(folder: str) -> None:
     Path(folder).mkdir(parents=True)
     Path(folder, "recipe.yaml").touch()
+
+
+@pytest.mark.parametrize("words", [["RUN", "--resume"], ["--resume", "RUN"], ["--resume", "--out", "RUN"]])
+def test_a_run_folder_is_resumed_by_its_name(words: list[str], trained: list[dict[str, Any]]) -> None:
+    begin("RUN")
+    assert main(["train", *words]) == 0
+    (run,) = trained
+    assert (run["recipe"], run["data"], run["out"], run["resume"]) == (None, None, Path("RUN"), True)
+
+
+def test_a_run_folder_is_no_recipe(trained: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+    begin("RUN")
+    assert main(["train", "RUN", "my-data"]) == 2
+    assert "RUN: expected a recipe, got a run; continue it with --resume" in capsys.readouterr().err
+    assert main(["train", "RUN", "--resume", "--out", "other"]) == 2
+    assert "RUN: expected the run to resume, got --out other too; remove one" in capsys.readouterr().err
+    assert not trained
 
 
 def test_the_same_recipe_again_gets_a_new_folder(trained: list[dict[str, Any]]) -> None:
@@ -363,7 +380,7 @@ def test_train_ends_with_the_next_command(trained: list[dict[str, Any]], capsys:
 
 def test_a_finished_run_says_so(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     copy = shutil.copytree(run_folder, tmp_path / "run")
-    assert main(["train", "--resume", "--out", str(copy)]) == 0
+    assert main(["train", str(copy), "--resume"]) == 0
     lines = " ".join(capsys.readouterr().out.split())
     assert "The run is already finished" in lines
     assert "resuming" not in lines

@@ -77,7 +77,7 @@ def test_a_signal_in_the_run_leaves_a_checkpoint(owner, name, call, number, shap
         strike(patch, owner, name, number, call=call)
         assert main(words(folder, shapes)) == 130
     error = capsys.readouterr().err
-    assert error == f"bucketrank: stopped; resume with: bucketrank train --resume --out {folder}\n"
+    assert error == f"bucketrank: stopped; resume with: bucketrank train {folder} --resume\n"
     assert Checkpoints(folder / "checkpoints").load() is not None
     assert not (folder / "weights.safetensors").exists()
 
@@ -88,7 +88,7 @@ def test_a_signal_in_the_run_leaves_a_checkpoint(owner, name, call, number, shap
     [
         ("find_splits", "the run had not begun; start it with the same command"),
         ("build_detector", "the run had not begun; start it with the same command"),
-        ("_announce", "resume with: bucketrank train --resume --out "),
+        ("_announce", "resume with: bucketrank train "),
     ],
 )
 def test_a_signal_in_the_start_up_ends_it_at_once(name, remedy, number, shapes, tmp_path, monkeypatch, capsys):
@@ -281,7 +281,7 @@ _ChildProcessObserver(os.getpid(), [child])._run()
     folder = tmp_path / "my run"
     result = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True)
     assert result.returncode == -signal.SIGKILL
-    advice = f"a process of the run was killed; continue with: bucketrank train --resume --out '{folder}'\n"
+    advice = f"a process of the run was killed; continue with: bucketrank train '{folder}' --resume\n"
     assert result.stderr.endswith(f"bucketrank: train: {advice}")
 
 
@@ -290,7 +290,7 @@ def test_the_communication_error_after_a_killed_child_is_named(tmp_path: Path) -
     child.wait()
     fabric: Any = SimpleNamespace(strategy=SimpleNamespace(launcher=SimpleNamespace(procs=[child])))
     with (
-        pytest.raises(KilledProcessError, match=r"was killed; continue with: bucketrank train --resume --out"),
+        pytest.raises(KilledProcessError, match=r"was killed; continue with: bucketrank train .* --resume"),
         killed_process_named(fabric, tmp_path),
     ):
         raise RuntimeError("connection reset by peer")

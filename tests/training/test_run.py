@@ -123,7 +123,7 @@ def test_ctrl_c_and_on_with_it_from_the_command_line(shapes, tmp_path, monkeypat
     with monkeypatch.context() as patch:
         tiny.stop_in(patch, step=4)
         assert main(["train", "atss-laptop", "--data", str(shapes), "--out", str(folder), *tiny.USUAL.split()]) == 130
-    assert f"resume with: bucketrank train --resume --out {folder}" in capsys.readouterr().err
+    assert f"resume with: bucketrank train {folder} --resume" in capsys.readouterr().err
     assert main(["train", "--resume", "--out", str(folder), "--schedule.lr", "7"]) == 2
     assert "the run began with schedule.lr 0.001, got 7.0; a resumed run keeps its settings" in capsys.readouterr().err
     assert main(["train", "--resume", "--out", str(folder), "--trainer.log_every", "3"]) == 0
@@ -333,7 +333,7 @@ def test_a_full_disk_is_one_line_and_the_run_can_be_resumed(shapes, tmp_path, mo
     path = folder / "checkpoints" / "last.safetensors"
     assert error == (
         f"bucketrank: train: {path}: cannot be written, the disk or the quota is full; free some space; "
-        f"resume with: bucketrank train --resume --out {folder}\n"
+        f"resume with: bucketrank train {folder} --resume\n"
     )
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
         "last.safetensors",

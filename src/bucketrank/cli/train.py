@@ -22,7 +22,7 @@ def recipes(
 
 
 def train(
-    recipe: Annotated[str | None, "name or file of a recipe (see bucketrank recipes)"] = None,
+    recipe: Annotated[str | None, "name or file of a recipe (see bucketrank recipes), or a run to --resume"] = None,
     data: Annotated[Path | None, "folder of the data set (COCO, YOLO, Pascal VOC, Roboflow), or its data.yaml"] = None,
     *,
     epochs: Annotated[int | None, "passes over the training set; the milestones scale along"] = None,
@@ -35,27 +35,27 @@ def train(
     out: Annotated[
         Path | None, "folder for everything the run writes (default: runs/RECIPE, then runs/RECIPE-2, ...)"
     ] = None,
-    resume: Annotated[bool, "continue the run in --out, or start it if --out holds no run"] = False,
+    resume: Annotated[bool, "continue a run: train RUN --resume; with a recipe, continue --out or start it"] = False,
     allow_changed_data: Annotated[bool, "resume although images or annotations changed (classes may never)"] = False,
     settings: Annotated[Changes, "settings of the recipe"],
 ) -> int:
     """Train a detector on a data set with a recipe; every setting is a flag, like --loss.delta 0.25."""
     from bucketrank.settings.flags import ShortNames
     from bucketrank.training.processes import Interrupted, is_first_process
-    from bucketrank.training.start import how_to_continue, run_folder, start_run
+    from bucketrank.training.start import how_to_continue, recipe_and_folder, start_run
 
-    out = run_folder(recipe, data, out, resume=resume)
+    recipe, folder = recipe_and_folder(recipe, data, out, resume=resume)
     short = ShortNames(epochs=epochs, batch=batch, imgsz=imgsz, lr=lr, device=device, workers=workers, time=time)
     options: dict[str, Any] = {"resume": resume, "allow_changed_data": allow_changed_data}
     try:
-        start_run(recipe, data, out, short=short, settings=settings, **options)
+        start_run(recipe, data, folder, short=short, settings=settings, **options)
     except Interrupted:
         if not is_first_process():  # the first one reports; a status other than 0 would make Lightning kill it
             return 0
-        sys.stderr.write(f"bucketrank: stopped; {how_to_continue(out)}\n")
+        sys.stderr.write(f"bucketrank: stopped; {how_to_continue(folder)}\n")
         return 130
     if is_first_process():
-        say_next("report", out)
+        say_next("report", folder)
     return 0
 
 

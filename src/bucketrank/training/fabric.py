@@ -44,7 +44,7 @@ def build_fabric(settings: TrainerSettings, folder: Path) -> Fabric:
 
 def killed_process_message(folder: Path) -> str:
     """Say that a process was killed, and how to resume."""
-    return f"a process of the run was killed; continue with: bucketrank train --resume --out {shlex.quote(str(folder))}"
+    return f"a process of the run was killed; continue with: bucketrank train {shlex.quote(str(folder))} --resume"
 
 
 @contextmanager

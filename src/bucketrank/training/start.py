@@ -6,6 +6,7 @@ Imports nothing heavy: a command installs the signal handlers before it imports 
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from itertools import chain, count
 from pathlib import Path
@@ -40,7 +41,7 @@ def start_run(
 ) -> RunResult:
     """Load the recipe with its changes and train; say how to continue after a full disk or an out-of-memory error.
 
-    ``out`` is the folder of :func:`run_folder`. Raises Interrupted after Ctrl-C or SIGTERM.
+    ``recipe`` and ``out`` are those of :func:`recipe_and_folder`. Raises Interrupted after Ctrl-C or SIGTERM.
     """
     stored = out / "recipe.yaml"
     if recipe is None and (settings or short.given()) and stored.is_file():  # change settings of the run's own recipe
@@ -66,13 +67,22 @@ def start_run(
             ) from error
 
 
-def run_folder(recipe: str | Path | None, data: Path | str | None, out: Path | str | None, *, resume: bool) -> Path:
-    """Return the folder of a run; raise UsageError unless recipe, data and folder say enough to start it.
+def recipe_and_folder(
+    recipe: str | Path | None, data: Path | str | None, out: Path | str | None, *, resume: bool
+) -> tuple[str | Path | None, Path]:
+    """Return the recipe and the folder of a run; raise UsageError unless the arguments say enough to start it.
 
-    By default it is runs/RECIPE or, for a new run next to an earlier one, the first of runs/RECIPE-2, ... that is free.
+    A run folder in place of the recipe is the run to resume, with its own recipe. Otherwise the folder is by default
+    runs/RECIPE or, for a new run next to an earlier one, the first of runs/RECIPE-2, ... that is free.
     """
+    if recipe is not None and (Path(recipe) / "recipe.yaml").is_file():
+        if not resume:
+            raise UsageError(f"{recipe}: expected a recipe, got a run; continue it with --resume")
+        if out is not None:
+            raise UsageError(f"{recipe}: expected the run to resume, got --out {out} too; remove one")
+        recipe, out = None, recipe
     if recipe is None and (out is None or not resume):
-        raise UsageError("expected a recipe (see bucketrank recipes), or --resume and --out with a run folder")
+        raise UsageError("expected a recipe (see bucketrank recipes), or a run folder with --resume")
     if recipe is not None and _is_data(recipe):
         raise UsageError(
             f"{recipe}: expected a recipe, got a data set; put a recipe first: bucketrank train atss-laptop {recipe}"
@@ -80,15 +90,15 @@ def run_folder(recipe: str | Path | None, data: Path | str | None, out: Path | s
     if data is None and not resume:
         raise UsageError("expected a data set after the recipe (data): its folder or data.yaml")
     if out is not None:
-        return Path(out)
+        return recipe, Path(out)
     first = Path("runs") / Path(str(recipe)).stem
     if not is_first_process() and FOLDER in os.environ:
-        return Path(os.environ[FOLDER])
+        return recipe, Path(os.environ[FOLDER])
     # The processes of a launcher cannot agree on a folder: one of them may have created it already.
     if resume or is_launched():
-        return first
+        return recipe, first
     folders = chain([first], (first.with_name(f"{first.name}-{number}") for number in count(2)))
-    return next(folder for folder in folders if not folder.is_dir() or not any(folder.iterdir()))
+    return recipe, next(folder for folder in folders if not folder.is_dir() or not any(folder.iterdir()))
 
 
 def _is_data(recipe: str | Path) -> bool:
@@ -100,5 +110,5 @@ def _is_data(recipe: str | Path) -> bool:
 def how_to_continue(out: Path) -> str:
     """Say how to continue a stopped run."""
     if (out / "recipe.yaml").is_file():
-        return f"resume with: bucketrank train --resume --out {out}"
+        return f"resume with: bucketrank train {shlex.quote(str(out))} --resume"
     return "the run had not begun; start it with the same command"
