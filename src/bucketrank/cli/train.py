@@ -44,11 +44,11 @@ def train(
     from bucketrank.training.processes import Interrupted, is_first_process
     from bucketrank.training.start import how_to_continue, recipe_and_folder, start_run
 
-    recipe, folder = recipe_and_folder(recipe, data, out, resume=resume)
+    chosen, folder = recipe_and_folder(recipe, data, out, resume=resume)
     short = ShortNames(epochs=epochs, batch=batch, imgsz=imgsz, lr=lr, device=device, workers=workers, time=time)
     options: dict[str, Any] = {"resume": resume, "allow_changed_data": allow_changed_data}
     try:
-        start_run(recipe, data, folder, short=short, settings=settings, **options)
+        start_run(chosen, data, folder, short=short, settings=settings, **options)
     except Interrupted:
         if not is_first_process():  # the first one reports; a status other than 0 would make Lightning kill it
             return 0
