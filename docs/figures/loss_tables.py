@@ -15,13 +15,25 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.documents import markdown_table
-from benchmarks.study.grid import LOSS_TITLES, OURS
+from benchmarks.study.grid import LOSS_TITLES
 from benchmarks.study.losses import COLUMNS, difference_cells
 from benchmarks.study.regret import Regret, RunKey, compute_regret, read_runs, regret_after, set_rows, title_of
 from benchmarks.study.runs import RunRecord
 from benchmarks.study.tables import DASH, SeedMean, with_deviation
-from bucketrank.evaluation import Difference, paired_difference
+from bucketrank.evaluation import paired_difference
 from docs.figures.losses import NAMES, STUDIES, STUDY
+from docs.figures.regimes import (
+    LOOK_ALIKES,
+    MEMORY_SET,
+    MEMORY_SHARES,
+    RARE_SET,
+    class_table,
+    memory_table,
+    read,
+    read_empty,
+    rs_minus,
+    side_by_side,
+)
 from docs.figures.theme import ASSETS
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +57,9 @@ class Studies:
     more: list[dict[str, Any]]  # the same on other data sets
     runs: dict[RunKey, RunRecord]  # of all these
     regret: Regret  # of all these
+    empty: dict[str, dict[int, dict[str, Any]]]  # with empty training images, by data set and percentage
+    memory: dict[int, dict[str, Any]]  # the same with a score memory, by percentage
+    look_alikes: dict[str, dict[str, Any]]  # one class among others, by data set
     published: dict[str, dict[str, Any]]  # losses as published, by detector
     retinanet: dict[str, Any]  # one head of RetinaNet
     masks: dict[str, Any]  # Mask R-CNN for 228 steps
@@ -62,15 +77,20 @@ class Studies:
             [_read(path) for path in STUDIES if path != STUDY],
             runs,
             compute_regret(runs),
+            read_empty(),
+            {share: read(f"memory-{MEMORY_SET}-{share}") for share in MEMORY_SHARES},
+            {name: read(f"look-alikes-{name}") for name in LOOK_ALIKES},
             {detector: _read(ASSETS / name) for detector, name in PUBLISHED.items()},
-            *(_read(ASSETS / f"losses-{name}.json") for name in names),
+            *(read(name) for name in names),
         )
 
     @property
     def every(self) -> list[dict[str, Any]]:
         """All studies."""
         others = (self.retinanet, self.masks, self.longer_masks, self.co_detr, self.bucketed)
-        return [self.one_head, *self.more, *others, *self.published.values()]
+        empty = (study for by_share in self.empty.values() for study in by_share.values())
+        regimes = (*empty, *self.memory.values(), *self.look_alikes.values())
+        return [self.one_head, *self.more, *regimes, *others, *self.published.values()]
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -82,6 +102,12 @@ def tables(studies: Studies) -> dict[str, str]:
     """Return the Markdown tables by name."""
     by_name = {"regret": regret_table(studies.regret), "differences": differences_table(studies)}
     by_name["first steps"] = early_table(studies.runs)
+    for data, by_share in studies.empty.items():
+        by_name[f"empty {NAMES[data]}"] = side_by_side({f"{share} % empty": study for share, study in by_share.items()})
+    by_name["memory"] = memory_table(studies.empty[MEMORY_SET], studies.memory)
+    by_name["look alikes"] = side_by_side({LOOK_ALIKES[name]: study for name, study in studies.look_alikes.items()})
+    (rare,) = (study for study in studies.more if RARE_SET in [each["data"] for each in study["sets"]])
+    by_name["rare classes"] = class_table(rare, RARE_SET)
     (nuclei,), (longer_nuclei,) = studies.masks["sets"], studies.longer_masks["sets"]
     columns, *rows = longer_nuclei["masks_and_boxes"]
     doubling = [rows[number] for number in (0, 1, 3, 7, -1)]  # after 38, 76, 152, 304 and 456 steps
@@ -147,11 +173,6 @@ def detector_table(studies: dict[str, dict[str, Any]]) -> str:
             rows.append(["" if number else detector, shown["loss"], shown["lr"], *results, time])
     names = ["AP after 146 steps", "RS minus this", "AP after 600 steps", "RS minus this", "time of a step"]
     return markdown_table(["detector", "loss", "lr", *names], rows)
-
-
-def rs_minus(of_set: Mapping[str, Any], share: str, loss: str) -> str:
-    """Return the cell with the difference of RS to a loss, at a quarter or at the end; a dash for RS itself."""
-    return DASH if loss == OURS else " ".join(difference_cells(Difference(**of_set["rs_minus"][share][loss])))
 
 
 def bucketed_table(exact: dict[str, Any], bucketed: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""AP over steps and over learning rates, and the regret over all data sets: python -m docs.figures.losses.
+"""AP over steps, rates and empty images, and the regret over all data sets: python -m docs.figures.losses.
 
 The files ``losses-atss*.json`` of the assets are each the ``losses.json`` of a ``python -m benchmarks study losses``.
 The curves come from the first of them, the regret from all.
@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.study.grid import LOSS_TITLES
 from benchmarks.study.regret import FigureColours, Regret, compute_regret, draw_regret, read_runs
+from docs.figures.regimes import over_empty, read_empty
 from docs.figures.theme import ASSETS, Palette, save
 
 STUDY = ASSETS / "losses-atss.json"
@@ -88,4 +89,5 @@ if __name__ == "__main__":
         save(f"losses-steps-{name.replace('_', '-')}", partial(over_steps, each))
         of_set = [trial for trial in study["trials"] if trial["data"] == name and trial["usual_boxes"]]
         save(f"losses-rates-{name.replace('_', '-')}", partial(over_rates, name, of_set))
+    save("losses-empty", partial(over_empty, read_empty()))
     save("losses-regret", partial(regret_figure, compute_regret(read_runs(STUDIES))))
