@@ -82,7 +82,8 @@ def over_empty(studies: Mapping[str, Mapping[int, Study]], palette: Palette) -> 
             line = {"linewidth": 1.4, **style}
             axes.errorbar(places, means, yerr=spread, marker="o", markersize=3, label=LOSS_TITLES[loss], **line)
         axes.set_xticks(range(len(by_share)), [f"{share} %" for share in by_share])
-        axes.set(title=EMPTY_SETS[data], xlabel="training images without objects", ylabel="AP", ylim=(0, None))
+        axes.set_title(EMPTY_SETS[data], fontsize=10, loc="left", fontweight="bold")
+        axes.set(xlabel="training images without objects", ylabel="AP", ylim=(0, None))
     panels[0].legend(loc="lower left", fontsize=8, ncols=2)
     return figure
 
