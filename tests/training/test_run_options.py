@@ -2,7 +2,10 @@
 
 import copy
 import csv
+import io
 import json
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -188,6 +191,50 @@ def test_a_logger_that_fails_is_left_out_and_the_run_goes_on(shapes, tmp_path, m
         r"bucketrank: trainer.loggers: CSVLogger failed at step 1 (ConnectionError: server\x1b[2J does not answer); "
         "the run continues without it, and train.csv and validation.csv have all numbers"
     )
+
+
+def test_a_logger_that_cannot_start_is_named_before_the_first_step(shapes, tmp_path, monkeypatch):
+    def refuse(_: Path) -> None:
+        raise RuntimeError("no store\nat all")
+
+    monkeypatch.setitem(log._LOGGERS, "csv", refuse)
+    with pytest.raises(
+        RecipeError, match=r"^trainer.loggers: csv cannot start \(RuntimeError: no store\); set it up or leave it out$"
+    ):
+        train(tiny.recipe("--trainer.loggers csv"), shapes, tmp_path / "run")
+    assert not (tmp_path / "run" / "recipe.yaml").exists()
+
+
+def test_only_the_first_process_has_loggers(tmp_path, monkeypatch):
+    assert len(log.build_loggers(["csv"], tmp_path)) == 1
+    monkeypatch.setenv("RANK", "1")
+    assert log.build_loggers(["csv"], tmp_path) == []
+
+
+def test_mlflow_writes_a_database_in_the_run_folder_unless_a_server_is_named(tmp_path, monkeypatch):
+    given: list[dict[str, Any]] = []
+    loggers = SimpleNamespace(MLFlowLogger=lambda **arguments: given.append(arguments))
+    monkeypatch.setitem(sys.modules, "lightning.pytorch.loggers", loggers)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    log.build_loggers(["mlflow"], tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
+    log.build_loggers(["mlflow"], tmp_path)
+    assert [each["tracking_uri"] for each in given] == [
+        f"sqlite:///{tmp_path.as_posix()}/mlflow/mlflow.db",
+        "http://127.0.0.1:5000",
+    ]
+    assert (tmp_path / "mlflow").is_dir(), "SQLite creates no folders"
+
+
+def test_a_terminal_shows_a_bar_that_leaves_only_the_epochs(shapes, tmp_path):
+    printed = io.StringIO()
+    terminal = Console(file=printed, force_terminal=True, width=100)
+    train(tiny.recipe("--schedule.epochs 2"), shapes, tmp_path / "run", console=terminal)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", printed.getvalue())
+    assert "evaluating" in text
+    assert re.search(r"epoch 2/2 .*\d+/\d+ .* left .*rank \d", text)
+    for epoch in (1, 2):
+        assert text.count(f"epoch {epoch}/2  AP ") == 1
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])

@@ -26,6 +26,7 @@ STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true")
 
 def build_fabric(settings: TrainerSettings, folder: Path) -> Fabric:
     """Build Fabric from a recipe's trainer settings; ``launch`` starts the other processes, if any."""
+    loggers = build_loggers(settings.loggers, folder)
     try:
         return Fabric(
             accelerator=settings.accelerator,
@@ -33,7 +34,7 @@ def build_fabric(settings: TrainerSettings, folder: Path) -> Fabric:
             num_nodes=settings.nodes,
             strategy=settings.strategy,
             precision=settings.precision,
-            loggers=build_loggers(settings.loggers, folder),
+            loggers=loggers,
         )
     except (RuntimeError, ValueError, MisconfigurationException) as error:
         if settings.accelerator in ("cuda", "gpu") and not torch.cuda.is_available():

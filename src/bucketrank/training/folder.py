@@ -43,7 +43,7 @@ RUN_FILES = (
     "best.safetensors",
     "weights.safetensors",
 )
-RUN_FOLDERS = ("checkpoints", "pictures", "detections", "tensorboard", "wandb", "mlruns", "csv")
+RUN_FOLDERS = ("checkpoints", "pictures", "detections", "tensorboard", "wandb", "mlflow", "csv")
 CHECKPOINTS = ("last.safetensors", "previous.safetensors")
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 PACKAGES = ("bucketrank", "torch", "torchvision", "lightning", "timm", "transformers", "numba", "numpy", "safetensors")

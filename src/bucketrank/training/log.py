@@ -24,6 +24,7 @@ from bucketrank.output import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, STYLE
 from bucketrank.settings.choices import TRAIN_COLUMNS
 from bucketrank.training.checkpoints import Progress
 from bucketrank.training.optimiser import Schedule
+from bucketrank.training.processes import is_first_process
 from bucketrank.weights.atomic import disk_full_named, write, write_text
 
 if TYPE_CHECKING:
@@ -180,12 +181,11 @@ class RunLog:
         for logger in list(loggers):
             try:
                 logger.log_metrics(dict(row), step=step)
-            except Exception as error:  # noqa: BLE001, PERF203 (four logging libraries share no narrower class)
+            except Exception as error:  # noqa: BLE001, PERF203 (as in build_loggers)
                 loggers.remove(logger)
-                reason = printable(f"{type(error).__name__}: {error}".partition("\n")[0])[:MAX_QUOTED]
                 sys.stderr.write(
-                    f"bucketrank: trainer.loggers: {type(logger).__name__} failed at step {step} ({reason}); the run "
-                    "continues without it, and train.csv and validation.csv have all numbers\n"
+                    f"bucketrank: trainer.loggers: {type(logger).__name__} failed at step {step} ({_reason(error)}); "
+                    "the run continues without it, and train.csv and validation.csv have all numbers\n"
                 )
 
     def _time_left(self, progress: Progress) -> str:
@@ -206,8 +206,23 @@ def require_loggers(names: Sequence[str]) -> None:
 
 
 def build_loggers(names: Sequence[str], folder: Path) -> list[Any]:
-    """Build Lightning's loggers by name; each writes to its own folder inside the run folder."""
-    return [_LOGGERS[name](folder) for name in names]
+    """Build Lightning's loggers by name, in the first process; each writes to its own folder inside the run folder.
+
+    Raises RecipeError if one cannot start.
+    """
+    loggers = []
+    for name in names if is_first_process() else ():
+        try:
+            loggers.append(_LOGGERS[name](folder))
+        except Exception as error:  # noqa: BLE001 (four logging libraries share no narrower class)
+            reason = _reason(error)
+            raise RecipeError(f"trainer.loggers: {name} cannot start ({reason}); set it up or leave it out") from error
+    return loggers
+
+
+def _reason(error: Exception) -> str:
+    """Return the class and the first line of a foreign error."""
+    return printable(f"{type(error).__name__}: {error}".partition("\n")[0])[:MAX_QUOTED]
 
 
 def _tensorboard(folder: Path) -> Any:
@@ -228,7 +243,11 @@ def _wandb(folder: Path) -> Any:
 def _mlflow(folder: Path) -> Any:
     from lightning.pytorch.loggers import MLFlowLogger
 
-    uri = os.environ.get("MLFLOW_TRACKING_URI", (folder / "mlruns").absolute().as_uri())
+    uri = os.environ.get("MLFLOW_TRACKING_URI")
+    if uri is None:  # a database, because MLflow no longer writes plain files
+        database = folder / "mlflow" / "mlflow.db"
+        database.parent.mkdir(exist_ok=True)
+        uri = f"sqlite:///{database.absolute().as_posix()}"
     return MLFlowLogger(experiment_name="bucketrank", run_name=folder.name, tracking_uri=uri)
 
 
