@@ -181,7 +181,7 @@ class RunLog:
         for logger in list(loggers):
             try:
                 logger.log_metrics(dict(row), step=step)
-            except Exception as error:  # noqa: BLE001, PERF203 (as in build_loggers)
+            except Exception as error:  # noqa: BLE001, PERF203 (four logging libraries share no narrower class)
                 loggers.remove(logger)
                 sys.stderr.write(
                     f"bucketrank: trainer.loggers: {type(logger).__name__} failed at step {step} ({_reason(error)}); "
@@ -210,14 +210,16 @@ def build_loggers(names: Sequence[str], folder: Path) -> list[Any]:
 
     Raises RecipeError if one cannot start.
     """
-    loggers = []
-    for name in names if is_first_process() else ():
-        try:
-            loggers.append(_LOGGERS[name](folder))
-        except Exception as error:  # noqa: BLE001 (four logging libraries share no narrower class)
-            reason = _reason(error)
-            raise RecipeError(f"trainer.loggers: {name} cannot start ({reason}); set it up or leave it out") from error
-    return loggers
+    return [_build_logger(name, folder) for name in names] if is_first_process() else []
+
+
+def _build_logger(name: str, folder: Path) -> Any:
+    try:
+        return _LOGGERS[name](folder)
+    except Exception as error:
+        raise RecipeError(
+            f"trainer.loggers: {name} cannot start ({_reason(error)}); set it up or leave it out"
+        ) from error
 
 
 def _reason(error: Exception) -> str:
