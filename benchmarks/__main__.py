@@ -150,7 +150,7 @@ def study(
     merge: Annotated[
         str | None,
         "JSON files of this study from other machines, separated by commas; their runs count. regret: the losses.json "
-        "files to summarise",
+        "files to summarise, later runs replace earlier ones",
     ] = None,
     rates_of: Annotated[
         str | None,

@@ -126,16 +126,15 @@ class Regret:
 
 
 def read_runs(files: Sequence[Path]) -> dict[RunKey, RunRecord]:
-    """Read the final runs in the files of ``study losses``; StudyError if they do not fit together."""
+    """Read the final runs in the files of ``study losses``; runs of later files replace those of earlier ones.
+
+    Raises StudyError if they do not fit together.
+    """
     runs: dict[RunKey, RunRecord] = {}
     for file in files:
         for name, record in read_records(file).items():
-            if name.endswith("-trial"):
-                continue
-            key = RunKey.of(record)
-            if key in runs:
-                raise StudyError(f"--merge: {file}: {name} is in another file too; leave one of them out")
-            runs[key] = record
+            if not name.endswith("-trial"):
+                runs[RunKey.of(record)] = record
     if not runs:
         raise StudyError("--merge: expected finished runs of study losses, got none; train them first")
     if len(recipes := sorted({key.recipe for key in runs})) > 1:

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.documents import markdown_table
-from benchmarks.study.grid import LOSS_TITLES
+from benchmarks.study.grid import LOSS_TITLES, OURS
 from benchmarks.study.losses import COLUMNS, difference_cells
 from benchmarks.study.regret import Regret, RunKey, compute_regret, read_runs, regret_after, set_rows, title_of
 from benchmarks.study.runs import RunRecord
 from benchmarks.study.tables import DASH, SeedMean, with_deviation
 from bucketrank.evaluation import paired_difference
-from docs.figures.losses import NAMES, STUDIES, STUDY
+from docs.figures.losses import LONGER_TRIALS, NAMES, STUDIES, STUDY
 from docs.figures.regimes import (
     LOOK_ALIKES,
     MEMORY_SET,
@@ -55,11 +55,12 @@ class Studies:
 
     one_head: dict[str, Any]  # seven losses in one head of ATSS
     more: list[dict[str, Any]]  # the same on other data sets
-    runs: dict[RunKey, RunRecord]  # of all these
-    regret: Regret  # of all these
+    runs: dict[RunKey, RunRecord]  # of all these; runs after longer trials replace the others
+    regret: Regret  # of these runs
     empty: dict[str, dict[int, dict[str, Any]]]  # with empty training images, by data set and percentage
     memory: dict[int, dict[str, Any]]  # the same with a score memory, by percentage
     look_alikes: dict[str, dict[str, Any]]  # one class among others, by data set
+    longer_trials: list[dict[str, Any]]  # losses whose rates were chosen by longer trials
     published: dict[str, dict[str, Any]]  # losses as published, by detector
     retinanet: dict[str, Any]  # one head of RetinaNet
     masks: dict[str, Any]  # Mask R-CNN for 228 steps
@@ -70,7 +71,7 @@ class Studies:
     @classmethod
     def read(cls) -> Studies:
         """Read the files of the assets."""
-        runs = read_runs(STUDIES)
+        runs = read_runs([*STUDIES, *LONGER_TRIALS])
         names = ("retinanet", "mask-rcnn", "mask-rcnn-456", "published-brs-detr", "bucketed-atss")
         return cls(
             _read(STUDY),
@@ -80,6 +81,7 @@ class Studies:
             read_empty(),
             {share: read(f"memory-{MEMORY_SET}-{share}") for share in MEMORY_SHARES},
             {name: read(f"look-alikes-{name}") for name in LOOK_ALIKES},
+            [_read(path) for path in LONGER_TRIALS],
             {detector: _read(ASSETS / name) for detector, name in PUBLISHED.items()},
             *(read(name) for name in names),
         )
@@ -89,7 +91,7 @@ class Studies:
         """All studies."""
         others = (self.retinanet, self.masks, self.longer_masks, self.co_detr, self.bucketed)
         empty = (study for by_share in self.empty.values() for study in by_share.values())
-        regimes = (*empty, *self.memory.values(), *self.look_alikes.values())
+        regimes = (*empty, *self.memory.values(), *self.look_alikes.values(), *self.longer_trials)
         return [self.one_head, *self.more, *regimes, *others, *self.published.values()]
 
 
@@ -100,12 +102,13 @@ def _read(path: Path) -> dict[str, Any]:
 
 def tables(studies: Studies) -> dict[str, str]:
     """Return the Markdown tables by name."""
-    by_name = {"regret": regret_table(studies.regret), "differences": differences_table(studies)}
-    by_name["first steps"] = early_table(studies.runs)
+    by_name = {"regret": regret_table(studies.regret), "differences": differences_table(studies.runs)}
+    by_name["first steps"] = early_table(read_runs(STUDIES))
     for data, by_share in studies.empty.items():
         by_name[f"empty {NAMES[data]}"] = side_by_side({f"{share} % empty": study for share, study in by_share.items()})
     by_name["memory"] = memory_table(studies.empty[MEMORY_SET], studies.memory)
     by_name["look alikes"] = side_by_side({LOOK_ALIKES[name]: study for name, study in studies.look_alikes.items()})
+    by_name["longer trials"] = trials_table(studies)
     (rare,) = (study for study in studies.more if RARE_SET in [each["data"] for each in study["sets"]])
     by_name["rare classes"] = class_table(rare, RARE_SET)
     (nuclei,), (longer_nuclei,) = studies.masks["sets"], studies.longer_masks["sets"]
@@ -123,14 +126,37 @@ def tables(studies: Studies) -> dict[str, str]:
     return by_name
 
 
-def differences_table(studies: Studies) -> str:
+def differences_table(runs: Mapping[RunKey, RunRecord]) -> str:
     """Return the AP of RS on every data set, and one row per other loss with the differences of RS to it."""
-    sets = [of_set for study in (studies.one_head, *studies.more) for of_set in study["sets"]]
-    own = [SeedMean.of([run[-1] for run in each["losses"][0]["curve"][1]]) for each in sets]
-    rows = [["RS", *(with_deviation(mean.mean, mean.deviation) for mean in own)]]
-    for loss in (entry["loss"] for entry in sets[0]["losses"][1:]):
-        rows += [[f"RS minus {LOSS_TITLES[loss]}", *(rs_minus(each, "end", loss) for each in sets)]]
-    return markdown_table(["AP", *(NAMES[each["data"]] for each in sets)], rows)
+    sets = list(dict.fromkeys(key.data for key in runs))
+    by_loss: dict[str, dict[str, list[RunRecord]]] = {}
+    for key, run in sorted(runs.items(), key=lambda item: item[0].seed):
+        by_loss.setdefault(key.loss, {}).setdefault(key.data, []).append(run)
+    own = by_loss.pop(OURS)
+    means = [SeedMean.of([run.metrics["AP"] for run in own[data]]) for data in sets]
+    rows = [["RS", *(with_deviation(mean.mean, mean.deviation) for mean in means)]]
+    for loss, theirs in by_loss.items():
+        differences = (
+            paired_difference(*([run.bootstrap[max(run.bootstrap)] for run in each[data]] for each in (own, theirs)))
+            for data in sets
+        )
+        rows.append([f"RS minus {LOSS_TITLES[loss]}", *(" ".join(difference_cells(each)) for each in differences)])
+    return markdown_table(["AP", *(NAMES[data] for data in sets)], rows)
+
+
+def trials_table(studies: Studies) -> str:
+    """Return what trials of 125 and of 300 steps chose, and the AP after training with it."""
+    usual = {each["data"]: each for study in (studies.one_head, *studies.more) for each in study["sets"]}
+    shown = [COLUMNS.index(name) for name in ("lr", "boxes", "AP")]
+    rows = []
+    for of_set in (each for study in studies.longer_trials for each in study["sets"]):
+        before = {row[0]: row for row in usual[of_set["data"]]["rows"]}
+        rows += [
+            [NAMES[of_set["data"]], row[0], *(each[at] for each in (before[row[0]], row) for at in shown)]
+            for row in of_set["rows"]
+        ]
+    columns = ["data", "loss", "lr of 125 steps", "boxes", "AP", "lr of 300 steps", "boxes", "AP"]
+    return markdown_table(columns, rows)
 
 
 def early_table(runs: Mapping[RunKey, RunRecord]) -> str:

@@ -1,7 +1,8 @@
 """AP over steps, rates and empty images, and the regret over all data sets: python -m docs.figures.losses.
 
 The files ``losses-atss*.json`` of the assets are each the ``losses.json`` of a ``python -m benchmarks study losses``.
-The curves come from the first of them, the regret from all.
+The curves come from the first of them, the regret from all. Runs whose rates were chosen by longer trials, in
+``losses-trials-300-*.json``, replace the others.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from docs.figures.theme import ASSETS, Palette, save
 
 STUDY = ASSETS / "losses-atss.json"
 STUDIES = sorted(ASSETS.glob("losses-atss*.json"), key=lambda path: (len(path.name), path.name))
+LONGER_TRIALS = sorted(ASSETS.glob("losses-trials-300-*.json"))
 NAMES = {
     "bccd": "blood cells",
     "road_signs": "road signs",
@@ -32,6 +34,13 @@ NAMES = {
 }
 SIZE = (3.1, 2.6)  # inches; three of them stand in a row, or below each other on a phone
 DRAWN = ("rs", "focal", "qfl", "vfl", "bce")  # RS and its rivals, in the order of the legend; the tables have more
+
+
+def with_longer_trials(of_set: dict[str, Any]) -> dict[str, Any]:
+    """Replace the losses whose rates were chosen by longer trials."""
+    sets = [each for path in LONGER_TRIALS for each in json.loads(path.read_text(encoding="utf-8"))["sets"]]
+    longer = {entry["loss"]: entry for each in sets if each["data"] == of_set["data"] for entry in each["losses"]}
+    return of_set | {"losses": [longer.get(entry["loss"], entry) for entry in of_set["losses"]]}
 
 
 def colour(loss: str, palette: Palette) -> str:
@@ -86,8 +95,8 @@ if __name__ == "__main__":
     study = json.loads(STUDY.read_text(encoding="utf-8"))
     for each in study["sets"]:
         name = each["data"]
-        save(f"losses-steps-{name.replace('_', '-')}", partial(over_steps, each))
+        save(f"losses-steps-{name.replace('_', '-')}", partial(over_steps, with_longer_trials(each)))
         of_set = [trial for trial in study["trials"] if trial["data"] == name and trial["usual_boxes"]]
         save(f"losses-rates-{name.replace('_', '-')}", partial(over_rates, name, of_set))
     save("losses-empty", partial(over_empty, read_empty()))
-    save("losses-regret", partial(regret_figure, compute_regret(read_runs(STUDIES))))
+    save("losses-regret", partial(regret_figure, compute_regret(read_runs([*STUDIES, *LONGER_TRIALS]))))

@@ -174,10 +174,13 @@ def test_runs_that_do_not_fit_together(tmp_path: Path, runs: list[dict[str, Any]
         regret_of(tmp_path, runs)
 
 
-def test_the_same_run_in_two_files(tmp_path: Path) -> None:
-    files = [write(tmp_path / f"{name}.json", [record("a", "rs", 0, (1, 2))]) for name in ("one", "two")]
-    with pytest.raises(StudyError, match="is in another file too; leave one of them out"):
-        read_runs(files)
+def test_runs_of_later_files_replace_earlier_ones(tmp_path: Path) -> None:
+    files = [
+        write(tmp_path / "one.json", [record("a", "rs", seed, (1, 2)) for seed in range(2)]),
+        write(tmp_path / "two.json", [record("a", "rs", 1, (3, 4))]),
+    ]
+    assert [run.metrics["AP"] for run in read_runs(files).values()] == [2, 4]
+    assert [run.metrics["AP"] for run in read_runs(files[::-1]).values()] == [2, 2]
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
