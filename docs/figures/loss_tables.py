@@ -109,8 +109,7 @@ def tables(studies: Studies) -> dict[str, str]:
     by_name["memory"] = memory_table(studies.empty[MEMORY_SET], studies.memory)
     by_name["look alikes"] = side_by_side({LOOK_ALIKES[name]: study for name, study in studies.look_alikes.items()})
     by_name["longer trials"] = trials_table(studies)
-    (rare,) = (study for study in studies.more if RARE_SET in [each["data"] for each in study["sets"]])
-    by_name["rare classes"] = class_table(rare, RARE_SET)
+    by_name["rare classes"] = class_table(studies.runs, RARE_SET)
     (nuclei,), (longer_nuclei,) = studies.masks["sets"], studies.longer_masks["sets"]
     columns, *rows = longer_nuclei["masks_and_boxes"]
     doubling = [rows[number] for number in (0, 1, 3, 7, -1)]  # after 38, 76, 152, 304 and 456 steps

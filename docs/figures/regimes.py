@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from benchmarks.documents import markdown_table
 from benchmarks.study.grid import LOSS_TITLES, OURS
 from benchmarks.study.losses import difference_cells
+from benchmarks.study.regret import RunKey
 from benchmarks.study.runs import RunRecord
 from benchmarks.study.tables import DASH, SeedMean, with_deviation
 from bucketrank.evaluation import Difference, paired_difference
@@ -126,12 +127,14 @@ def _runs(study: Study, loss: str) -> list[RunRecord]:
     return [RunRecord.from_json(run) for run in study["runs"] if f" --loss {loss} " in run["command"]]
 
 
-def class_table(study: Study, data: str) -> str:
-    """Return one row per loss: the AP of each class, with the deviation over the seeds."""
-    losses = next(each["losses"] for each in study["sets"] if each["data"] == data)
+def class_table(runs: Mapping[RunKey, RunRecord], data: str) -> str:
+    """Return one row per loss: the AP of each class on a data set, with the deviation over the seeds."""
+    by_loss: dict[str, list[Mapping[str, float]]] = {}
+    for key, run in runs.items():
+        if key.data == data:
+            by_loss.setdefault(key.loss, []).append(run.class_ap)
     rows = []
-    for loss in (entry["loss"] for entry in losses):
-        runs = [run["class_ap"] for run in study["runs"] if run["name"].startswith(f"{data}-{loss}-")]
-        by_class = {name: SeedMean.of([of_run[name] for of_run in runs]) for name in runs[0]}
-        rows.append([LOSS_TITLES[loss], *(with_deviation(mean.mean, mean.deviation) for mean in by_class.values())])
-    return markdown_table(["AP by class", *by_class], rows)
+    for loss, seeds in by_loss.items():
+        means = (SeedMean.of([of_run[name] for of_run in seeds]) for name in seeds[0])
+        rows.append([LOSS_TITLES[loss], *(with_deviation(mean.mean, mean.deviation) for mean in means)])
+    return markdown_table(["AP by class", *next(iter(by_loss.values()))[0]], rows)
