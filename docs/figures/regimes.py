@@ -28,7 +28,7 @@ from docs.figures.theme import ASSETS, Palette
 
 EMPTY = re.compile(r"losses-empty-(?P<data>\w+)-(?P<share>\d+)\.json")
 LOOK_ALIKES = {"bccd": "platelets among blood cells", "road_signs": "green lights among road signs"}
-EMPTY_SETS = {"bccd": "blood cells"}  # data sets with empty images
+EMPTY_SETS = {"bccd": "blood cells", "road_signs": "road signs"}  # data sets with empty images
 MEMORY_SET = "bccd"
 MEMORY_SHARES = (90, 97)  # the percentages of empty images with which a score memory was tried
 RARE_SET = "cacao"  # the data set with rare classes
