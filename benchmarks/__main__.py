@@ -402,7 +402,9 @@ def fine_tuning(
     backbone: Annotated[Path | None, "safetensors file with ImageNet weights of tf_efficientnet_lite0"] = None,
     rates: Annotated[str, "learning rates to try"] = "2.5e-4,5e-4,1e-3",
     seeds: Annotated[int, "runs per loss, with seeds 0, 1, ..."] = 3,
-    steps: Annotated[int, "steps of each run, of 4 images"] = 150,
+    pretraining_steps: Annotated[int, "steps before fine-tuning, of 4 images"] = 1000,
+    steps: Annotated[int, "steps of each run, of 4 images"] = 300,
+    size: Annotated[int, "pixels of the sides of an image"] = 256,
     out: Annotated[Path, "folder for the JSON and the Markdown"] = Path("runs/fine-tuning"),
 ) -> None:
     """Fine-tune a pretrained torchvision RetinaNet with its own loss and with RS."""
@@ -414,11 +416,18 @@ def fine_tuning(
         chosen = _listed("--rates", rates, float)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    if seeds < 1 or steps < 1 or min(chosen) <= 0:
-        expected = "--seeds and --steps of at least 1 and --rates above 0"
-        raise UsageError(f"expected {expected}, got {seeds}, {steps} and {rates}")
+    if min(seeds, pretraining_steps, steps, size) < 1 or min(chosen) <= 0:
+        expected = "--seeds, --pretraining-steps, --steps and --size of at least 1 and --rates above 0"
+        raise UsageError(f"expected {expected}, got {seeds}, {pretraining_steps}, {steps}, {size} and {rates}")
     settings = FineTuningSettings(
-        pretraining, tuple(map(Path, data.split(","))), backbone, rates=chosen, seeds=seeds, steps=steps
+        pretraining,
+        tuple(map(Path, data.split(","))),
+        backbone,
+        rates=chosen,
+        seeds=seeds,
+        pretraining_steps=pretraining_steps,
+        steps=steps,
+        size=size,
     )
     run_fine_tuning(settings, out, console=wide_console())
 

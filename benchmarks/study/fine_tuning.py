@@ -55,7 +55,8 @@ class FineTuningSettings:
     name: str = "tf_efficientnet_lite0"  # timm model
     rates: tuple[float, ...] = (2.5e-4, 5e-4, 1e-3)
     seeds: int = 3
-    steps: int = 150
+    pretraining_steps: int = 1000
+    steps: int = 300
     size: int = 256
 
 
@@ -143,7 +144,7 @@ def run_fine_tuning(settings: FineTuningSettings, out: Path, *, console: Console
     first, val = read_splits(settings.pretraining)
     torch.manual_seed(0)
     pretrained = build_retinanet(num_classes(first), settings)
-    train(pretrained, first, steps=settings.steps, lr=PRETRAINING_RATE, seed=0)
+    train(pretrained, first, steps=settings.pretraining_steps, lr=PRETRAINING_RATE, seed=0)
     say(f"pretrained on {settings.pretraining.name}: AP {evaluate(pretrained, val).ap:.1f}")
     results: list[dict[str, Any]] = []
     for folder in settings.data:

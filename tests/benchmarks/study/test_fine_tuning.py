@@ -26,9 +26,11 @@ def test_both_losses_start_from_the_same_weights_with_new_classes(
     shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started, ranked, said = [], [], io.StringIO()
+    steps: list[int] = []
     usual = fine_tuning.train
 
     def record(model: Any, split: Any, **options: Any) -> None:
+        steps.append(options["steps"])
         weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         started.append((len(split.read()["images"]), options["lr"], options["seed"], weights))
         usual(model, split, **options)
@@ -37,10 +39,18 @@ def test_both_losses_start_from_the_same_weights_with_new_classes(
     monkeypatch.setattr(fine_tuning, "BATCH", 2)
     monkeypatch.setattr(fine_tuning, "use_ranking_loss", lambda model: ranked.append(use_ranking_loss(model)))
     settings = FineTuningSettings(
-        shapes, (shapes,), name="test_efficientnet", rates=(1e-4, 1e-3), seeds=2, steps=1, size=64
+        shapes,
+        (shapes,),
+        name="test_efficientnet",
+        rates=(1e-4, 1e-3),
+        seeds=2,
+        pretraining_steps=2,
+        steps=1,
+        size=64,
     )
     path = run_fine_tuning(settings, tmp_path / "out", console=Console(file=said))
 
+    assert steps == [2] + [1] * 8
     _, *runs = started
     assert [run[0] for run in runs] == [10, 10, 12, 12] * 2, "trials hold out a fifth of 12 images"
     assert [run[2] for run in runs] == [0, 0, 0, 1] * 2
@@ -72,4 +82,5 @@ def test_the_table_says_whether_rs_is_ahead() -> None:
 def test_wrong_flags_are_one_line(shapes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fine-tuning", str(shapes), "--data", str(shapes), "--seeds", "0"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "expected --seeds and --steps of at least 1 and --rates above 0, got 0, 150 and 2.5e-4" in line
+    expected = "expected --seeds, --pretraining-steps, --steps and --size of at least 1 and --rates above 0"
+    assert f"{expected}, got 0, 1000, 300, 256 and 2.5e-4" in line
