@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -32,6 +32,7 @@ EMPTY_SETS = {"bccd": "blood cells", "road_signs": "road signs"}  # data sets wi
 MEMORY_SET = "bccd"
 MEMORY_SHARES = (90, 97)  # the percentages of empty images with which a score memory was tried
 RARE_SET = "cacao"  # the data set with rare classes
+RARE_SIGNS = ("do_not_turn_l", "left_right_lane")  # the classes of road signs with fewer than 10 training objects
 SIZE = (4.0, 3.0)  # inches per panel
 Study = dict[str, Any]
 
@@ -127,14 +128,15 @@ def _runs(study: Study, loss: str) -> list[RunRecord]:
     return [RunRecord.from_json(run) for run in study["runs"] if f" --loss {loss} " in run["command"]]
 
 
-def class_table(runs: Mapping[RunKey, RunRecord], data: str) -> str:
-    """Return one row per loss: the AP of each class on a data set, with the deviation over the seeds."""
+def class_table(runs: Mapping[RunKey, RunRecord], data: str, classes: Sequence[str] = ()) -> str:
+    """Return one row per loss: the AP of these classes (all by default) on a data set, with the deviation over seeds."""
     by_loss: dict[str, list[Mapping[str, float]]] = {}
     for key, run in runs.items():
         if key.data == data:
             by_loss.setdefault(key.loss, []).append(run.class_ap)
+    names = classes or list(next(iter(by_loss.values()))[0])
     rows = []
     for loss, seeds in by_loss.items():
-        means = (SeedMean.of([of_run[name] for of_run in seeds]) for name in seeds[0])
+        means = (SeedMean.of([of_run[name] for of_run in seeds]) for name in names)
         rows.append([LOSS_TITLES[loss], *(with_deviation(mean.mean, mean.deviation) for mean in means)])
-    return markdown_table(["AP by class", *next(iter(by_loss.values()))[0]], rows)
+    return markdown_table(["AP by class", *names], rows)
