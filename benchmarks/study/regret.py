@@ -71,14 +71,25 @@ class SetRuns:
     draws: Values
 
     def replicates(self, random: np.random.Generator, count: int) -> Values:
-        """Draw images and seeds with replacement, the same for all losses: the mean APs (losses, count)."""
-        usable = np.flatnonzero(np.isfinite(self.draws).all((0, 1)))  # a draw may contain no object
-        if not len(usable):
+        """Return the mean APs over seeds (losses, count) as they vary with images and seeds.
+
+        Images are drawn with replacement, the same for all losses. The noise of the seeds has Student's distribution,
+        with one deviation for all losses, because three seeds say too little about that of a single loss. What a seed
+        changes for all losses alike is no noise.
+        """
+        usable = np.isfinite(self.draws).all((0, 1))  # a draw may contain no object
+        if not usable.any():
             return np.full((len(self.aps), count), np.nan)
-        images = usable[random.integers(len(usable), size=count)]
-        seeds = random.integers(len(self.seeds), size=(len(self.seeds), count))
-        means: Values = self.draws[:, seeds, images].mean(1)
-        return means
+        draws = self.draws[..., usable].mean(1)
+        images = draws[:, random.integers(draws.shape[1], size=count)] - draws.mean(1, keepdims=True)
+        means = self.aps.mean(1, keepdims=True)
+        freedom = (self.aps.shape[0] - 1) * (self.aps.shape[1] - 1)
+        if not freedom:
+            return means + images
+        rest = self.aps - means - self.aps.mean(0) + self.aps.mean()
+        deviation = np.sqrt((rest**2).sum() / freedom / len(self.seeds))
+        replicates: Values = means + images + deviation * random.standard_t(freedom, images.shape)
+        return replicates
 
 
 @dataclass(frozen=True)
@@ -244,7 +255,7 @@ def _regrets(losses: Sequence[str], sets: Sequence[SetRuns]) -> tuple[LossRegret
         worst, mean = (
             Estimate(
                 float(summary(own)),
-                *_interval(summary(drawn[:, number], axis=0)),
+                *_interval(float(summary(own)), summary(drawn[:, number], axis=0)),
                 _range([float(summary(each)) for each in others]),
             )
             for summary in (np.max, np.mean)
@@ -261,9 +272,14 @@ def _behind(aps: Values) -> Values:
     return behind
 
 
-def _interval(values: NDArray[np.float64]) -> tuple[float, float]:
-    low, high = np.percentile(values, [(100 - LEVEL) / 2, (100 + LEVEL) / 2])
-    return float(low), float(high)
+def _interval(regret: float, replicates: NDArray[np.float64]) -> tuple[float, float]:
+    """Return an interval around a regret, from the upper end of its replicates mirrored at it to that upper end.
+
+    Noise moves a regret up, because it is never negative, and the replicates once more. Percentiles on both sides would
+    therefore lie above the true regret most of the time.
+    """
+    high = float(np.percentile(replicates, (100 + LEVEL) / 2))
+    return max(0.0, 2 * regret - high), high
 
 
 def _range(values: Sequence[float]) -> tuple[float, float] | None:
@@ -317,9 +333,10 @@ def to_markdown(regret: Regret) -> str:
         markdown_table(["loss", *names, *SUMMARY_COLUMNS], table),
         "",
         "Regret is the best mean AP of any loss on a data set minus this loss's; small is good. Intervals: "
-        f"{NUM_REPLICATES:,} draws of images and seeds, the same for all losses; the best loss of a set is chosen in "
-        "each draw; *smallest in* is the share of draws in which no other loss has a smaller one. A regret is never "
-        "negative, so noise moves the draws up: an interval may begin above the value.",
+        f"{NUM_REPLICATES:,} draws of images, the same for all losses, with noise of the seeds; the best loss of a set "
+        "is chosen in each draw; *smallest in* is the share of draws in which no other loss has a smaller one. A "
+        "regret is never negative, so noise moves it up, and the draws once more: the lower end of an interval is the "
+        "upper end of the draws, mirrored at the value.",
         "",
         f"Seeds: {seeds}.",
     ]

@@ -111,7 +111,9 @@ def tables(studies: Studies) -> dict[str, str]:
     by_name["look alikes"] = side_by_side({LOOK_ALIKES[name]: study for name, study in studies.look_alikes.items()})
     by_name["longer trials"] = trials_table(studies)
     by_name["rare classes"] = class_table(studies.runs, RARE_SET)
-    by_name["rare signs"] = class_table(read_runs([ASSETS / "losses-empty-road_signs-0.json"]), "road_signs", RARE_SIGNS)
+    by_name["rare signs"] = class_table(
+        read_runs([ASSETS / "losses-empty-road_signs-0.json"]), "road_signs", RARE_SIGNS
+    )
     (nuclei,), (longer_nuclei,) = studies.masks["sets"], studies.longer_masks["sets"]
     columns, *rows = longer_nuclei["masks_and_boxes"]
     doubling = [rows[number] for number in (0, 1, 3, 7, -1)]  # after 38, 76, 152, 304 and 456 steps

@@ -129,7 +129,7 @@ def _runs(study: Study, loss: str) -> list[RunRecord]:
 
 
 def class_table(runs: Mapping[RunKey, RunRecord], data: str, classes: Sequence[str] = ()) -> str:
-    """Return one row per loss: the AP of these classes (all by default) on a data set, with the deviation over seeds."""
+    """Return one row per loss: the AP of these classes (default: all) on a data set, with the deviation over seeds."""
     by_loss: dict[str, list[Mapping[str, float]]] = {}
     for key, run in runs.items():
         if key.data == data:
