@@ -83,12 +83,11 @@ class SetRuns:
         draws = self.draws[..., usable].mean(1)
         images = draws[:, random.integers(draws.shape[1], size=count)] - draws.mean(1, keepdims=True)
         means = self.aps.mean(1, keepdims=True)
-        freedom = (self.aps.shape[0] - 1) * (self.aps.shape[1] - 1)
-        if not freedom:
-            return means + images
-        rest = self.aps - means - self.aps.mean(0) + self.aps.mean()
-        deviation = np.sqrt((rest**2).sum() / freedom / len(self.seeds))
-        replicates: Values = means + images + deviation * random.standard_t(freedom, images.shape)
+        replicates: Values = means + images
+        if freedom := (self.aps.shape[0] - 1) * (self.aps.shape[1] - 1):
+            rest = self.aps - means - self.aps.mean(0) + self.aps.mean()
+            deviation = np.sqrt((rest**2).sum() / freedom / len(self.seeds))
+            replicates += deviation * random.standard_t(freedom, images.shape)
         return replicates
 
 
