@@ -86,7 +86,9 @@ def test_settings_have_the_names_of_the_command_line(recipes: list[Any]) -> None
     run = bucketrank.train("atss-r50-rs", "my-data", **short, loss="ap", **delta)
     assert run.folder == Path("runs/atss-r50-rs")
     bucketrank.train("atss-r50-rs", data="my-data", settings={"loss": {"delta": 0.5}, "init": "runs/first"})
-    first, second = recipes
+    bucketrank.train("atss-r50-rs", data="my-data", loss="ap", settings={"loss": {"delta": 0.25}})
+    first, second, third = recipes
+    assert (third.loss.name, third.loss.delta) == ("ap", 0.25), "settings and names of the same group"
     assert (first.schedule.epochs, first.schedule.milestones, first.schedule.lr) == (20, (13, 18), 1.0)
     assert (first.inputs.min_size, first.inputs.max_size, first.data.workers) == (640, 1066, 2)
     assert (first.loss.name, first.loss.delta, second.loss.name, second.loss.delta) == ("ap", 0.5, "rs", 0.5)

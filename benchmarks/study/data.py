@@ -79,16 +79,7 @@ def _objects_by_image(document: Document) -> dict[int, list[dict[str, Any]]]:
 def _add_all(writer: Writer, split: Split, document: Document, owners: dict[int, list[dict[str, Any]]]) -> None:
     """Add all images of a split with their objects."""
     for image in document["images"]:
-        image_id, _, _ = writer.add_image(split.image_path(image))
-        for entry in owners.get(image["id"], ()):
-            writer.add_object(
-                image_id,
-                entry["category_id"],
-                box=entry["bbox"],
-                area=entry.get("area"),
-                crowd=bool(entry.get("iscrowd")),
-                segmentation=entry.get("segmentation"),
-            )
+        writer.copy_image(split.image_path(image), owners.get(image["id"], ()))
 
 
 def _add_crops(

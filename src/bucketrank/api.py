@@ -96,7 +96,7 @@ def train(
     for name, value in {"recipe": recipe, "data": data, "out": out}.items():
         if value is not None:
             _require_path(f"train: {name}", value)
-    changes = _by_key({**(settings or {}), **more_settings})
+    changes = _by_key(settings or {}) | _by_key(more_settings)
     short = ShortNames(epochs=epochs, batch=batch, imgsz=imgsz, lr=lr, device=device, workers=workers, time=time)
     recipe, folder = recipe_and_folder(recipe, data, out, resume=resume)
     try:

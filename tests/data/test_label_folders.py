@@ -240,7 +240,7 @@ def test_images_that_are_links_are_read(tmp_path: Path) -> None:
 
 def test_only_test_images_are_evaluated_but_not_trained_on(tmp_path: Path) -> None:
     folder = yolo_folder(tmp_path / "yolo", "test: images/train\nnames: [cat, dog]\n")
-    with pytest.raises(DataError, match=r"got only test; name the folders train and val"):
+    with pytest.raises(DataError, match=r"got only test; name the folders or files train and val"):
         find_splits(folder)
     assert len(find_split(folder / "data.yaml", "test").read()["images"]) == 2
     shutil.rmtree(folder / "labels")
@@ -280,3 +280,31 @@ def test_a_data_set_is_read_once_and_workers_get_no_copy(tmp_path: Path, monkeyp
     assert split.labels is not None
     assert split.labels._parsed
     assert pickle.loads(pickle.dumps(split)).labels._parsed == {}
+
+
+def test_keypoints_are_dropped(tmp_path: Path) -> None:
+    """A line of a pose data set looks like a polygon, whose extent is not the box."""
+    yaml = "kpt_shape: [2, 2]\ntrain: images/train\nval: images/val\nnames: [cat, dog]\n"
+    folder = yolo_folder(tmp_path / "yolo", yaml)
+    label = next((folder / "labels/train").glob("*.txt"))
+    label.write_text("0 0.5 0.5 0.2 0.4 0.45 0.4 0.55 0.4\n")
+    (entry,) = split_of(folder).read()["annotations"]
+    width, height = 40, 30
+    assert entry["bbox"] == pytest.approx([0.4 * width, 0.3 * height, 0.2 * width, 0.4 * height])
+    assert not entry.get("segmentation")
+    label.write_text("0 0.5 0.5 0.2 0.4 0.45 0.4 2 0.55 0.4 2\n")
+    assert [problem.message for problem in check(split_of(folder), workers=1) if problem.code == "bad-label"] == [
+        "expected a class, 4 numbers and 4 of keypoints (kpt_shape), got 10 numbers; correct the line or kpt_shape"
+    ]
+    (folder / "data.yaml").write_text(yaml.replace("[2, 2]", "17"))
+    with pytest.raises(DataError, match=r"expected kpt_shape as \[keypoints, 2 or 3\], got 17"):
+        split_of(folder).read()
+
+
+def test_classes_txt_has_one_name_per_line(tmp_path: Path) -> None:
+    folder = yolo_folder(tmp_path / "yolo", None)
+    (folder / "classes.txt").write_text("cat\ndog\n\n")
+    assert CocoDataset(split_of(folder)).class_names == ["cat", "dog"]
+    (folder / "classes.txt").write_text("cat\n\ndog\n")
+    with pytest.raises(DataError, match=r"one per line in classes.txt, none of them empty"):
+        split_of(folder).read()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 from torchvision import tv_tensors
+from torchvision.transforms import v2
 
 from bucketrank.data import CocoDataset, find_splits, train_transform, write_shapes
 from bucketrank.data.coco import Item
@@ -51,6 +52,31 @@ def boxes_of(masks: Tensor) -> Tensor:
     """Return the extent of every mask."""
     rows = [(mask.any(0).nonzero(), mask.any(1).nonzero()) for mask in masks.bool()]
     return torch.tensor([[x.min(), y.min(), x.max() + 1, y.max() + 1] for x, y in rows], dtype=torch.float32)
+
+
+@pytest.mark.parametrize("long", [400, 8000])
+@pytest.mark.parametrize("lying", [False, True])
+def test_a_strip_is_cut_before_it_is_enlarged(long: int, lying: bool) -> None:
+    """Scaled as a whole, the longer strip would have 2,000 times the pixels of the canvas."""
+    boxes: list[Window] = [(0, 8 * n, 4, 8 * n + 8) for n in range(long // 8)]
+    size = (long, 4)
+    if lying:
+        boxes, size = [(top, left, bottom, right) for left, top, right, bottom in boxes], (4, long)
+    enlarged: list[list[int]] = []
+    resize = v2.functional.resize
+
+    def record(image: Tensor, new: list[int], **options: Any) -> Tensor:
+        enlarged.append(new)
+        resized: Tensor = resize(image, new, **options)
+        return resized
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(v2.functional, "resize", record)
+        pixels, target = fill(item(size, *boxes), (64, 64), canvas=(64, 64))
+    assert pixels.shape == (3, 64, 64)
+    assert max(height * width for height, width in enlarged) <= 16 * 64 * 64
+    assert len(target["boxes"])
+    assert_close(boxes_of(target["masks"]), target["boxes"], atol=16.0, rtol=0)
 
 
 def test_a_window_scales_shifts_and_clips(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from bucketrank.cli import main
 from bucketrank.data import check, find_splits
+from bucketrank.data.checks import Content, check_pair
 from bucketrank.data.split import resplit, stratified_holdout
 from bucketrank.errors import DataError
 from tests.data.small_folders import sound_document, write_image, write_split
@@ -176,3 +177,25 @@ def test_a_new_split_escapes_control_characters(tmp_path: Path, capsys: pytest.C
     printed = capsys.readouterr().out
     assert "\x1b" not in printed
     assert "new\\x1b[2J" in printed
+
+
+def test_an_image_in_both_parts_counts_once(tmp_path: Path) -> None:
+    source = folder_of(tmp_path / "old", train=[["cat"]] * 6 + [["dog"]] * 4)
+    document = json.loads((source / "train.json").read_text())
+    last = document["images"][-1]["id"]
+    again = {
+        **document,
+        "images": document["images"][-1:],
+        "annotations": [entry for entry in document["annotations"] if entry["image_id"] == last],
+    }
+    (source / "val.json").write_text(json.dumps(again))
+    written = resplit(source, tmp_path / "new", val=0.3)
+    assert [each.images for each in written] == [7, 3]
+    problems = check_pair(*(Content.of(split) for split in find_splits(tmp_path / "new") if split is not None))
+    assert [problem.code for problem in problems] == ["unused-classes"], (
+        "there is no bird, and no image is in both parts"
+    )
+    again["annotations"][0]["bbox"][0] += 5
+    (source / "val.json").write_text(json.dumps(again))
+    with pytest.raises(DataError, match=r"train-10.png: expected the same objects in .*train.json and .*val.json"):
+        resplit(source, tmp_path / "other")

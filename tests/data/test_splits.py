@@ -77,7 +77,8 @@ def test_a_missing_split_is_named_with_those_that_exist(tmp_path: Path) -> None:
     assert find_split(tmp_path, "test").read() == document
     (tmp_path / "train.json").unlink()
     assert find_split(tmp_path, "test").read() == document
-    assert find_splits(tmp_path).train == find_split(tmp_path, "train"), "a single file"
+    with pytest.raises(DataError, match="got only test; name the folders or files train and val"):
+        find_splits(tmp_path)
     write_split(tmp_path, {**document, "annotations": []}, name="val.json")
     with pytest.raises(DataError, match="expected a split 'train' with annotations, got none; choose val or test"):
         find_split(tmp_path, "train")

@@ -252,6 +252,8 @@ def test_from_an_upload_to_a_download(
         model = build("atss", num_classes=5, backbone="test_resnet", channels=32, min_size=96, max_size=128)
         skipped = load_matching_weights(model, "me/cats")
         assert skipped == ["head.classes.weight", "head.classes.bias"], "as --init does"
+        trained.save_pretrained(tmp_path / "saved", license="mit", push_to_hub=True, repo_id="you/dogs")
+        assert "license: mit" in (tmp_path / "uploads" / "you" / "dogs" / "README.md").read_text()
 
     # The server has stopped: the cache answers, and a folder of that name comes first.
     require_same_detections(trained.model, bucketrank.from_pretrained("me/cats").model)

@@ -193,6 +193,32 @@ def test_a_logger_that_fails_is_left_out_and_the_run_goes_on(shapes, tmp_path, m
     )
 
 
+def test_a_logger_that_fails_at_the_end_costs_no_weights(shapes, tmp_path, monkeypatch, capfd):
+    def refuse(*_: object) -> None:
+        raise ConnectionError("server does not answer")
+
+    monkeypatch.setattr("lightning.fabric.loggers.csv_logs.CSVLogger.finalize", refuse)
+    run = tiny.run(tmp_path / "run", shapes, "--trainer.loggers csv").folder
+    assert (run / "weights.safetensors").is_file()
+    assert "CSVLogger failed at the end (ConnectionError: server does not answer)" in capfd.readouterr().err
+
+
+def test_every_step_has_the_mean_gradient_of_its_parts(shapes, tmp_path, monkeypatch):
+    """The last step of an epoch may have fewer parts than ``schedule.accumulate``."""
+    scales: list[float] = []
+
+    def kept(loop, batch):
+        loss = usual(loop, batch).detach()
+        factor = torch.ones((), requires_grad=True)
+        factor.register_hook(lambda gradient: scales.append(gradient.item() / loss.item()))
+        return loss * factor
+
+    usual = Loop.compute_loss
+    monkeypatch.setattr(Loop, "compute_loss", kept)
+    tiny.run(tmp_path / "run", shapes, "--schedule.accumulate 4 --data.batch_size 8 --schedule.epochs 1")
+    assert scales == pytest.approx([1 / 4] * 4 + [1 / 2] * 2)
+
+
 def test_a_logger_that_cannot_start_is_named_before_the_first_step(shapes, tmp_path, monkeypatch):
     def refuse(_: Path) -> None:
         raise RuntimeError("no store\nat all")

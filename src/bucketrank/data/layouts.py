@@ -76,7 +76,7 @@ def find_splits(folder: Path | str, *, layout: str | None = None, seed: int = 0)
     if not {"train", "val"} & {*splits}:
         raise DataError(
             f"{folder}: expected images for training or validation, got only {', '.join(splits)}; name the folders "
-            "train and val"
+            "or files train and val"
         )
     return Splits(splits.get("train"), splits.get("val"))
 
@@ -121,7 +121,8 @@ def _all_splits(source: Path, layout: str | None, seed: int) -> dict[str, Split]
         )
     splits = {} if name is None else COCO_LAYOUTS[name].splits(folder)
     single = sorted(path for path in folder.glob("*.json") if path.is_file())
-    if len(single) == 1 and layout is None and not {"train", "val"} & {*splits}:
+    unknown = not {"train", "val"} & {*splits} and single != [split.annotations for split in splits.values()]
+    if len(single) == 1 and layout is None and unknown:
         splits["annotations"] = Split(single[0], _images(folder, "images"))
     if splits:
         return _divided(splits, seed)

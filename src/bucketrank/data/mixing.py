@@ -23,6 +23,7 @@ MIN_VISIBLE = 0.1  # share of an object's area that must stay visible, otherwise
 CENTRE = (0.3, 0.7)  # position of the point where the four images of a mosaic meet, as a fraction of each side
 WEIGHT = (0.4, 0.6)  # weight of the first image of a mixup
 PASTED = 0.5  # probability with which copy-paste takes each object
+MAX_ENLARGED = 16  # a thin image is cut to a part of its length if it would get this many times the canvas's pixels
 PER_OBJECT = ("labels", "area", "iscrowd", "masks")  # besides boxes
 
 
@@ -134,24 +135,35 @@ def fill(item: Item, size: tuple[int, int], *, canvas: tuple[int, int]) -> tuple
     old, window = torch.tensor(image.shape[-2:]), torch.tensor(size)
     fitting = _uniform(MIN_SCALE, 1.0) * float((torch.tensor(canvas) / old).min())
     scale = max(fitting, float((window / old).max()))
+    if float((old * scale).prod()) > MAX_ENLARGED * canvas[0] * canvas[1]:
+        needed = torch.minimum((window / scale).ceil().long(), old)
+        image, target = _window(image, target, needed)
+        old = needed
     new = torch.maximum((old * scale).round().long(), window)
-    top, left = (int(torch.randint(int(slack) + 1, ())) for slack in new - window)
-    rows, columns = slice(top, top + size[0]), slice(left, left + size[1])
-    pixels = v2.functional.resize(image, new.tolist(), antialias=True)[:, rows, columns]
-
     ratio = (new / old).flip(0).repeat(2)  # x, y, x, y
-    whole = target["boxes"] * ratio - torch.tensor([left, top, left, top])
-    boxes = whole.clamp(min=0).minimum(torch.tensor([size[1], size[0]]).repeat(2))
-    kept = (box_area(boxes) >= MIN_VISIBLE * box_area(whole)) & ((boxes[:, 2:] - boxes[:, :2]).amin(1) >= 1)
+    target["boxes"], target["area"] = target["boxes"] * ratio, target["area"] * ratio[0] * ratio[1]
+    image = v2.functional.resize(image, new.tolist(), antialias=True)
     if "masks" in target:
         before = _has_pixels(target["masks"])
-        resized = v2.functional.resize(tv_tensors.Mask(target["masks"]), new.tolist()).as_subclass(Tensor)
-        target["masks"] = resized[:, rows, columns]
-        kept &= _has_pixels(target["masks"]) | ~before
-        boxes = _shrunk(boxes, target["masks"], where=(boxes != whole).any(1))
-    target["boxes"] = boxes
-    target["area"] = target["area"] * ratio[0] * ratio[1]
-    return pixels, _selected(target, kept)
+        target["masks"] = v2.functional.resize(tv_tensors.Mask(target["masks"]), new.tolist()).as_subclass(Tensor)
+        target = _selected(target, _has_pixels(target["masks"]) | ~before)
+    return _window(image, target, window)
+
+
+def _window(image: Tensor, target: Target, size: Tensor) -> tuple[Tensor, Target]:
+    """Cut a random window of ``size`` (height, width) out of an image, with the objects that are mostly inside."""
+    height, width = size.tolist()
+    top, left = (int(torch.randint(int(slack) + 1, ())) for slack in torch.tensor(image.shape[-2:]) - size)
+    rows, columns = slice(top, top + height), slice(left, left + width)
+    whole = target["boxes"] - torch.tensor([left, top, left, top])
+    boxes = whole.clamp(min=0).minimum(torch.tensor([width, height]).repeat(2))
+    kept = (box_area(boxes) >= MIN_VISIBLE * box_area(whole)) & ((boxes[:, 2:] - boxes[:, :2]).amin(1) >= 1)
+    if "masks" in target:
+        before, masks = _has_pixels(target["masks"]), target["masks"][:, rows, columns]
+        kept &= _has_pixels(masks) | ~before
+        boxes = _shrunk(boxes, masks, where=(boxes != whole).any(1))
+        target = {**target, "masks": masks}
+    return image[:, rows, columns], _selected({**target, "boxes": boxes}, kept)
 
 
 def _shrunk(boxes: Tensor, masks: Tensor, *, where: Tensor) -> Tensor:

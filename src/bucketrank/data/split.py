@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from bucketrank.data.annotations import Split, by_image, classes, shuffled
 from bucketrank.data.checks import Content, check_pair, require_sound
@@ -21,8 +22,9 @@ def resplit(
 ) -> list[Written]:
     """Re-split all images of ``source``, stratified by class; write train.json, val.json and images/ to ``folder``.
 
-    Training and validation images of ``source`` are joined first. ``stratified_holdout`` then chooses the share ``val``
-    of them for validation. Images and objects get new ids.
+    Training and validation images of ``source`` are joined first; an image that is in both counts once, and must have
+    the same objects. ``stratified_holdout`` then chooses the share ``val`` of them for validation. Images and objects
+    get new ids.
     """
     if not 0 < val < 1:
         raise DataError(f"val: expected a share above 0 and below 1, got {val:g}")
@@ -30,8 +32,17 @@ def resplit(
     documents = [split.read() for split in splits]
     if any("frequency" in category for document in documents for category in document["categories"]):
         raise DataError(f"{source}: LVIS has its own splits, which mark absent classes; keep them")
-    images = [(split, image) for split, document in zip(splits, documents, strict=True) for image in document["images"]]
     owners = {split: by_image(document["annotations"]) for split, document in zip(splits, documents, strict=True)}
+    by_path: dict[Path, tuple[Split, dict[str, Any]]] = {}
+    for split, document in zip(splits, documents, strict=True):
+        for image in document["images"]:
+            first, same = by_path.setdefault(split.image_path(image).resolve(), (split, image))
+            if _objects(owners[first][same["id"]]) != _objects(owners[split][image["id"]]):
+                raise DataError(
+                    f"{split.image_path(image)}: expected the same objects in {first.name} and {split.name}, got "
+                    "others; remove the image from one of them"
+                )
+    images = list(by_path.values())
     labels = {
         number: [entry["category_id"] for entry in owners[split][image["id"]] if not entry.get("iscrowd")]
         for number, (split, image) in enumerate(images)
@@ -45,18 +56,8 @@ def resplit(
         written = []
         for part in PARTS:
             for number, (split, image) in enumerate(images):
-                if (number in held_out) != (part == "val"):
-                    continue
-                image_id, _, _ = writer.add_image(split.image_path(image))
-                for entry in owners[split][image["id"]]:
-                    writer.add_object(
-                        image_id,
-                        entry["category_id"],
-                        box=entry["bbox"],
-                        area=entry.get("area"),
-                        crowd=bool(entry.get("iscrowd")),
-                        segmentation=entry.get("segmentation"),
-                    )
+                if (number in held_out) == (part == "val"):
+                    writer.copy_image(split.image_path(image), owners[split][image["id"]])
             written.append(writer.write(part))
     return written
 
@@ -111,6 +112,10 @@ def stratified_holdout(labels: Mapping[int, Sequence[Hashable]], *, share: float
             lacking[other][label] += 1
         assign(image, {each: float(each == part) for each in PARTS})
     return {image for image, part in assigned.items() if part == "val"}
+
+
+def _objects(entries: Sequence[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    return sorted((entry["category_id"], *entry["bbox"], bool(entry.get("iscrowd"))) for entry in entries)
 
 
 def _whole(source: Path, *, layout: str | None) -> list[Split]:

@@ -182,17 +182,27 @@ class YoloLabels(LabelFiles):
         for number, line in enumerate(text.splitlines(), start=1):
             if line.strip():
                 try:
-                    lines.append((number, *parse_line(line)))
+                    lines.append((number, *parse_line(line, keypoints=self.keypoint_numbers)))
                 except DataError as error:
                     problems.append(Problem(str(path), "bad-label", f"line {number}", str(error)))
         return lines, problems
+
+    @cached_property
+    def keypoint_numbers(self) -> int:
+        """How many numbers follow each box in a pose data set, by ``kpt_shape`` in data.yaml; otherwise 0."""
+        shape = self.settings.get("kpt_shape")
+        if shape is None:
+            return 0
+        if not isinstance(shape, list) or len(shape) != 2 or not all(isinstance(each, int) for each in shape):
+            raise DataError(f"{self.source}: expected kpt_shape as [keypoints, 2 or 3], got {shape!r}; correct it")
+        return math.prod(shape)
 
     def class_names(self) -> dict[int, str]:
         """Read the class names from data.yaml or classes.txt; without names, number the classes of all labels."""
         names = self.settings.get("names")
         if names is None and (self.folder / "classes.txt").is_file():
             text = read_text(self.folder / "classes.txt", source=self.folder, follow_links=self.follow_links)
-            names = [line.strip() for line in text.split("\n") if line.strip()]
+            names = [line.strip() for line in text.rstrip().split("\n")]
         if names is None:
             files = (labels_of(self.folder, path) for subset in self.subsets() for path in self.images(subset))
             highest = max((label for file in files for _, label, _ in self.read_labels(file)[0]), default=0)
@@ -204,7 +214,10 @@ class YoloLabels(LabelFiles):
         except (TypeError, ValueError):
             named = None
         if named is None or not all(number >= 0 and name and is_text(name) for number, name in named.items()):
-            raise DataError(f"{self.source}: expected names in data.yaml as a list, or by numbers from 0; correct it")
+            raise DataError(
+                f"{self.source}: expected names in data.yaml as a list or by numbers from 0, or one per line in "
+                "classes.txt, none of them empty; correct it"
+            )
         count = self.settings.get("nc")
         if isinstance(count, int) and count != len(named):
             raise DataError(
@@ -276,8 +289,8 @@ def labels_of(source: Path, image: Path) -> Path:
     return source.joinpath(*parts)
 
 
-def parse_line(line: str) -> tuple[int, list[float]]:
-    """Parse a class with the relative coordinates of a box or a polygon.
+def parse_line(line: str, *, keypoints: int = 0) -> tuple[int, list[float]]:
+    """Parse a class with the relative coordinates of a box or a polygon; drop as many numbers of keypoints.
 
     >>> parse_line("1 0.5 0.5 0.2 0.4")
     (1, [0.5, 0.5, 0.2, 0.4])
@@ -289,6 +302,13 @@ def parse_line(line: str) -> tuple[int, list[float]]:
         raise DataError(f"expected numbers, got {line!r:.60}; correct the line") from error
     if not first.is_integer() or first < 0:  # some tools write 0.0
         raise DataError(f"expected a class number from 0, got {words[0]!r:.20}; correct the line")
+    if keypoints and len(values) != 4:
+        if len(values) != 4 + keypoints:
+            raise DataError(
+                f"expected a class, 4 numbers and {keypoints} of keypoints (kpt_shape), got {len(values)} numbers; "
+                "correct the line or kpt_shape"
+            )
+        values = values[:4]
     if len(values) == 5:
         raise DataError("expected a class and 4 numbers, got 5 numbers; remove the last one if it is a confidence")
     if len(values) != 4 and (len(values) < 6 or len(values) % 2):

@@ -85,6 +85,8 @@ def evaluate(
         detections: file to write the detections to, as COCO results.
         given_boxes: also evaluate masks in the ground-truth boxes, which measures only the masks.
     """
+    if max_images is not None and max_images < 1:
+        raise ValueError(f"evaluate: expected max_images of at least 1 or None, got {max_images}")
     if detections is not None:
         require_no_folder(detections, "detections.json")
     setup = prepare_evaluation(weights, data, split=split, layout=layout, holdout=holdout, device=device)

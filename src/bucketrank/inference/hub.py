@@ -261,6 +261,7 @@ class TrainedDetector(ModelHubMixin):
         refuses.
         """
         facts = {"license": license, "dataset": dataset, "images": images, "repository": repo_id}
+        facts |= options.pop("model_card_kwargs", None) or {}  # from save_pretrained(..., push_to_hub=True)
         remedy = "check the name and the connection, and log in with: hf auth login"
         with hub_access(f"{repo_id}: the detector", remedy, action="uploaded"):
             return str(super().push_to_hub(repo_id, model_card_kwargs=facts, **options))

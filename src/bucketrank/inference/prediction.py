@@ -318,6 +318,8 @@ def predict_files(
     """
     if threshold is not None and not 0 <= threshold <= 1:
         raise DataError(f"threshold: expected a score from 0 to 1, got {threshold}")
+    if batch_size < 1:
+        raise ValueError(f"predict_files: expected a batch_size of at least 1, got {batch_size}")
     out = Path(out)
     console = Console()
     resolve_device(device)

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from importlib import resources
 from pathlib import Path
@@ -284,7 +284,7 @@ def _source(runs: Sequence[ReportedRun]) -> str:
 def _comparable(runs: Sequence[ReportedRun]) -> bool:
     """Return whether all numbers belong to the same images, as far as we know; runs without numbers do not count."""
     measured = {
-        (each.split.annotations.resolve(), each.split.subset, each.images)
+        (replace(each.split, annotations=each.split.annotations.resolve(), labels=None), each.images)
         for run in runs
         if (each := run.measurement) is not None
     }
@@ -359,6 +359,7 @@ def _measurement(measurement: Measurement, folder: RunFolder, stored: StoredImag
 def _ranked_lists(measurement: Measurement, loss: LossSettings) -> list[Html]:
     if loss_spec(loss.name).criterion is None:
         return [tag("p", "No ranked lists: the loss is part of the model, which does not show its gradients.")]
-    calibrated = measurement.meta.calibration is not None
-    explained = legend(loss, candidates=bool(measurement.candidates), calibrated=calibrated)
+    calibration = measurement.meta.calibration
+    undone = calibration is not None and calibration.method == "platt"
+    explained = legend(loss, candidates=bool(measurement.candidates), calibrated=undone)
     return [explained, ranked_lists(measurement, loss)]

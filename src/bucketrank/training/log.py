@@ -102,7 +102,13 @@ class RunLog:
             self._bar.stop()
             self._bar = None
         for logger in self.fabric.loggers:
-            logger.finalize(status)
+            try:
+                logger.finalize(status)
+            except Exception as error:  # noqa: BLE001, PERF203 (as in _log: a lost connection must not cost the weights)
+                sys.stderr.write(
+                    f"bucketrank: trainer.loggers: {type(logger).__name__} failed at the end ({_reason(error)}); "
+                    "train.csv and validation.csv have all numbers\n"
+                )
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -133,7 +133,7 @@ class Loop:
             completes_step = (progress.batch + 1) % accumulate == 0 or progress.batch + 1 == self.batches
             with self.fabric.no_backward_sync(self.model, enabled=not completes_step):
                 loss = self.compute_loss(batch)
-                self.fabric.backward(loss / accumulate)
+                self.fabric.backward(loss / min(accumulate, self.batches - progress.batch // accumulate * accumulate))
             progress.batch += 1
             if not completes_step:
                 continue

@@ -156,7 +156,7 @@ def _train(
     )
     progress = Progress()
     if checkpoint is not None:
-        progress = _resumed_progress(checkpoint, log, batches=batches, changed_data=allow_changed_data)
+        progress = _resumed_progress(checkpoint, log, batches=batches)
         _continue_plan(progress, schedule, recipe.trainer, before=checkpoint["recipe"]["trainer"])
     elif resume:
         log.cut(None)
@@ -293,7 +293,7 @@ def _build(recipe: Recipe, data: RunData, *, initialise: bool, console: Console)
     return detector, evaluator
 
 
-def _resumed_progress(checkpoint: dict[str, Any], log: RunLog, *, batches: int, changed_data: bool) -> Progress:
+def _resumed_progress(checkpoint: dict[str, Any], log: RunLog, *, batches: int) -> Progress:
     """Return the progress of a checkpoint, and cut the tables back to it.
 
     If changed data has another number of batches, the run continues at the start of the epoch in which it stopped.
@@ -301,7 +301,7 @@ def _resumed_progress(checkpoint: dict[str, Any], log: RunLog, *, batches: int, 
     """
     progress = Progress.from_checkpoint(checkpoint)
     old_batches, schedule = checkpoint["batches"], log.schedule
-    if changed_data and old_batches != batches:
+    if old_batches != batches:
         progress.batch, progress.step = 0, progress.epoch * schedule.steps_per_epoch
         log.restart_epoch(progress, old_steps=math.ceil(old_batches / schedule.settings.accumulate))
     else:

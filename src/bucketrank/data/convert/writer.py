@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bucketrank.data.annotations import Document
 from bucketrank.data.labels import DocumentBuilder
@@ -72,6 +74,19 @@ class Writer(DocumentBuilder):
         added = super().add_image(path, upright=upright)
         self._place(self.images[-1]["file_name"])
         return added
+
+    def copy_image(self, path: Path, objects: Sequence[Mapping[str, Any]]) -> None:
+        """Add an image with its annotations in COCO format, which get new ids."""
+        image_id, _, _ = self.add_image(path)
+        for entry in objects:
+            self.add_object(
+                image_id,
+                entry["category_id"],
+                box=entry["bbox"],
+                area=entry.get("area"),
+                crowd=bool(entry.get("iscrowd")),
+                segmentation=entry.get("segmentation"),
+            )
 
     def write_document(self, split: str, document: Document) -> Written:
         """Write a split that is read already, with its images."""

@@ -30,7 +30,8 @@ class ScoreQueues(nn.Module):
     """The memory of a criterion with ``inputs`` inputs: ``size`` positives and ``size`` negatives of each.
 
     It is part of the detector's state, so that a resumed run continues with the same memory. Empty places have target
-    -1, which every loss ignores. There is no device sync.
+    -1, which every loss ignores. There is no device sync. Several processes share the memory of the first, whose
+    buffers DistributedDataParallel sends to the others.
 
     >>> memory = ScoreQueues(size=4)
     >>> memory.join(0, torch.tensor([3.0, 2.0, 1.0]), torch.tensor([0.0, 0.7, 0.0]))[1]  # still empty
