@@ -306,5 +306,5 @@ def test_classes_txt_has_one_name_per_line(tmp_path: Path) -> None:
     (folder / "classes.txt").write_text("cat\ndog\n\n")
     assert CocoDataset(split_of(folder)).class_names == ["cat", "dog"]
     (folder / "classes.txt").write_text("cat\n\ndog\n")
-    with pytest.raises(DataError, match=r"one per line in classes.txt, none of them empty"):
+    with pytest.raises(DataError, match=r"classes.txt: expected a name in every line, got an empty one"):
         split_of(folder).read()

@@ -110,6 +110,7 @@ def test_the_best_value_is_bold_only_if_runs_are_comparable(synthetic_data, tmp_
     unevaluated = replace(two, measurement=None, folder=replace(two.folder, validation=Columns()))
     assert "<b>" in render_page([one, two, unevaluated]).partition('id="numbers"')[2].partition("</section>")[0]
     measured = two.measurement
+    assert measured is not None
     tuned = replace(two, measurement=replace(measured, split=replace(measured.split, tuning="val", share=0.5)))
     assert "<b>" not in render_page([one, tuned]).partition('id="numbers"')[2].partition("</section>")[0]
     three = synthetic_run(other, "three", seed=2)

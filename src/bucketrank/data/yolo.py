@@ -202,7 +202,11 @@ class YoloLabels(LabelFiles):
         names = self.settings.get("names")
         if names is None and (self.folder / "classes.txt").is_file():
             text = read_text(self.folder / "classes.txt", source=self.folder, follow_links=self.follow_links)
-            names = [line.strip() for line in text.rstrip().split("\n")]
+            names = [line.strip() for line in text.strip().split("\n")]
+            if "" in names:
+                raise DataError(
+                    f"{self.folder / 'classes.txt'}: expected a name in every line, got an empty one; correct it"
+                )
         if names is None:
             files = (labels_of(self.folder, path) for subset in self.subsets() for path in self.images(subset))
             highest = max((label for file in files for _, label, _ in self.read_labels(file)[0]), default=0)
@@ -214,10 +218,7 @@ class YoloLabels(LabelFiles):
         except (TypeError, ValueError):
             named = None
         if named is None or not all(number >= 0 and name and is_text(name) for number, name in named.items()):
-            raise DataError(
-                f"{self.source}: expected names in data.yaml as a list or by numbers from 0, or one per line in "
-                "classes.txt, none of them empty; correct it"
-            )
+            raise DataError(f"{self.source}: expected names in data.yaml as a list, or by numbers from 0; correct it")
         count = self.settings.get("nc")
         if isinstance(count, int) and count != len(named):
             raise DataError(
