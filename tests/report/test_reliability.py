@@ -70,8 +70,9 @@ def test_gradients_are_those_of_the_logits_before_calibration(measurement: Measu
     expected = rank_detections(image, names, settings)
     ranked = rank_detections(calibrated, names, settings, scores=trained_scores(calibrated, meta))
     assert [e.gradient for e in ranked.entries] == pytest.approx([e.gradient for e in expected.entries], abs=1e-6)
-    for method, undone in (("platt", True), ("temperature", False)):  # a temperature stays in the scores
-        meta = replace(measurement.meta, calibration=replace(CALIBRATION, method=method))
+    temperature = replace(CALIBRATION, method="temperature")
+    for calibration, undone in ((CALIBRATION, True), (temperature, False)):  # a temperature stays in the scores
+        meta = replace(measurement.meta, calibration=calibration)
         other = replace(synthetic_run(measurement.data, "one"), measurement=replace(measurement, meta=meta))
         assert ("log-odds are from before calibration" in render_page([other])) == undone
 

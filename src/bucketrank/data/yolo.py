@@ -202,11 +202,10 @@ class YoloLabels(LabelFiles):
         names = self.settings.get("names")
         if names is None and (self.folder / "classes.txt").is_file():
             text = read_text(self.folder / "classes.txt", source=self.folder, follow_links=self.follow_links)
-            names = [line.strip() for line in text.strip().split("\n")]
+            names = [line.strip() for line in text.rstrip().split("\n")]
             if "" in names:
-                raise DataError(
-                    f"{self.folder / 'classes.txt'}: expected a name in every line, got an empty one; correct it"
-                )
+                listed = self.folder / "classes.txt"
+                raise DataError(f"{listed}: expected a name in every line, got an empty one; correct it")
         if names is None:
             files = (labels_of(self.folder, path) for subset in self.subsets() for path in self.images(subset))
             highest = max((label for file in files for _, label, _ in self.read_labels(file)[0]), default=0)
