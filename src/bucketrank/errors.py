@@ -120,7 +120,11 @@ def as_user_error(error: Exception) -> BucketrankError | None:
     if is_out_of_memory(error):
         reason = str(error).partition("\n")[0] or "the system refused more"
         return OutOfMemoryError(f"not enough memory ({printable(reason):.200}); use smaller images or batches")
-    return FileError(str(error)) if isinstance(error, OSError) else None
+    if not isinstance(error, OSError):
+        return None
+    if error.filename is None or error.strerror is None:
+        return FileError(str(error))
+    return FileError(f"{error.filename}: {error.strerror}; check the path and its permissions, or choose another place")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

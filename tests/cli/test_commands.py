@@ -279,7 +279,8 @@ def test_wrong_values_name_the_flag(words: list[str], message: str, capsys: pyte
         (DiskFullError("a.json: full"), 1, "bucketrank: go: a.json: full"),
         (OutOfMemoryError("a.json: too little"), 1, "bucketrank: go: a.json: too little"),
         (MissingPackageError("needs rich"), 2, "bucketrank: needs rich"),
-        (FileNotFoundError(2, "No such file", "a.json"), 1, "bucketrank: [Errno 2] No such file: 'a.json'"),
+        (FileNotFoundError(2, "No such file", "a.json"), 1, "bucketrank: a.json: No such file; check the path"),
+        (OSError("server is gone"), 1, "bucketrank: server is gone"),
         (RuntimeError("CUDA out of memory. Tried\nmore"), 1, "bucketrank: go: not enough memory (CUDA out of memory."),
     ],
 )

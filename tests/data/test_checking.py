@@ -333,6 +333,12 @@ def test_a_turned_image_is_read_as_stored(tmp_path: Path) -> None:
         assert (problem.code, problem.severity) == ("image-turned", "warning")
         assert "which is not applied: make sure that the boxes fit the stored pixels" in problem.message
 
+    for other in ("PNG", "WEBP"):
+        write_image(tmp_path / "images/a.png", format=other, exif=exif)
+        assert [problem.code for problem in check(split)] == ["image-turned"]
+    write_image(tmp_path / "images/a.png", format="TIFF", exif=exif)  # Pillow turns it while reading
+    assert "image-turned" not in [problem.code for problem in check(split)]
+
     document = sound_document()
     image(width=30, height=40)(document)
     split = write_split(tmp_path, document)
@@ -445,7 +451,7 @@ def test_the_command_reports_text_that_is_not_json(tmp_path: Path, capsys: pytes
     write_split(tmp_path, "{")
     assert main(["check-data", str(tmp_path)]) == 1
     out = capsys.readouterr().out
-    assert "train.json: cannot be read as annotations" in out
+    assert "train.json: not counted, because of errors" in out
     assert "bad-json" in out
     assert main(["check-data", str(tmp_path / "images")]) == 1
     assert "annotations/instances_train2017.json" in capsys.readouterr().err

@@ -156,6 +156,7 @@ def test_voc_with_trainval_and_val_does_not_train_on_the_validation_images(tmp_p
         ("<annotation><object><name>cat</name></object></annotation>", r"bndbox is incomplete \(xmin is missing\)"),
         (f"<annotation>{voc_object('cat', 1, 2, 3, 4).replace('>2<', '>two<')}</annotation>", "bndbox is incomplete"),
         ("<annotation><object/></annotation>", r"a\.xml: line 1: an object has no name; add it"),
+        ("<annotation><object><name> </name></object></annotation>", r"a\.xml: line 1: an object has no name; add it"),
         (
             "<annotation><size><width>30</width><height>40</height></size></annotation>",
             r"a\.xml: expected the size of a\.jpg, 40 x 30, got 30 x 40",

@@ -308,3 +308,26 @@ def test_classes_txt_has_one_name_per_line(tmp_path: Path) -> None:
     (folder / "classes.txt").write_text("cat\n\ndog\n")
     with pytest.raises(DataError, match=r"classes.txt: expected a name in every line, got an empty one"):
         split_of(folder).read()
+
+
+def test_labels_in_the_wrong_place_are_named(tmp_path: Path) -> None:
+    folder = yolo_folder(tmp_path / "yolo")
+    write_text(folder / "labels/train/typo.txt", "0 0.5 0.5 1 1\n")
+    train, _ = both(folder)
+    assert [(problem.code, Path(problem.file).name, problem.severity) for problem in check(train, workers=1)] == [
+        ("no-image", "typo.txt", "warning")
+    ]
+    (folder / "labels").rename(folder / "Labels")
+    with pytest.raises(DataError, match=r"labels/train/a.txt: there is no label file for any of the 2 images; "):
+        split_of(folder).read()
+    (problem,) = check(both(folder)[1], workers=1)
+    assert (problem.code, problem.severity) == ("no-labels", "warning"), "validation may have no objects"
+
+
+def test_data_for_evaluation_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = yolo_folder(tmp_path / "yolo", None)
+    (folder / "images/train").rename(folder / "images/Train")
+    assert main(["check-data", str(folder)]) == 0
+    assert "the data can be evaluated on; there are no images for training." in capsys.readouterr().out
+    assert main(["train", "atss-laptop", str(folder), "--out", str(tmp_path / "run")]) == 1
+    assert "expected annotations for training too, got only these for validation" in capsys.readouterr().err

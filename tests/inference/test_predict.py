@@ -156,6 +156,9 @@ def test_values_up_to_255_are_not_taken_for_a_white_image(trained):
         with pytest.raises(ValueError, match=r"expected floats from 0 to 1, got (255|nan); divide values up to 255"):
             predict(trained[0], values)
     as_tensor(torch.full((3, 4, 5), 1.1))  # resized with an overshoot
+    as_tensor(torch.full((3, 4, 5), -0.1))
+    with pytest.raises(ValueError, match=r"expected floats from 0 to 1, got -1; do not normalise the image"):
+        predict(trained[0], torch.linspace(-1, 1, 60).reshape(3, 4, 5))
     with pytest.raises(ValueError, match=r"expected an image with pixels, got shape \(3, 0, 10\)"):
         predict(trained[0], np.zeros((0, 10, 3), dtype=np.uint8))
 
@@ -462,6 +465,18 @@ def test_control_characters_of_file_names_are_escaped(trained, tmp_path, capsys)
     assert r"broken\x1b[2J\x07\udcff.png" in printed
     assert main(["predict", str(weights), str(tmp_path / "no\x1b[2J")]) == 1
     assert r"no\x1b[2J: expected an image" in capsys.readouterr().err
+
+
+def test_drawings_of_earlier_predictions_are_removed(trained, tmp_path):
+    _, weights = trained
+    for number in range(3):
+        save(tmp_path / "in" / f"{number}.png", number)
+    predict_files(str(weights), [str(tmp_path / "in")], str(tmp_path / "out"))
+    (tmp_path / "out" / "pictures" / "2.jpg").write_text("edited")
+    predict_files(weights, [tmp_path / "in" / "1.png"], tmp_path / "out")
+    assert [image["file_name"] for image in read(tmp_path / "out")["images"]] == ["1.png"]
+    left = sorted(path.name for path in (tmp_path / "out" / "pictures").iterdir())
+    assert left == ["1.jpg", "2.jpg"], "a file that is not ours any more stays"
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import csv
 import errno
 import json
+import math
 import os
 import shutil
 from pathlib import Path
@@ -219,7 +220,9 @@ def test_validation_must_have_the_same_classes(shapes, tmp_path):
     document = json.loads((folder / "val.json").read_text())
     document["categories"][0]["name"] = "disc"
     (folder / "val.json").write_text(json.dumps(document))
-    with pytest.raises(DataError, match="expected the categories of"):
+    with pytest.raises(
+        DataError, match=r"the categories of .*, but this lacks \[\(1, 'circle'\)\] and adds \[\(1, 'disc'\)\]"
+    ):
         tiny.run(tmp_path / "run", folder)
 
 
@@ -237,6 +240,20 @@ def test_a_loss_that_is_not_finite_stops_with_the_images(shapes, tmp_path, monke
     with pytest.raises(NonFiniteLossError, match=r"step 4: the loss is not finite \(.*rank nan") as caught:
         tiny.run(tmp_path / "run", shapes)
     assert f"ids {', '.join(map(str, seen[-1]))};" in str(caught.value)
+
+
+def test_a_gradient_that_is_not_finite_stops_before_the_weights_change(shapes, tmp_path, monkeypatch):
+    usual = Loop.compute_loss
+
+    def poisoned(loop, batch):
+        loss = usual(loop, batch)
+        if loop.progress.step == 2:
+            loss.register_hook(lambda gradient: gradient * math.nan)
+        return loss
+
+    monkeypatch.setattr(Loop, "compute_loss", poisoned)
+    with pytest.raises(NonFiniteLossError, match=r"step 3: the gradient is not finite; lower schedule.lr, or"):
+        tiny.run(tmp_path / "run", shapes, "--schedule.clip 1")
 
 
 def test_a_batch_that_does_not_divide_names_the_nearest(shapes, tmp_path):

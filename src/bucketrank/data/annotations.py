@@ -77,9 +77,10 @@ class LabelFiles(ABC):
     def read(self, subset: str) -> Document:
         """Return the document of a subset; raise DataError if a label file has an error."""
         parsed = self.parsed(subset)
-        if len(parsed.problems) == 1:
-            raise DataError(str(parsed.problems[0]))
-        raise_errors(parsed.problems)
+        errors = [problem for problem in parsed.problems if problem.severity == "error"]
+        if len(errors) == 1:
+            raise DataError(str(errors[0]))
+        raise_errors(errors)
         return parsed.document()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -168,7 +168,7 @@ def check_categories(report: AnnotationReport, categories: list[Entry]) -> set[o
     by_id = report.unique("category", categories)
     for number, category in by_id.items():
         name = category.get("name")
-        if not isinstance(name, str) or not is_text(name):
+        if not isinstance(name, str) or not name.strip() or not is_text(name):
             report.error("missing-field", f"category {number}", "has no name; add the class's name as text")
         elif names.setdefault(name, number) != number:
             text = f"has the same name {name!r} as category {names[name]}; reports cannot distinguish them"
@@ -480,7 +480,9 @@ def check_pair(train: Content, val: Content) -> list[Problem]:
     if not val.images:
         problems.append(Problem(val.split.name, "no-images", None, no_images(val.split)))
     if train.classes != val.classes:
-        text = f"expected the categories of {file}, got others: {sorted({*train.classes} ^ {*val.classes})[:5]}"
+        missing, added = sorted({*train.classes} - {*val.classes})[:5], sorted({*val.classes} - {*train.classes})[:5]
+        parts = [f"{word} {each}" for word, each in (("lacks", missing), ("adds", added)) if each]
+        text = f"expected the categories of {file}, but this {' and '.join(parts) or 'has another order'}"
         text += "; list the same ids and names in both"
         problems.append(Problem(val.split.name, "other-classes", None, text))
     unseen = [name for number, name in val.classes if number in val.used - train.used]

@@ -14,7 +14,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from bucketrank.errors import DataError
 
-SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
+SUFFIXES = frozenset({".bmp", ".jfif", ".jpe", ".jpeg", ".jpg", ".mpo", ".png", ".tif", ".tiff", ".webp"})
 
 # Exceptions that Pillow's decoders raise for broken files, depending on format and version.
 BROKEN = (
@@ -82,8 +82,9 @@ def open_image(path: Path) -> Image.Image:
 
 
 def is_turned(image: Image.Image) -> bool:
-    """Return whether the EXIF orientation of a JPEG asks to rotate or mirror it; False for other formats."""
-    if image.format not in ("JPEG", "MPO"):  # other formats may store EXIF after the pixels, which getexif would decode
+    """Return whether the EXIF orientation asks to rotate or mirror an image; False for TIFF, which Pillow turns."""
+    # Other formats than JPEG may store EXIF after the pixels, which getexif would decode.
+    if image.format == "TIFF" or (image.format not in ("JPEG", "MPO") and "exif" not in image.info):
         return False
     try:
         return image.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)

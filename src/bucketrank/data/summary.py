@@ -43,7 +43,12 @@ def check_folder(folder: Path, *, layout: str | None, masks: bool, decode: bool,
         _print_problems(problems, folder, console, show=show)
     errors = sum(problem.severity == "error" for problem in problems)
     warnings = len(problems) - errors
-    verdict = "training refuses this data." if errors else "the data can be trained on."
+    if errors:
+        verdict = "training refuses this data."
+    elif splits.train is None:
+        verdict = "the data can be evaluated on; there are no images for training."
+    else:
+        verdict = "the data can be trained on."
     style = "bold red" if errors else "bold green"
     say(console, f"{counted(errors, 'error')}, {counted(warnings, 'warning')}: {verdict}", style=style)
     return int(errors > 0)
@@ -91,7 +96,7 @@ def _print_split(split: Split, folder: Path, console: Console) -> None:
         ]
         say(console, f"{name}: {', '.join(parts)}")
     except (AttributeError, DataError, KeyError, TypeError):
-        say(console, f"{name}: cannot be read as annotations")
+        say(console, f"{name}: not counted, because of errors")
 
 
 def _print_problems(problems: list[Problem], folder: Path, console: Console, *, show: int) -> None:

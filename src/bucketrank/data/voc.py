@@ -114,7 +114,7 @@ class VocLabels(LabelFiles):
                         problems.append(file_problem(path, "bad-label", error))
                     continue
                 occurring |= {
-                    text.strip() for each in tree.iter("object") if (text := each.findtext("name")) is not None
+                    text.strip() for each in tree.iter("object") if (text := each.findtext("name") or "").strip()
                 }
                 if other == subset:
                     trees[name] = tree
@@ -202,9 +202,12 @@ def stated_size(tree: Element) -> tuple[int, int] | None:
 def class_of(element: Element) -> str:
     """Read an object's class."""
     try:
-        return _text(element, "name")
-    except DataError as error:
-        raise DataError("an object has no name; add it, or remove the object") from error
+        name = _text(element, "name")
+    except DataError:
+        name = ""
+    if not name:
+        raise DataError("an object has no name; add it, or remove the object")
+    return name
 
 
 def read_box(element: Element) -> list[float]:

@@ -13,7 +13,7 @@ import yaml
 from bucketrank.data.annotations import LabelFiles, Parsed, is_text, is_yaml, path_inside, polygon_area
 from bucketrank.data.images import SUFFIXES
 from bucketrank.data.labels import DocumentBuilder, file_problem, read_text
-from bucketrank.data.problems import Problem
+from bucketrank.data.problems import Problem, Severity
 from bucketrank.errors import DataError
 
 SPLITS = {"train": ("train",), "val": ("val", "valid"), "test": ("test",)}  # names of their folders
@@ -106,7 +106,7 @@ class YoloLabels(LabelFiles):
         if stated and not images:
             raise DataError(
                 f"{self.source}: gives {stated!r} for {subset}, which has no images; correct the path, which is "
-                f"relative to {self.folder}"
+                f"relative to {self.folder} or to path in the file, and must lie in one of them"
             )
         return images
 
@@ -144,7 +144,9 @@ class YoloLabels(LabelFiles):
             categories={number + 1: name for number, name in names.items()},
             follow_links=self.follow_links,
         )
-        for path in self.images(subset):
+        paths = self.images(subset)
+        problems += self.misplaced_labels(subset, paths)
+        for path in paths:
             file = labels_of(self.folder, path)
             lines, wrong = self.read_labels(file)
             problems += wrong
@@ -169,6 +171,23 @@ class YoloLabels(LabelFiles):
                     place=(file, number),
                 )
         return builder.parsed(problems)
+
+    def misplaced_labels(self, subset: str, images: list[Path]) -> list[Problem]:
+        """List the label files without an image; a problem too if no image has a label file."""
+        files = {labels_of(self.folder, path) for path in images}
+        folders = {file.parent for file in files}
+        found = {file for folder in folders if folder.is_dir() for file in folder.glob("*.txt")}
+        problems = []
+        if images and not found & files:
+            text = f"there is no label file for any of the {len(images):,} images; the labels of "
+            text += f"{images[0].relative_to(self.folder)} belong here; move the files, or rename their folder"
+            severity: Severity = "warning" if subset == "val" else "error"
+            problems.append(Problem(str(labels_of(self.folder, images[0])), "no-labels", None, text, severity))
+        others = (path for each in self.subsets() if each != subset for path in self.images(each))
+        lonely = found - files - {labels_of(self.folder, path) for path in others}
+        text = f"no image has this name; add one that ends in {', '.join(sorted(SUFFIXES))}, or remove the labels"
+        names = sorted(file for file in lonely if file.name not in ("classes.txt", "README.txt"))
+        return problems + [Problem(str(file), "no-image", None, text, "warning") for file in names]
 
     def read_labels(self, path: Path) -> tuple[list[Line], list[Problem]]:
         """Read the lines of a label file, and list what is wrong with the others."""

@@ -19,6 +19,7 @@ from PIL import Image
 from rich.console import Console
 from torch import Tensor, nn
 
+from bucketrank.data.annotations import path_inside
 from bucketrank.data.images import BROKEN, SUFFIXES, Pixels, read_image, rgb8
 from bucketrank.data.problems import counted
 from bucketrank.detectors import Detector
@@ -38,7 +39,7 @@ JSON_NAME = "predictions.json"
 IMAGE_FOLDER = "pictures"
 DESCRIPTION = "detections by bucketrank predict"  # marks predictions.json and, as a comment, every drawn JPEG file
 JPEG_QUALITY = 92
-MAX_FLOAT = 2.0  # bicubic resizing exceeds 1 a little; more is an image with values up to 255
+MAX_FLOAT = 1.5  # bicubic resizing leaves the range from 0 to 1 a little; more is another range of values
 MAX_JPEG_SIDE = 65_500  # pixels; the encoder refuses more
 # Exceptions that a detector may raise for one image, such as lack of device memory.
 FAILURES = (ArithmeticError, LookupError, MemoryError, RuntimeError, ValueError)
@@ -110,9 +111,11 @@ def as_tensor(image: ImageInput) -> Tensor:
     if not image.numel():
         raise ValueError(f"predict: expected an image with pixels, got shape {tuple(image.shape)}")
     if image.is_floating_point():
-        highest = float(image.max())
+        lowest, highest = (float(each) for each in image.aminmax())
         if not highest <= MAX_FLOAT:  # also refuses NaN
             raise ValueError(f"predict: expected floats from 0 to 1, got {highest:g}; divide values up to 255 by 255")
+        if lowest < 1 - MAX_FLOAT:
+            raise ValueError(f"predict: expected floats from 0 to 1, got {lowest:g}; do not normalise the image")
         return image.float()
     if image.dtype != torch.uint8:
         raise ValueError(
@@ -300,7 +303,7 @@ class Predictions:
 
 def predict_files(
     weights: Path | str,
-    sources: Sequence[Path],
+    sources: Sequence[Path | str],
     out: Path | str,
     *,
     threshold: float | None = None,
@@ -324,7 +327,7 @@ def predict_files(
     console = Console()
     resolve_device(device)
     require_replaceable(out)
-    files = find_images(sources, skip=out)
+    files = find_images([Path(source) for source in sources], skip=out)
     model, meta = load_model(weights)
     min_score = meta.threshold if threshold is None else threshold
     if not files:
@@ -333,9 +336,13 @@ def predict_files(
     drawn = drawn_names([name for _, name in files])
     require_replaceable(out, drawn)
     (out / IMAGE_FOLDER).mkdir(parents=True, exist_ok=True)
+    stale = _drawn_before(out) - set(drawn)
     predictions = Predictions(meta, min_score)
     skipped = _predict_all(model, files, drawn, predictions, out, batch_size=batch_size, device=device, console=console)
     write_text(out / JSON_NAME, json.dumps(predictions.document(), indent=1) + "\n")
+    for name in stale:
+        if _is_our_drawing(out / name):
+            (out / name).unlink()
 
     if threshold is not None:
         source = "as given"
@@ -348,6 +355,15 @@ def predict_files(
     if skipped:
         say(console, f"skipped {counted(skipped, 'file')}, listed above", style="bold red")
     return skipped
+
+
+def _drawn_before(out: Path) -> set[str]:
+    """Return the drawings that earlier predictions in ``out`` list; those of other images do not belong to new ones."""
+    try:
+        images = json.loads((out / JSON_NAME).read_text(encoding="utf-8"))["images"]
+        return {str(path_inside(image["drawn"])) for image in images}
+    except (DataError, FileNotFoundError, KeyError, RecursionError, TypeError, ValueError):
+        return set()
 
 
 def _predict_all(

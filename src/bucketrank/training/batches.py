@@ -80,7 +80,8 @@ class RunData:
     def __init__(self, splits: Splits, recipe: Recipe, *, masks: bool, check: bool = True) -> None:
         if splits.train is None:
             raise DataError(
-                "there are no annotations for training, only for validation; docs/data.md describes the layouts"
+                f"{splits.val.name if splits.val else 'the data set'}: expected annotations for training too, got only "
+                "these for validation; add them, or check the names of files and folders (docs/data.md)"
             )
         if splits.val is None:
             raise DataError(

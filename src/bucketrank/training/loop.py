@@ -138,7 +138,10 @@ class Loop:
             if not completes_step:
                 continue
             if clip is not None:  # the gradient scaler of 16-mixed skips steps with infinite gradients
-                self.fabric.clip_gradients(self.model, self.optimiser, max_norm=clip, error_if_nonfinite=False)
+                norm = self.fabric.clip_gradients(self.model, self.optimiser, max_norm=clip, error_if_nonfinite=False)
+                if norm is not None and self.settings.precision != "16-mixed" and not norm.isfinite():
+                    text = f"step {progress.step + 1}: the gradient is not finite"
+                    raise NonFiniteLossError(f"{text}; {self._remedies()}")
             self.optimiser.step()
             self.optimiser.zero_grad()
             progress.step += 1
@@ -163,9 +166,14 @@ class Loop:
             ids = ", ".join(str(int(target["image_id"])) for target in batch[1])
             raise NonFiniteLossError(
                 f"step {self.progress.step + 1}: the loss is not finite ({values}) on the images with ids {ids}; look "
-                "at these images (bucketrank check-data), or lower schedule.lr, or set schedule.clip"
+                f"at these images (bucketrank check-data), or {self._remedies()}"
             )
         return loss  # type: ignore[no-any-return]
+
+    def _remedies(self) -> str:
+        """Say what helps against numbers that are not finite."""
+        mixed = ", or leave out trainer.precision" if self.settings.precision != "32-true" else ""
+        return f"lower schedule.lr, or set schedule.clip{mixed}"
 
     def evaluate(self) -> None:
         """Evaluate on this process's share of the validation images, and gather the detections in the first process."""

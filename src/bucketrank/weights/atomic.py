@@ -122,11 +122,13 @@ def shortened(name: str, size: int) -> str:
 
 @contextmanager
 def disk_full_named(path: Path) -> Iterator[None]:
-    """Turn a disk-full error into one that names the file and says what to do."""
+    """Let errors of writing name the file, not the temporary one; say what to do if the disk is full."""
     try:
         yield
     except OSError as error:
         if error.errno not in DISK_FULL:
+            if error.filename is not None:
+                error.filename = str(path)
             raise
         raise DiskFullError(f"{path}: cannot be written, the disk or the quota is full; free some space") from error
 

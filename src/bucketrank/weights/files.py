@@ -175,9 +175,10 @@ def find_weights(source: Path | str, **download: Any) -> Path:
         for name in (HUB_FILE, RUN_FILE):
             if (path / name).is_file():
                 return path / name
+        others = ", ".join(str(each) for each in sorted(path.glob("*.safetensors")) if each.name != "data.safetensors")
         raise WeightsError(
             f"{path}: expected {RUN_FILE} of a run or {HUB_FILE} of save_pretrained in the folder, got neither; "
-            "choose the folder of a finished run, or a weights file"
+            f"choose the folder of a finished run, or a weights file{f' ({others})' if others else ''}"
         )
     if not path.is_file() and is_repository(source):
         return _download(path.as_posix(), **download)

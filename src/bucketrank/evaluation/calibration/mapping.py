@@ -387,7 +387,13 @@ class Calibration:
         a, b, first_a, first_b = (
             np.broadcast_to(np.array(each), (count,)) for each in (self.a, self.b, earlier.a, earlier.b)
         )
-        return replace(self, a=tuple((a * first_a).tolist()), b=tuple((a * first_b + b).tolist()))
+        return replace(
+            self,
+            a=tuple((a * first_a).tolist()),
+            b=tuple((a * first_b + b).tolist()),
+            d_ece=(earlier.d_ece[0], self.d_ece[1]),
+            la_ece=(earlier.la_ece[0], self.la_ece[1]),
+        )
 
     def __str__(self) -> str:
         (a, *others), b = self.a, self.b[0]
