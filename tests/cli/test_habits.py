@@ -403,3 +403,8 @@ def test_what_scores_mean_is_said_in_words() -> None:
     words = describe_scores(meta)
     assert words.endswith(", on 96 images: the calibration error (D-ECE) was 0.123 before and is 0.012 now.")
     assert words.startswith("Scores are calibrated to the probability ")
+
+
+def test_a_missing_run_is_not_taken_for_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "runs/nope", "--resume"]) == 2
+    assert "runs/nope: expected a run folder to resume, got none with a recipe.yaml" in capsys.readouterr().err

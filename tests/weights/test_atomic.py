@@ -12,9 +12,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from bucketrank.cli.arguments import run
-from bucketrank.errors import DiskFullError
+from bucketrank.errors import DataError, DiskFullError, as_user_error
 from bucketrank.training.log import CsvTable
-from bucketrank.weights.atomic import remove_temporary_files, write_tensors, write_text
+from bucketrank.weights.atomic import remove_temporary_files, require_writable, write, write_tensors, write_text
 
 TENSORS = {
     "b": torch.arange(6.0).reshape(2, 3),
@@ -114,3 +114,22 @@ def test_only_our_temporary_files_are_removed(tmp_path):
         "a.txt.12",
     ]
     assert remove_temporary_files(tmp_path / "nothing", lambda name: True) == 0
+
+
+def test_a_place_that_cannot_be_written_to_is_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"a.onnx: cannot be written, because .*/file is a file; choose another place"):
+        require_writable(tmp_path / "file" / "a.onnx", "a.onnx")
+    require_writable(tmp_path / "new" / "folder" / "a.onnx", "a.onnx")
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    with pytest.raises(DataError, match=f"cannot be written, because {tmp_path} is read-only"):
+        require_writable(tmp_path / "new" / "a.onnx", "a.onnx")
+
+
+def test_errors_name_the_file_and_not_the_temporary_one(tmp_path: Path) -> None:
+    def refuse(temporary: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(temporary))
+
+    with pytest.raises(PermissionError) as caught:
+        write(tmp_path / "a.json", refuse)
+    assert str(as_user_error(caught.value)).startswith(f"{tmp_path / 'a.json'}: Permission denied; check the path and")

@@ -57,6 +57,8 @@ def check(
     threads, by default one per CPU core. ``progress``, if given, is called after each image with the number of images
     done and their total.
     """
+    if not isinstance(split, Split):
+        raise TypeError(f"check: expected a Split, as find_splits returns for a folder, got {type(split).__name__}")
     report = AnnotationReport(split)
     document = report.read()
     if document is None:

@@ -25,7 +25,7 @@ from bucketrank.evaluation.calibration.fitting import MAX_IMAGES
 from bucketrank.output import say
 from bucketrank.settings import from_dict
 from bucketrank.settings.choices import CalibrationMethod, CalibrationTarget
-from bucketrank.weights.atomic import require_no_folder, write_text
+from bucketrank.weights.atomic import require_writable, write_text
 from bucketrank.weights.files import RUN_FILE, Meta, describe_scores, require_replaceable, save_weights
 from bucketrank.weights.load import load_model
 
@@ -88,7 +88,7 @@ def evaluate(
     if max_images is not None and max_images < 1:
         raise ValueError(f"evaluate: expected max_images of at least 1 or None, got {max_images}")
     if detections is not None:
-        require_no_folder(detections, "detections.json")
+        require_writable(detections, "detections.json")
     setup = prepare_evaluation(weights, data, split=split, layout=layout, holdout=holdout, device=device)
     masked = setup.model if given_boxes and isinstance(setup.model, MaskRCNN) else None
     if given_boxes and masked is None:
@@ -209,8 +209,7 @@ def calibrate_weights(
         raise WeightsError(
             f"{weights}: expected a weights file to replace, got no such file; choose the file with --out"
         )
-    if out is not None:
-        require_replaceable(Path(out), RUN_FILE)
+    require_replaceable(Path(weights if out is None else out), RUN_FILE)
     setup = prepare_evaluation(weights, data, split=split, layout=layout, holdout=holdout, device=device)
     calibration = calibrate(
         setup.model, setup.images, target=target, per_class=per_class, method=method, max_images=max_images

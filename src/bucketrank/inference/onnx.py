@@ -33,7 +33,7 @@ from bucketrank.detectors.dense import DenseDetector
 from bucketrank.errors import DataError, ExportError, OutOfMemoryError, first_line, is_out_of_memory
 from bucketrank.lazy import missing_extra
 from bucketrank.settings.choices import MAX_PIXELS
-from bucketrank.weights.atomic import require_no_folder, require_no_input, write
+from bucketrank.weights.atomic import require_no_input, require_writable, write
 from bucketrank.weights.load import load_model
 
 Array = NDArray[Any]
@@ -184,7 +184,7 @@ def _require_size(size: tuple[int, int]) -> None:
 
 def _require_replaceable(path: Path, inputs: Sequence[Path | str | None] = ()) -> None:
     """Raise DataError if ``path`` is a folder, one of ``inputs``, or a file that was not exported by bucketrank."""
-    require_no_folder(path, "model.onnx")
+    require_writable(path, "model.onnx")
     require_no_input(path, inputs)
     if os.path.lexists(path) and not _is_our_export(path):
         raise DataError(f"{path}: expected a new file or an earlier export, got another file; choose another --out")

@@ -38,7 +38,7 @@ from bucketrank.report.sections import (
     settings_section,
 )
 from bucketrank.settings import LossSettings, loss_spec
-from bucketrank.weights.atomic import require_no_folder, write_text
+from bucketrank.weights.atomic import require_writable, write_text
 
 GENERATOR = "bucketrank report"
 MAX_NAMES = 4  # runs named in the heading; with more runs, it only gives their number
@@ -56,7 +56,7 @@ class ReportedRun:
 
 
 def write_report(
-    runs: Sequence[Path | str],
+    runs: Path | str | Sequence[Path | str],
     out: Path | str = "report.html",
     *,
     data: Path | str | None = None,
@@ -78,7 +78,7 @@ def write_report(
     _check(out, images=images, max_images=max_images)
     resolve_device(device)
     reported = []
-    folders = read_folders([Path(run) for run in runs])
+    folders = read_folders([Path(run) for run in ([runs] if isinstance(runs, str | Path) else runs)])
     with progress_bar(console) as progress:
         for folder in folders:
             measurement, gaps = _measure(folder, data, progress, images=images, max_images=max_images, device=device)
@@ -99,7 +99,7 @@ def _check(out: Path, *, images: int, max_images: int | None) -> None:
         raise DataError(f"write_report: images: expected at least 1, got {images}")
     if max_images is not None and max_images < 1:
         raise DataError(f"write_report: max_images: expected at least 1, got {max_images}")
-    require_no_folder(out, "report.html")
+    require_writable(out, "report.html")
     if out.exists():
         with out.open("rb") as file:
             if GENERATOR.encode() not in file.read(1000):

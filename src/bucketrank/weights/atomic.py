@@ -80,10 +80,17 @@ def write_text(path: Path, text: str) -> None:
     write(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
-def require_no_folder(path: Path, name: str) -> None:
-    """Raise DataError if the output file ``path`` is a folder; the message suggests the file ``name`` in it."""
+def require_writable(path: Path, name: str) -> None:
+    """Raise DataError if the output file ``path`` is a folder, or if its folder is read-only or a file.
+
+    For a folder, the message suggests the file ``name`` in it.
+    """
     if path.is_dir():
         raise DataError(f"{path}: expected a file to write, got a folder; give a file such as {path / name}")
+    existing = next(folder for folder in path.absolute().parents if folder.exists())
+    reason = "is a file" if existing.is_file() else "is read-only"
+    if existing.is_file() or not os.access(existing, os.W_OK):  # said before the work, not after it
+        raise DataError(f"{path}: cannot be written, because {existing} {reason}; choose another place")
 
 
 def require_no_input(path: Path, inputs: Iterable[Path | str | None]) -> None:

@@ -23,7 +23,7 @@ from bucketrank.data.annotations import is_id, is_text
 from bucketrank.data.problems import counted
 from bucketrank.errors import WeightsError
 from bucketrank.evaluation.calibration.mapping import Calibration
-from bucketrank.weights.atomic import require_no_folder, write_tensors
+from bucketrank.weights.atomic import require_writable, write_tensors
 
 FORMAT = "1"
 RUN_FILE = "weights.safetensors"  # file name in a run folder
@@ -106,7 +106,7 @@ def require_replaceable(path: Path, name: str) -> None:
 
     For a folder, the message suggests the file ``name`` in it.
     """
-    require_no_folder(path, name)
+    require_writable(path, name)
     if os.path.lexists(path) and not is_weights_file(path):
         raise WeightsError(f"{path}: expected a new file or bucketrank weights, got another file; choose another --out")
 
