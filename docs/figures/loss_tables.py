@@ -64,8 +64,7 @@ class Studies:
     longer_trials: list[dict[str, Any]]  # losses whose rates were chosen by longer trials
     published: dict[str, dict[str, Any]]  # losses as published, by detector
     retinanet: dict[str, Any]  # one head of RetinaNet
-    masks: dict[str, Any]  # Mask R-CNN for 228 steps
-    longer_masks: dict[str, Any]  # for 456 steps
+    masks: dict[str, Any]  # Mask R-CNN
     co_detr: dict[str, Any]
     bucketed: dict[str, Any]  # ATSS with the bucketed approximation of RS
 
@@ -73,7 +72,7 @@ class Studies:
     def read(cls) -> Studies:
         """Read the files of the assets."""
         runs = read_runs([*STUDIES, *LONGER_TRIALS])
-        names = ("retinanet", "mask-rcnn", "mask-rcnn-456", "published-brs-detr", "bucketed-atss")
+        names = ("retinanet", "mask-rcnn", "published-brs-detr", "bucketed-atss")
         return cls(
             _read(STUDY),
             [_read(path) for path in STUDIES if path != STUDY],
@@ -90,7 +89,7 @@ class Studies:
     @property
     def every(self) -> list[dict[str, Any]]:
         """All studies."""
-        others = (self.retinanet, self.masks, self.longer_masks, self.co_detr, self.bucketed)
+        others = (self.retinanet, self.masks, self.co_detr, self.bucketed)
         empty = (study for by_share in self.empty.values() for study in by_share.values())
         regimes = (*empty, *self.memory.values(), *self.look_alikes.values(), *self.longer_trials)
         return [self.one_head, *self.more, *regimes, *others, *self.published.values()]
@@ -114,10 +113,9 @@ def tables(studies: Studies) -> dict[str, str]:
     by_name["rare signs"] = class_table(
         read_runs([ASSETS / "losses-empty-road_signs-0.json"]), "road_signs", RARE_SIGNS
     )
-    (nuclei,), (longer_nuclei,) = studies.masks["sets"], studies.longer_masks["sets"]
-    columns, *rows = longer_nuclei["masks_and_boxes"]
+    (nuclei,) = studies.masks["sets"]
+    columns, *rows = nuclei["masks_and_boxes"]
     doubling = [rows[number] for number in (0, 1, 3, 7, -1)]  # after 38, 76, 152, 304 and 456 steps
-    by_name["masks"] = mask_table(nuclei, studies.masks["runs"])
     by_name["masks and boxes"] = markdown_table(columns, doubling)
     for name, of_detectors in {
         "retinanet": {"RetinaNet": studies.retinanet},
@@ -220,18 +218,6 @@ def bucketed_table(exact: dict[str, Any], bucketed: dict[str, Any]) -> str:
         rows.append([method, *(shown[column] for column in columns), compared])
     names = ["lr", "AP after 146 steps", "AP after 600 steps", "exact minus this"]
     return markdown_table(["RS", *names], rows)
-
-
-def mask_table(of_set: dict[str, Any], runs: list[dict[str, Any]]) -> str:
-    """Return one row per loss: the mean AP over the seeds of masks and of boxes, and the difference of RS."""
-    rows = []
-    for entry, row in zip(of_set["losses"], of_set["rows"], strict=True):
-        shown = dict(zip(COLUMNS, row, strict=True))
-        name = f"{of_set['data']}-{entry['loss']}-"
-        boxes = SeedMean.of([run["metrics"]["box AP"] for run in runs if run["name"].startswith(name)])
-        columns = ("loss", "lr", "AP", "RS minus this")
-        rows.append([*(shown[column] for column in columns), with_deviation(boxes.mean, boxes.deviation)])
-    return markdown_table(["loss", "lr", "mask AP", "RS minus this", "box AP"], rows)
 
 
 def renew(page: str, studies: Studies) -> str:
