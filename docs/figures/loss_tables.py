@@ -1,8 +1,8 @@
 """Renew the tables of losses on the results page: python -m docs.figures.loss_tables.
 
 The tables come from the files ``losses-*.json`` of the assets, each the ``losses.json`` of a
-``python -m benchmarks study losses``. A block that begins with ``<!-- losses: NAME -->`` and ends with
-``<!-- end -->`` gets the table NAME. Read the text around the blocks again afterwards.
+``python -m benchmarks study losses``, and from ``fine-tuning.json``. A block that begins with ``<!-- losses: NAME -->``
+and ends with ``<!-- end -->`` gets the table NAME. Read the text around the blocks again afterwards.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ class Studies:
     masks: dict[str, Any]  # Mask R-CNN
     co_detr: dict[str, Any]
     bucketed: dict[str, Any]  # ATSS with the bucketed approximation of RS
+    tuned: dict[str, Any]  # RetinaNet of torchvision, fine-tuned with its own loss and with RS
 
     @classmethod
     def read(cls) -> Studies:
@@ -84,6 +85,7 @@ class Studies:
             [_read(path) for path in LONGER_TRIALS],
             {detector: _read(ASSETS / name) for detector, name in PUBLISHED.items()},
             *(read(name) for name in names),
+            _read(ASSETS / "fine-tuning.json"),
         )
 
     @property
@@ -123,6 +125,7 @@ def tables(studies: Studies) -> dict[str, str]:
         "co detr": {"Co-DETR": studies.co_detr},
     }.items():
         by_name[name] = detector_table(of_detectors)
+    by_name["fine tuning"] = studies.tuned["table"].replace("road_signs", NAMES["road_signs"])
     by_name["bucketed"] = bucketed_table(studies.published["ATSS"], studies.bucketed)
     return by_name
 
