@@ -63,11 +63,11 @@ class Studies:
     look_alikes: dict[str, dict[str, Any]]  # one class among others, by data set
     longer_trials: list[dict[str, Any]]  # losses whose rates were chosen by longer trials
     published: dict[str, dict[str, Any]]  # losses as published, by detector
+    tuned: dict[str, Any]  # RetinaNet of torchvision, fine-tuned with its own loss and with RS
     retinanet: dict[str, Any]  # one head of RetinaNet
     masks: dict[str, Any]  # Mask R-CNN
     co_detr: dict[str, Any]
     bucketed: dict[str, Any]  # ATSS with the bucketed approximation of RS
-    tuned: dict[str, Any]  # RetinaNet of torchvision, fine-tuned with its own loss and with RS
 
     @classmethod
     def read(cls) -> Studies:
@@ -84,8 +84,8 @@ class Studies:
             {name: read(f"look-alikes-{name}") for name in LOOK_ALIKES},
             [_read(path) for path in LONGER_TRIALS],
             {detector: _read(ASSETS / name) for detector, name in PUBLISHED.items()},
-            *(read(name) for name in names),
             _read(ASSETS / "fine-tuning.json"),
+            *(read(name) for name in names),
         )
 
     @property
