@@ -16,6 +16,7 @@ from bucketrank.inference import evaluation
 from bucketrank.settings import recipe_names
 from bucketrank.training import run as training
 from bucketrank.training.processes import pass_pid_to_children
+from bucketrank.training.start import recipe_and_folder
 from bucketrank.weights.files import Meta, describe_scores
 from tests.training import tiny
 
@@ -408,3 +409,4 @@ def test_what_scores_mean_is_said_in_words() -> None:
 def test_a_missing_run_is_not_taken_for_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "runs/nope", "--resume"]) == 2
     assert "runs/nope: expected a run folder to resume, got none with a recipe.yaml" in capsys.readouterr().err
+    assert recipe_and_folder("mine/first.yaml", None, None, resume=True) == ("mine/first.yaml", Path("runs/first"))

@@ -181,7 +181,7 @@ class YoloLabels(LabelFiles):
         if images and not found & files:
             text = f"there is no label file for any of the {len(images):,} images; the labels of "
             text += f"{images[0].relative_to(self.folder)} belong here; move the files, or rename their folder"
-            severity: Severity = "warning" if subset == "val" else "error"
+            severity: Severity = "error" if subset in ("train", "annotations") else "warning"
             problems.append(Problem(str(labels_of(self.folder, images[0])), "no-labels", None, text, severity))
         others = (path for each in self.subsets() if each != subset for path in self.images(each))
         lonely = found - files - {labels_of(self.folder, path) for path in others}

@@ -87,7 +87,7 @@ def recipe_and_folder(
         raise UsageError(
             f"{recipe}: expected a recipe, got a data set; put a recipe first: bucketrank train atss-laptop {recipe}"
         )
-    if resume and data is None and out is None and "/" in str(recipe):
+    if resume and data is None and out is None and "/" in str(recipe) and Path(str(recipe)).suffix == "":
         raise UsageError(f"{recipe}: expected a run folder to resume, got none with a recipe.yaml; correct the path")
     if data is None and not resume:
         raise UsageError("expected a data set after the recipe (data): its folder or data.yaml")
