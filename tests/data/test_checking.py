@@ -504,3 +504,8 @@ def test_lack_of_memory_for_threads_is_a_message(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(threading.Thread, "start", fail)
     with pytest.raises(DataError, match="too little memory for another thread; lower --workers"):
         check(split)
+
+
+def test_a_folder_is_not_a_split(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="check: expected a Split, as find_splits returns for a folder, got str"):
+        check(str(tmp_path))  # type: ignore[arg-type]

@@ -410,6 +410,8 @@ def test_a_threshold_is_a_score(trained, tmp_path):
     """JSON has no infinity."""
     with pytest.raises(DataError, match="threshold: expected a score from 0 to 1, got inf"):
         predict_files(trained[1], [save(tmp_path / "a.png")], tmp_path / "out", threshold=math.inf)
+    with pytest.raises(ValueError, match="predict_files: expected a batch_size of at least 1, got 0"):
+        predict_files(trained[1], [save(tmp_path / "a.png")], tmp_path / "out", batch_size=0)
     assert not (tmp_path / "out").exists()
 
 

@@ -183,6 +183,9 @@ def test_a_folder_without_weights(tmp_path: Path, capsys: pytest.CaptureFixture[
         f"bucketrank: {tmp_path}: expected weights.safetensors of a run or model.safetensors of save_pretrained in the "
         "folder, got neither; choose the folder of a finished run, or a weights file\n"
     )
+    (tmp_path / "best.safetensors").touch()
+    assert main(["predict", str(tmp_path), str(tmp_path)]) == 1
+    assert f"or a weights file ({tmp_path / 'best.safetensors'})\n" in capsys.readouterr().err
 
 
 def test_calibrate_replaces_files_only(trained: TrainedDetector, shapes: Path, tmp_path: Path) -> None:

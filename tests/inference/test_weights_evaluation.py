@@ -60,6 +60,8 @@ def test_masks_in_given_boxes_do_not_depend_on_the_detected_boxes(bias, ap, rect
     assert evaluation.masks_in_boxes.metrics["AP75"] == pytest.approx(ap)
     assert evaluation.masks.metrics["AP75"] < 0.5
     assert evaluate(path, rectangles).masks_in_boxes is None
+    with pytest.raises(ValueError, match="evaluate: expected max_images of at least 1 or None, got 0"):
+        evaluate(path, rectangles, max_images=0)
     assert main(["eval", str(path), str(rectangles), "--given-boxes"]) == 0
     assert "masks in given boxes" in capsys.readouterr().out
 

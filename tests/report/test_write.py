@@ -12,7 +12,7 @@ import pytest
 from bucketrank.cli import main
 from bucketrank.data import write_shapes
 from bucketrank.inference.evaluation import evaluate
-from bucketrank.report.page import GENERATOR
+from bucketrank.report.page import GENERATOR, write_report
 from bucketrank.weights.files import read_weights, save_weights
 
 
@@ -36,6 +36,7 @@ def test_the_page_of_a_run(run, shapes, tmp_path, capsys):
     assert "weights.safetensors on 3 of 3 images" in text
     assert ">box_head: class outputs</th><td>" in text
     assert "Confusion at the stored threshold" in text
+    assert write_report(run, tmp_path / "one.html", max_images=1).is_file(), "one run needs no list"
     assert main(["report", str(run), str(run), "--out", str(out), "--max-images", "1"]) == 0, "a report may be replaced"
     assert "All runs have the same settings." in text_of(out)
     assert "weights.safetensors on 1 of 3 images" in text_of(out)
