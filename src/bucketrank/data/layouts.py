@@ -121,8 +121,8 @@ def _all_splits(source: Path, layout: str | None, seed: int) -> dict[str, Split]
         )
     splits = {} if name is None else COCO_LAYOUTS[name].splits(folder)
     single = sorted(path for path in folder.glob("*.json") if path.is_file())
-    unknown = not {"train", "val"} & {*splits} and single != [split.annotations for split in splits.values()]
-    if len(single) == 1 and layout is None and unknown:
+    is_named = bool({"train", "val"} & {*splits}) or single == [split.annotations for split in splits.values()]
+    if len(single) == 1 and layout is None and not is_named:
         splits["annotations"] = Split(single[0], _images(folder, "images"))
     if splits:
         return _divided(splits, seed)

@@ -208,7 +208,7 @@ class YoloLabels(LabelFiles):
 
     @cached_property
     def keypoint_numbers(self) -> int:
-        """How many numbers follow each box in a pose data set, by ``kpt_shape`` in data.yaml; otherwise 0."""
+        """The count of numbers after each box: those of the keypoints of a pose data set (``kpt_shape``), else 0."""
         shape = self.settings.get("kpt_shape")
         if shape is None:
             return 0
